@@ -1,0 +1,1 @@
+"""Configuration: typed sections, presets in YAML, and every field as a flag."""

@@ -1,0 +1,141 @@
+"""Sections of a configuration: frozen dataclasses that check themselves and know their docs.
+
+A section is written once, as a dataclass with a docstring under each field:
+
+    @dataclass(frozen=True)
+    class Attention(Section):
+        heads: PositiveInt = 4
+        \"\"\"Number of attention heads.\"\"\"
+
+and can then be built from plain data, listed field by field, and written back as plain data.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, get_type_hints
+
+from config.errors import ConfigError, nearest
+from config.values import ValueType
+
+
+@dataclass(frozen=True)
+class Section:
+    """Base of all sections. Building one checks every field's type and rule, then `validate`."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in field_annotations(type(self)).items():
+            value = getattr(self, name)
+            if not is_section(annotation):
+                value = _checked(annotation, value, f"{type(self).__name__}.{name}")
+                object.__setattr__(self, name, value)
+            elif not isinstance(value, annotation):
+                raise ConfigError(
+                    f"{type(self).__name__}.{name} is {value!r}, "
+                    f"but must be a {annotation.__name__} section"
+                )
+        self.validate()
+
+    def validate(self) -> None:
+        """Check what no single field can show. Sections override it and raise `ConfigError`."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], path: str = "") -> Self:
+        """Build the section from plain data, such as YAML gives; fields left out keep defaults.
+
+        Args:
+            data: field names to values, nested for nested sections.
+            path: dotted name of this section, for messages.
+
+        Raises:
+            ConfigError: for an unknown name, a value of the wrong type, or one against a rule.
+        """
+        annotations = field_annotations(cls)
+        if not isinstance(data, Mapping):
+            names = ", ".join(annotations)
+            raise ConfigError(f"{path} is {data!r}, but must be a section with the fields {names}")
+        values = {}
+        for name, value in data.items():
+            dotted = join(path, str(name))
+            if name not in annotations:
+                raise ConfigError(f"unknown field {dotted}{nearest(str(name), annotations)}")
+            annotation = annotations[name]
+            if is_section(annotation):
+                values[name] = annotation.from_dict(value, dotted)
+            else:
+                values[name] = _checked(annotation, value, dotted)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The section as plain data; `from_dict` reads it back."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One field that holds a value, seen from the root of the configuration."""
+
+    dotted: str
+    type: ValueType
+    doc: str
+
+
+def leaves(section: type[Section], path: str = "") -> Iterator[Leaf]:
+    """Every field that holds a value, nested sections included, in the order of the classes."""
+    docs = field_docs(section)
+    for name, annotation in field_annotations(section).items():
+        dotted = join(path, name)
+        if is_section(annotation):
+            yield from leaves(annotation, dotted)
+        else:
+            yield Leaf(dotted, ValueType.of(annotation), docs.get(name, ""))
+
+
+def field_annotations(section: type[Section]) -> dict[str, Any]:
+    """Field name to resolved annotation, in order."""
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(section)}
+
+
+def field_docs(section: type[Section]) -> dict[str, str]:
+    """Field name to the docstring under it, on one line. A subclass's docstring wins."""
+    docs: dict[str, str] = {}
+    for owner in reversed(section.__mro__):
+        if owner is not Section and issubclass(owner, Section):
+            docs.update(_own_field_docs(owner))
+    return docs
+
+
+def is_section(annotation: Any) -> bool:
+    """Whether a field of this annotation is a nested section."""
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def join(path: str, name: str) -> str:
+    """The dotted name of `name` inside `path`."""
+    return f"{path}.{name}" if path else name
+
+
+def _own_field_docs(section: type[Section]) -> dict[str, str]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for statement, following in zip(definition.body, definition.body[1:], strict=False):
+        match statement, following:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                docs[name] = " ".join(text.split())
+    return docs
+
+
+def _checked(annotation: Any, value: Any, name: str) -> Any:
+    try:
+        return ValueType.of(annotation).check(value, name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

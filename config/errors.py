@@ -1,0 +1,28 @@
+"""What a person at the command line can mend: one sentence, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A mistake outside the program. The message is one sentence that says what to do about it."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration that cannot be meant: unknown names, wrong types, numbers that do not fit."""
+
+
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that `name` may be a misspelling of, the likeliest first."""
+    return get_close_matches(name, list(known), n=3, cutoff=0.6)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about the unknown `name`: the nearest known names, or all of them."""
+    names = list(known)
+    close = close_names(name, names)
+    if close:
+        return "; did you mean " + " or ".join(close) + "?"
+    return "; there are: " + ", ".join(names)

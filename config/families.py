@@ -1,0 +1,28 @@
+"""The model families and their configurations: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from config.errors import ConfigError, nearest
+from config.sections import RunConfig
+from config.t5 import T5Config
+
+FAMILIES: dict[str, type[RunConfig]] = {
+    "t5": T5Config,
+}
+
+
+def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
+    """The configuration class of the family that a preset's data names.
+
+    Raises:
+        ConfigError: if it names none, or one that does not exist.
+    """
+    family = data.get("family")
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"preset {preset!r} has the model family {family!r}{nearest(str(family), FAMILIES)}"
+        )
+    return FAMILIES[family]

@@ -1,0 +1,257 @@
+"""The sections that all model families share.
+
+In the docstrings, HF is the name of the same setting in Hugging Face's model configuration. A
+"scheduling hint" is a setting for Graphcore's hardware: it is accepted and shown with the program,
+and XLA decides the matter itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from config.base import Section
+from config.errors import ConfigError
+from config.values import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
+
+
+@dataclass(frozen=True)
+class Embedding(Section):
+    """The embedding layers."""
+
+    vocab_size: PositiveInt = 32128
+    """Rows of the embedding, at least the tokenizer's size. HF: vocab_size."""
+
+
+@dataclass(frozen=True)
+class Model(Section):
+    """What every model has; a family adds its own fields."""
+
+    layers: PositiveInt = 8
+    """Number of layers; an encoder-decoder has as many in each stack. HF: num_layers, n_layer."""
+
+    hidden_size: PositiveInt = 512
+    """Features of a token between layers. HF: d_model, n_embd."""
+
+    sequence_length: PositiveInt = 512
+    """Tokens of an input; shorter ones are padded, longer ones cut."""
+
+    eval: bool = False
+    """Build the model for generation: no dropout, no optimizer."""
+
+    dropout_prob: Probability = 0.0
+    """Probability that dropout zeroes an element in training. HF: dropout_rate, resid_pdrop."""
+
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Type of weights and activations on the device. HF: dtype."""
+
+    seed: NonNegativeInt = 42
+    """Seed of initial weights, dropout, stochastic rounding, data order and generated data."""
+
+    embedding: Embedding = field(default_factory=Embedding)
+
+
+@dataclass(frozen=True)
+class LearningRate(Section):
+    """How the learning rate goes over the steps: up from 0 in the warm-up, then as `function`."""
+
+    function: Literal["linear", "constant", "cosine"] = "linear"
+    """Course after the warm-up: linear or cosine down to 0 at the last step, or constant."""
+
+    maximum: PositiveFloat = 1e-4
+    """Learning rate at the end of the warm-up."""
+
+    warmup_steps: NonNegativeInt | None = None
+    """Steps of the warm-up. Give this or warmup_proportion."""
+
+    warmup_proportion: Fraction | None = None
+    """The warm-up's part of training.steps, rounded up. Give this or warmup_steps."""
+
+    def validate(self) -> None:
+        if self.warmup_steps is not None and self.warmup_proportion is not None:
+            raise ConfigError(
+                f"learning_rate has warmup_steps {self.warmup_steps} and warmup_proportion "
+                f"{self.warmup_proportion}, but one of them must be null"
+            )
+
+
+@dataclass(frozen=True)
+class Optimizer(Section):
+    """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101)."""
+
+    name: Literal["adamw"] = "adamw"
+    """The optimizer."""
+
+    learning_rate: LearningRate = field(default_factory=LearningRate)
+
+    beta1: Probability = 0.9
+    """Decay per step of the mean of the gradients."""
+
+    beta2: Probability = 0.999
+    """Decay per step of the mean of the squared gradients."""
+
+    eps: PositiveFloat = 1e-8
+    """Added to the root of the mean of the squared gradients, which divides the update."""
+
+    weight_decay: NonNegativeFloat = 0.01
+    """Part of a weight, times the learning rate, taken from it at each step."""
+
+    gradient_clipping: PositiveFloat | None = None
+    """Largest norm of all gradients together; longer ones are scaled down to it. null: no limit."""
+
+
+@dataclass(frozen=True)
+class Training(Section):
+    """What affects the result of training."""
+
+    steps: PositiveInt = 500
+    """Number of optimizer steps."""
+
+    global_batch_size: PositiveInt = 128
+    """Samples that contribute to one optimizer step, over all devices."""
+
+    stochastic_rounding: bool = False
+    """Round to 16-bit types up or down at random, so that small weight updates are not lost."""
+
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+@dataclass(frozen=True)
+class Execution(Section):
+    """How a run is spread over devices, memory and time. It does not affect the result."""
+
+    micro_batch_size: PositiveInt = 1
+    """Samples that one device computes at once."""
+
+    data_parallel: PositiveInt = 1
+    """Copies of the model, each with its part of the global batch."""
+
+    tensor_parallel: PositiveInt = 1
+    """Devices that share one copy of the model, each with a slice of every layer."""
+
+    device_iterations: PositiveInt = 1
+    """Optimizer steps run on the devices before they report to the host."""
+
+    loss_scaling: PositiveFloat = 1.0
+    """Factor on the loss, taken out of the gradients again, that keeps float16 from underflow."""
+
+    attention_serialisation: PositiveInt = 1
+    """Slices of the queries that attention computes one after the other, to save memory."""
+
+    activations: Literal["recompute", "keep"] = "recompute"
+    """For the backward pass, compute a layer's activations again or keep them in host memory."""
+
+    rts_weights_threshold: NonNegativeInt = 1024
+    """Variables of at least so many elements are sharded over the replicas that hold them alike."""
+
+    rts_activations: bool = True
+    """Shard the activations between layers over the tensor-parallel devices."""
+
+    code_load: bool = False
+    """Load each layer's code from host memory when it is needed. A scheduling hint."""
+
+    io_tiles: PositiveInt | None = None
+    """Tiles kept for streaming data. A scheduling hint."""
+
+    available_memory_proportion: Fraction | None = None
+    """Part of a tile's memory that one op may use for temporaries. A scheduling hint."""
+
+    device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    """Platform to run on; auto takes the best one present."""
+
+
+@dataclass(frozen=True)
+class Checkpoint(Section):
+    """Where training state comes from and goes to."""
+
+    load: str | None = None
+    """Checkpoint directory, or directory or hub name of a Hugging Face model, to start from."""
+
+    save: str | None = None
+    """Directory to save checkpoints in."""
+
+    steps: PositiveInt | None = None
+    """Save each time so many optimizer steps are done. null: only at the end."""
+
+    to_keep: PositiveInt = 4
+    """Newest checkpoints kept in the directory; older ones are deleted."""
+
+    optim_state: bool = True
+    """Save and load the optimizer's state too, without which training cannot resume exactly."""
+
+
+@dataclass(frozen=True)
+class Data(Section):
+    """What to train and validate on."""
+
+    dataset: Literal["sample", "mnli"] = "mnli"
+    """sample: the corpus in data/sample; mnli: GLUE/MNLI, downloaded when it is not cached."""
+
+    tokenizer: str | None = None
+    """Directory or hub name of a tokenizer. null: the one that belongs to the data set."""
+
+
+@dataclass(frozen=True)
+class RunConfig(Section):
+    """The root of a configuration. A model family narrows `family` and `model`."""
+
+    family: str = ""
+    """The model family."""
+
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+    execution: Execution = field(default_factory=Execution)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    data: Data = field(default_factory=Data)
+
+    @property
+    def gradient_accumulation(self) -> int:
+        """Micro-batches that each replica adds up before an optimizer step."""
+        return self.training.global_batch_size // self._samples_at_once
+
+    @property
+    def replicas(self) -> int:
+        """Devices that the program runs on: the IR's replication factor."""
+        return self.execution.data_parallel * self.execution.tensor_parallel
+
+    @property
+    def _samples_at_once(self) -> int:
+        return self.execution.micro_batch_size * self.execution.data_parallel
+
+    def validate(self) -> None:
+        # Generation has no optimizer step, so any batch will do.
+        if not self.model.eval and self.training.global_batch_size % self._samples_at_once:
+            raise ConfigError(
+                f"training.global_batch_size {self.training.global_batch_size} must be divisible "
+                f"by execution.micro_batch_size {self.execution.micro_batch_size} × "
+                f"execution.data_parallel {self.execution.data_parallel} = {self._samples_at_once}"
+            )
+        self.require_multiple(
+            "model.sequence_length", self.model.sequence_length, "attention_serialisation"
+        )
+        for name, value in self.tensor_parallel_sizes().items():
+            self.require_multiple(name, value, "tensor_parallel")
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        """Sizes that tensor parallelism splits, by dotted name; a family adds its own."""
+        return {
+            "model.hidden_size": self.model.hidden_size,
+            "model.embedding.vocab_size": self.model.embedding.vocab_size,
+        }
+
+    def require_multiple(self, name: str, value: int, divisor: str) -> None:
+        """Raise `ConfigError` if `value`, of the field `name`, does not split evenly.
+
+        Args:
+            divisor: the name of the field of `execution` that says into how many parts.
+        """
+        parts = getattr(self.execution, divisor)
+        if value % parts:
+            raise ConfigError(f"{name} {value} must be divisible by execution.{divisor} {parts}")

@@ -1,0 +1,79 @@
+"""The configuration of FLAN-T5: T5 v1.1 with gated GELU and an untied head.
+
+Raffel et al., arXiv:1910.10683; Chung et al., arXiv:2210.11416.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from config.base import Section
+from config.errors import ConfigError
+from config.sections import Model, RunConfig
+from config.values import PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True)
+class T5Attention(Section):
+    """Attention, and the relative positions that stand in for position embeddings."""
+
+    heads: PositiveInt = 6
+    """Number of attention heads. HF: num_heads."""
+
+    d_kv: PositiveInt = 64
+    """Size of a head's queries, keys and values; heads × d_kv need not be hidden_size. HF: d_kv."""
+
+    relative_attention_num_buckets: PositiveInt = 32
+    """Learned biases per head, one for each bucket of distances. HF: same name."""
+
+    relative_attention_max_distance: PositiveInt = 128
+    """Distance in tokens from which on all share the last bucket. HF: same name."""
+
+    def validate(self) -> None:
+        buckets, distance = (
+            self.relative_attention_num_buckets,
+            self.relative_attention_max_distance,
+        )
+        # Half of the buckets hold one distance each, and the encoder halves them once more for
+        # its two directions; the others grow with the logarithm up to the maximum distance.
+        if buckets % 4 or distance <= buckets // 2:
+            raise ConfigError(
+                f"relative_attention_num_buckets {buckets} must be divisible by 4, and "
+                f"relative_attention_max_distance {distance} more than half of it"
+            )
+
+
+@dataclass(frozen=True)
+class T5Model(Model):
+    """The model. The defaults are FLAN-T5 small."""
+
+    d_ff: PositiveInt = 1024
+    """Features inside a feed-forward layer. HF: d_ff."""
+
+    decoder_sequence_length: PositiveInt = 8
+    """Tokens of a target, `</s>` included, and the most that are generated."""
+
+    layer_norm_epsilon: PositiveFloat = 1e-6
+    """Added to the mean square under the root of a layer norm. HF: layer_norm_epsilon."""
+
+    scale_ff: PositiveFloat = 1.0
+    """Divisor of activations inside the feed-forward, undone after it: keeps float16 in range."""
+
+    attention: T5Attention = field(default_factory=T5Attention)
+
+
+@dataclass(frozen=True)
+class T5Config(RunConfig):
+    """A FLAN-T5 run."""
+
+    family: Literal["t5"] = "t5"
+    """The model family."""
+
+    model: T5Model = field(default_factory=T5Model)
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        return super().tensor_parallel_sizes() | {
+            "model.attention.heads": self.model.attention.heads,
+            "model.d_ff": self.model.d_ff,
+        }

@@ -1,0 +1,138 @@
+"""The types that a configuration field can have, and how a value of each is checked and read.
+
+A field is a `bool`, an `int`, a `float`, a `str` or a `Literal` of strings; `| None` makes it
+optional, and `Annotated[..., Rule(...)]` narrows it. `ValueType.of` turns such an annotation into
+the one object that YAML, the command line and plain construction all check with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+Scalar = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on a value; `text` completes the sentence "must be …"."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+PositiveInt = Annotated[int, Rule("a positive integer", lambda value: value > 0)]
+NonNegativeInt = Annotated[int, Rule("an integer, 0 or more", lambda value: value >= 0)]
+PositiveFloat = Annotated[float, Rule("a positive number", lambda value: value > 0)]
+NonNegativeFloat = Annotated[float, Rule("a number, 0 or more", lambda value: value >= 0)]
+Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Probability = Annotated[
+    float, Rule("a number from 0 up to, not including, 1", lambda value: 0 <= value < 1)
+]
+
+_NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_WORDS: dict[str, Scalar] = {"true": True, "false": False}
+_NONE_WORDS = ("null", "none")
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """What a field accepts."""
+
+    kind: type
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    rule: Rule | None = None
+
+    @staticmethod
+    @cache
+    def of(annotation: Any) -> ValueType:
+        """Read a field's annotation.
+
+        Raises:
+            TypeError: if no configuration field can have this annotation.
+        """
+        origin = get_origin(annotation)
+        if origin is Annotated:
+            inner, rule = get_args(annotation)
+            return ValueType(ValueType.of(inner).kind, rule=rule)
+        if origin is Literal:
+            return ValueType(str, choices=get_args(annotation))
+        if origin in (Union, UnionType):
+            inner, none = get_args(annotation)
+            if none is NoneType:
+                some = ValueType.of(inner)
+                return ValueType(some.kind, some.choices, optional=True, rule=some.rule)
+        if annotation in _NOUNS:
+            return ValueType(annotation)
+        raise TypeError(f"a configuration field cannot have the type {annotation}")
+
+    def describe(self) -> str:
+        """What a value must be, to complete "must be …"."""
+        if self.choices:
+            noun = "one of " + ", ".join(self.choices)
+        else:
+            noun = self.rule.text if self.rule else _NOUNS[self.kind]
+        return noun + (", or null" if self.optional else "")
+
+    def metavar(self) -> str:
+        """The placeholder for a value in help texts."""
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        return "true|false" if self.kind is bool else self.kind.__name__.upper()
+
+    def check(self, value: Any, name: str) -> Scalar:
+        """Return `value` as this type, or say that the field `name` cannot have it.
+
+        An int counts as a float, and so does text that spells a number, since YAML reads `5e-6`
+        (no dot) as text. Nothing else is converted; a bool is never a number.
+
+        Raises:
+            ValueError: naming the field, the value and the rule.
+        """
+        if value is None and self.optional:
+            return None
+        converted = _as_float(value) if self.kind is float else value
+        if isinstance(converted, Scalar) and self._admits(converted):
+            return converted
+        raise ValueError(f"{name} is {value!r}, but must be {self.describe()}")
+
+    def parse(self, text: str, name: str) -> Scalar:
+        """Read a command-line argument; raises as `check` does."""
+        if self.optional and text.lower() in _NONE_WORDS:
+            return None
+        value: Scalar = text
+        if self.kind is bool:
+            value = _WORDS.get(text.lower(), text)
+        elif self.kind is int:
+            value = _as_int(text)
+        return self.check(value, name)
+
+    def _admits(self, value: Scalar) -> bool:
+        if type(value) is not self.kind:  # not isinstance, since a bool is an int
+            return False
+        if self.choices and value not in self.choices:
+            return False
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        return self.rule is None or self.rule.holds(value)
+
+
+def _as_float(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return value
+
+
+def _as_int(text: str) -> Scalar:
+    try:
+        return int(text)
+    except ValueError:
+        return text
