@@ -1,0 +1,87 @@
+"""Field types: what they accept, what they turn it into, what they say otherwise."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import pytest
+
+from config.values import PositiveFloat, PositiveInt, Probability, ValueType
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "expected"),
+    [
+        (float, "5e-6", 5e-6),  # how YAML 1.1 reads a number without a dot
+        (float, 3, 3.0),
+        (PositiveFloat, "1e-3", 1e-3),
+        (int, 3, 3),
+        (bool, True, True),
+        (str, "x", "x"),
+        (PositiveInt | None, None, None),
+        (PositiveInt | None, 2, 2),
+        (Literal["a", "b"], "b", "b"),
+    ],
+)
+def test_accepted(annotation, value, expected):
+    checked = ValueType.of(annotation).check(value, "field")
+    assert checked == expected
+    assert type(checked) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "rule"),
+    [
+        (int, 3.0, "an integer"),
+        (int, "3", "an integer"),
+        (int, True, "an integer"),
+        (float, True, "a number"),
+        (float, "many", "a number"),
+        (float, math.nan, "a number"),
+        (float, "inf", "a number"),
+        (float, [1.0], "a number"),
+        (bool, 1, "true or false"),
+        (bool, "true", "true or false"),
+        (str, 3, "text"),
+        (str, None, "text"),
+        (PositiveInt, 0, "a positive integer"),
+        (Probability, 1.0, "a number from 0 up to, not including, 1"),
+        (PositiveInt | None, 0, "a positive integer, or null"),
+        (Literal["a", "b"], "c", "one of a, b"),
+    ],
+)
+def test_refused(annotation, value, rule):
+    with pytest.raises(ValueError) as info:
+        ValueType.of(annotation).check(value, "the.field")
+    assert str(info.value) == f"the.field is {value!r}, but must be {rule}"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "expected"),
+    [
+        (bool, "true", True),
+        (bool, "False", False),
+        (int, "12", 12),
+        (float, "12", 12.0),
+        (str, "12", "12"),
+        (str | None, "none", None),
+        (PositiveFloat | None, "null", None),
+    ],
+)
+def test_parsed_from_text(annotation, text, expected):
+    parsed = ValueType.of(annotation).parse(text, "field")
+    assert parsed == expected
+    assert type(parsed) is type(expected)
+
+
+@pytest.mark.parametrize(("annotation", "text"), [(bool, "yes"), (int, "1.5"), (int, "four")])
+def test_text_refused(annotation, text):
+    with pytest.raises(ValueError, match=f"field is '{text}', but must be"):
+        ValueType.of(annotation).parse(text, "field")
+
+
+@pytest.mark.parametrize("annotation", [list[int], int | str, dict])
+def test_types_no_field_can_have(annotation):
+    with pytest.raises(TypeError):
+        ValueType.of(annotation)

@@ -1,0 +1,172 @@
+"""Rules for the whole tree that no other tool checks: sizes, import directions, no hidden code."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+APPLICATION_FOLDERS = ("config", "data", "modelling", "training")
+RUNTIME = ROOT / "runtime" / "src"
+LONGEST_FUNCTION = 100
+MOST_TODOS = 9
+# Modules that run code found in data when they read it.
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+def files_under(*folders: Path) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+SCRIPTS = sorted(ROOT.glob("*.py"))
+APPLICATION = SCRIPTS + files_under(*(ROOT / name for name in APPLICATION_FOLDERS))
+PRODUCT = APPLICATION + files_under(RUNTIME)
+EVERYTHING = PRODUCT + files_under(ROOT / "tests", ROOT / "benchmarks", ROOT / "docs")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names that a file imports, with their lines; `from a import b` gives `a.b`."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def imports_of(paths: list[Path], packages: set[str]) -> list[str]:
+    return [
+        f"{place(path, line)} imports {name}"
+        for path in paths
+        for name, line in imports(path)
+        if name.split(".")[0] in packages
+    ]
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def test_functions_fit_a_screen():
+    long = [
+        f"{place(path, node.lineno)} {node.name}: {length} lines"
+        for path in PRODUCT
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
+    ]
+    assert not long
+
+
+@pytest.mark.parametrize(
+    ("importer", "forbidden"),
+    [
+        (APPLICATION, {"jax", "jaxlib"}),
+        (APPLICATION, {"torch"}),  # a reference for tests and benchmarks
+        (files_under(RUNTIME / "popxl_addons"), {"jax", "jaxlib", "torch"}),
+        (
+            files_under(RUNTIME / "popxl"),
+            {"popxl_addons", "torch", *APPLICATION_FOLDERS, "finetuning", "inference"},
+        ),
+        (files_under(RUNTIME), {*APPLICATION_FOLDERS, "finetuning", "inference"}),
+    ],
+    ids=[
+        "application-jax",
+        "application-torch",
+        "popxl_addons-jax",
+        "popxl-upwards",
+        "runtime-upwards",
+    ],
+)
+def test_imports_go_one_way(importer, forbidden):
+    assert not imports_of(importer, forbidden)
+
+
+def test_nobody_imports_the_scripts():
+    assert not imports_of(PRODUCT, {path.stem for path in ROOT.glob("run_*.py")})
+
+
+def test_the_application_uses_public_names_of_the_runtime():
+    found = [
+        f"{place(path, line)} imports {name}"
+        for path in APPLICATION
+        for name, line in imports(path)
+        if name.split(".")[0] in ("popxl", "popxl_addons", "popart", "popdist")
+        and any(map(is_private, name.split(".")))
+    ]
+    assert not found
+
+
+def test_the_application_leaves_private_attributes_alone():
+    """`x._y` belongs to the class that defines `_y`, which calls it `self`, `cls` or `super()`."""
+    found = []
+    for path in APPLICATION:
+        own = {
+            name
+            for node in ast.walk(tree_of(path))
+            for name in _defined_names(node)
+            if is_private(name)
+        }
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+                base = node.value
+                if not (isinstance(base, ast.Name) and base.id in ("self", "cls")):
+                    found.append(f"{place(path, node.lineno)} uses .{node.attr}")
+    # argparse gives its groups a type, which stands in an annotation, but no public name for it.
+    assert [use for use in found if not use.endswith("._ArgumentGroup")] == []
+
+
+def _defined_names(node: ast.AST) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+            return [name]
+    return []
+
+
+def test_no_code_from_data():
+    found = imports_of(PRODUCT, UNPICKLERS)
+    for path in PRODUCT:
+        for node in ast.walk(tree_of(path)):
+            match node:
+                case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
+                    found.append(f"{place(path, node.lineno)} calls {name}")
+                case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
+                    found.append(f"{place(path, node.lineno)} allows pickle")
+                case ast.keyword(arg="trust_remote_code", value=ast.Constant(value=True)):
+                    found.append(f"{place(path, node.lineno)} runs downloaded code")
+    assert not found
+
+
+def test_few_todos():
+    todos = [
+        place(path, token.start[0])
+        for path in EVERYTHING
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
+        if token.type == tokenize.COMMENT and ("TODO" in token.string or "FIXME" in token.string)
+    ]
+    assert len(todos) <= MOST_TODOS, todos
+
+
+def test_the_checks_see_the_tree():
+    """The rules above would pass on nothing."""
+    names = {path.relative_to(ROOT).as_posix() for path in PRODUCT}
+    assert {"config/base.py", "training/report.py"} <= names
+    assert any(name.startswith("runtime/src/popxl/") for name in names)

@@ -1,0 +1,46 @@
+"""The learning rate of every step, against Hugging Face's schedules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+from config.sections import LearningRate, Optimizer, Training
+from training.schedule import Schedule
+
+HUGGING_FACE = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
+
+
+def training(steps, **rate):
+    return Training(steps=steps, optimizer=Optimizer(learning_rate=LearningRate(**rate)))
+
+
+def hugging_face_rates(function, maximum, warmup, steps):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=maximum)
+    scheduler = get_scheduler(HUGGING_FACE[function], optimizer, warmup, steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("function", HUGGING_FACE)
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 7), (3, 20), (1, 1), (20, 20)])
+def test_same_rates_as_hugging_face(function, warmup, steps):
+    schedule = Schedule.of(training(steps, function=function, maximum=3e-4, warmup_steps=warmup))
+    ours = [schedule(step) for step in range(steps)]
+    assert ours == pytest.approx(hugging_face_rates(function, 3e-4, warmup, steps), rel=1e-12)
+
+
+def test_warmup_as_a_proportion_is_rounded_up():
+    assert Schedule.of(training(25, warmup_proportion=0.1)).warmup_steps == 3
+    assert Schedule.of(training(25)).warmup_steps == 0
+
+
+@pytest.mark.parametrize(("function", "end"), [("linear", 0.0), ("cosine", 0.0), ("constant", 1.0)])
+def test_the_end_value_holds_after_the_last_step(function, end):
+    schedule = Schedule(function, maximum=1.0, warmup_steps=2, steps=10)
+    assert [schedule(10), schedule(1000)] == [end, end]

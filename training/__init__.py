@@ -1,0 +1,1 @@
+"""What training needs besides the program on the device: schedules, records and reports."""

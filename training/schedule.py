@@ -1,0 +1,49 @@
+"""The learning rate of each step, as `transformers.get_*_schedule_with_warmup` gives it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from config.sections import Training
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Call it with a step, counted from 0, to get that step's learning rate.
+
+    The rate grows linearly from 0 to `maximum` over the warm-up; a first step at rate 0 changes no
+    weight, but fills the optimizer's means, and runs stay comparable with Hugging Face's. After the
+    last step the rate stays at its end value.
+    """
+
+    function: Literal["linear", "constant", "cosine"]
+    maximum: float
+    warmup_steps: int
+    steps: int
+
+    @classmethod
+    def of(cls, training: Training) -> Self:
+        """The schedule of a configuration."""
+        rate = training.optimizer.learning_rate
+        warmup = rate.warmup_steps
+        if warmup is None:
+            warmup = math.ceil((rate.warmup_proportion or 0.0) * training.steps)
+        return cls(rate.function, rate.maximum, warmup, training.steps)
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return self.maximum * step / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.maximum * self._after_warmup(min(done, 1.0))
+
+    def _after_warmup(self, done: float) -> float:
+        """The part of the maximum when the part `done` (0 to 1) of the decay is over."""
+        match self.function:
+            case "linear":
+                return 1.0 - done
+            case "cosine":
+                return 0.5 * (1.0 + math.cos(math.pi * done))
+            case "constant":
+                return 1.0

@@ -1,0 +1,64 @@
+"""Logging to Weights & Biases, which `--wandb` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from config.errors import UserError
+from config.sections import RunConfig
+
+PROJECTS = {"t5": "popxl-t5"}
+VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
+
+
+class WandbLog:
+    """One Weights & Biases run. `WANDB_MODE=offline` keeps it in the run directory."""
+
+    def __init__(self, config: RunConfig, name: str | None, directory: Path) -> None:
+        """Start the run.
+
+        Args:
+            config: logged with the run, together with the versions of what computes.
+            name: the run's name; Weights & Biases makes one up for None.
+            directory: existing directory for local files.
+
+        Raises:
+            UserError: if wandb is not installed, not logged in, or not reached.
+        """
+        try:
+            import wandb  # on demand: slow to import, and only --wandb needs it
+        except ImportError:
+            raise UserError("--wandb needs the package wandb: pip install wandb") from None
+        try:
+            self._run = wandb.init(
+                project=PROJECTS[config.family],
+                name=name,
+                dir=directory,
+                config=config.to_dict() | {"versions": _versions()},
+            )
+        except wandb.Error as error:
+            raise UserError(
+                f"Weights & Biases cannot be used: {str(error).rstrip('.')}; "
+                "run `wandb login`, or set WANDB_MODE=offline, or leave out --wandb"
+            ) from error
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """Log the values of one step."""
+        values = {name: value for name, value in row.items() if name != "step"}
+        self._run.log(values, step=int(row["step"]))
+
+    def close(self, failed: bool = False) -> None:
+        """End the run."""
+        self._run.finish(exit_code=1 if failed else 0)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
+            found[name] = "not installed"
+    return found
