@@ -77,11 +77,8 @@ def test_functions_fit_a_screen():
     [
         (APPLICATION, {"jax", "jaxlib"}),
         (APPLICATION, {"torch"}),  # a reference for tests and benchmarks
-        (files_under(RUNTIME / "popxl_addons"), {"jax", "jaxlib", "torch"}),
-        (
-            files_under(RUNTIME / "popxl"),
-            {"popxl_addons", "torch", *APPLICATION_FOLDERS, "finetuning", "inference"},
-        ),
+        (files_under(RUNTIME / "popxl_addons"), {"jax", "jaxlib"}),
+        (files_under(RUNTIME / "popxl"), {"popxl_addons"}),
         (files_under(RUNTIME), {*APPLICATION_FOLDERS, "finetuning", "inference"}),
     ],
     ids=[
