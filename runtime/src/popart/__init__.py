@@ -1,0 +1,40 @@
+"""The names of popart that PopXL programs use."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from importlib import metadata
+
+from popxl.errors import poplar_application_runtime_error as poplar_application_runtime_error
+from popxl.errors import popart_exception as popart_exception
+
+
+def versionString() -> str:  # noqa: N802 - popart's name
+    """Version of the runtime that stands in for PopART, such as `0.1.0+jax0.10.2`."""
+    return f"{metadata.version('popxl-xla')}+jax{metadata.version('jax')}"
+
+
+def getLogger(name: str = "all") -> logging.Logger:  # noqa: N802
+    return logging.getLogger("popxl" if name == "all" else f"popxl.{name}")
+
+
+class DeviceInfo:
+    """A device that a session runs on. Programs use it in annotations."""
+
+
+class DataType(enum.Enum):
+    FLOAT8_143 = "float8_143"
+    FLOAT8_152 = "float8_152"
+    FLOAT16 = "float16"
+    FLOAT = "float32"
+    INT32 = "int32"
+    UINT32 = "uint32"
+    BOOL = "bool"
+
+
+class VirtualGraphMode(enum.Enum):
+    Off = "Off"
+    Manual = "Manual"
+    Auto = "Auto"
+    ExecutionPhases = "ExecutionPhases"

@@ -1,0 +1,1 @@
+"""The IR as data: op definitions, ops, effects, checking, text."""

@@ -1,0 +1,36 @@
+"""DOT files of the graphs of an Ir, for `ir.dot_checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+
+
+def graph_dot(graph: Graph) -> str:
+    """A graph in the DOT language: ops are boxes, tensors are the arrows between them."""
+    lines = ["digraph {", "  node [shape=box];"]
+    names = {op: f"op{i}" for i, op in enumerate(graph._ops)}
+    for op, node in names.items():
+        lines.append(f'  {node} [label="{op.name}"];')
+        for t in op.inputs:
+            source = names.get(t._producer, f'"{t.name}"') if t._producer else f'"{t.name}"'
+            label = f"{t.name} {t.dtype.name}{list(t.shape)}"
+            lines.append(f'  {source} -> {node} [label="{label}"];')
+    lines += [f'  {names[t._producer]} -> "{t.name}";' for t in graph._outputs if t._producer]
+    return "\n".join([*lines, "}"])
+
+
+def write_requested(ir: Ir) -> None:
+    """Write the files that `ir.dot_checkpoint` asked for."""
+    options = ir._pb_ir.getSessionOptions()
+    requested = [*ir._pb_ir.dot_checkpoints, *((c, None) for c in options.dotChecks)]
+    for check, folder in requested:
+        target = Path(folder if folder is not None else options.logDir or ".")
+        target.mkdir(parents=True, exist_ok=True)
+        for graph in ir._graphs:
+            name = "".join(c if c.isalnum() or c in "._-" else "_" for c in graph.id)
+            (target / f"{check.lower()}_{name}.dot").write_text(graph_dot(graph), encoding="utf-8")

@@ -1,0 +1,77 @@
+"""`tensor[key]`: which ops an index stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from popxl import dtypes
+
+if TYPE_CHECKING:
+    from popxl.tensor import Tensor
+
+
+def getitem(t: Tensor, key: Any) -> Tensor:
+    """See `Tensor.__getitem__`."""
+    from popxl.tensor import Tensor
+
+    if isinstance(key, (int, np.integer, slice)) or key is Ellipsis:
+        key = (key,)
+    if isinstance(key, tuple):
+        return _slices(t, key)
+    if isinstance(key, Tensor):
+        return _mask(t, key) if key.dtype is dtypes.bool else _gather(t, key)
+    array = np.asarray(key)
+    from popxl.tensor import constant
+
+    if array.dtype == np.bool_:
+        return _mask(t, constant(array))
+    if np.issubdtype(array.dtype, np.integer):
+        return _gather(t, constant(array, dtypes.int32))
+    raise TypeError(f"a tensor cannot be indexed with {key!r}")
+
+
+def _gather(t: Tensor, indices: Tensor) -> Tensor:
+    from popxl import ops
+
+    if not indices.dtype.is_int:
+        raise TypeError(f"index tensors must be integer or bool, but {indices.id!r} is not")
+    return ops.gather(t, indices)
+
+
+def _mask(t: Tensor, mask: Tensor) -> Tensor:
+    from popxl import ops
+    from popxl.tensor import constant
+
+    return ops.where(mask, t, constant(0, t.dtype))
+
+
+def _slices(t: Tensor, key: tuple[Any, ...]) -> Tensor:
+    from popxl import ops
+
+    if any(k is Ellipsis for k in key):
+        at = key.index(Ellipsis)
+        key = key[:at] + (slice(None),) * (t.rank - len(key) + 1) + key[at + 1 :]
+    if len(key) > t.rank:
+        raise ValueError(f"{len(key)} indices for {t.id!r}, which has {t.rank} axes")
+    starts, stops, steps, axes, dropped = [], [], [], [], []
+    for axis, k in enumerate(key):
+        if isinstance(k, (int, np.integer)):
+            n = t.shape[axis]
+            if not -n <= k < n:
+                raise IndexError(f"index {k} is out of range for axis {axis} of size {n}")
+            start = int(k) % n
+            part = (start, start + 1, 1)
+            dropped.append(axis)
+        elif isinstance(k, slice):
+            if k == slice(None):
+                continue
+            part = (k.start, k.stop, k.step)
+        else:
+            raise TypeError(f"index {k!r} of axis {axis} must be an integer or a slice")
+        axes.append(axis)
+        for values, value in zip((starts, stops, steps), part, strict=True):
+            values.append(value)
+    out = ops.slice(t, starts, stops, steps, axes) if axes else t
+    return ops.squeeze(out, dropped) if dropped else out

@@ -1,0 +1,154 @@
+"""`Op`: one node of a graph, and `emit`, the only way to make one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from popxl import context
+from popxl._core.infer import infer_specs
+from popxl._core.opdef import OpDef
+
+if TYPE_CHECKING:
+    from popxl.graph import Graph
+    from popxl.tensor import Tensor
+
+
+class Op:
+    """A use of an `OpDef` in a graph.
+
+    Attributes:
+        defn: the definition.
+        graph: the graph it belongs to.
+        inputs, outputs: its tensors.
+        attrs: keyword arguments of the definition's rules; values must be hashable.
+        inplace: index of the input that the result overwrites, or None. Output 0 aliases it.
+        view: whether output 0 is a view of the inputs (reads and writes go through to them).
+        location: `file:line` of the user's code.
+        ipu, io, in_sequence: placement and ordering hints at creation.
+    """
+
+    __slots__ = (
+        "attrs", "defn", "graph", "in_sequence", "inplace", "inputs", "io", "ipu", "location",
+        "outputs", "site_modified", "view",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        defn: OpDef,
+        graph: Graph,
+        inputs: Sequence[Tensor],
+        attrs: Mapping[str, Any],
+        inplace: int | None = None,
+        view: bool = False,
+    ) -> None:
+        ctx = context.get_current_context()
+        self.defn, self.graph = defn, graph
+        self.inputs: list[Tensor] = list(inputs)
+        self.outputs: list[Tensor] = []
+        self.attrs = dict(attrs)
+        self.inplace, self.view = inplace, view
+        self.site_modified: set[int] = set()  # inputs a call site was told it modifies
+        self.location = context.get_source_location()
+        self.ipu = ctx.ipu_id
+        self.io = ctx.io_tile_set
+        self.in_sequence = ctx.in_sequence
+
+    @property
+    def name(self) -> str:
+        """Name as printed: in-place ops and views end in `_`."""
+        return self.defn.name + ("_" if self.inplace is not None or self.view else "")
+
+    def modified_inputs(self) -> set[int]:
+        """Indices of the inputs whose value this op changes."""
+        found = set(self.site_modified)
+        if self.inplace is not None:
+            found.add(self.inplace)
+        if self.defn.modifies is not None:
+            found.update(self.defn.modifies(self))
+        return found
+
+    def called_graphs(self) -> tuple[Graph, ...]:
+        """Graphs this op runs."""
+        return tuple(self.attrs[k] for k in ("graph", "then", "otherwise") if k in self.attrs)
+
+    def __str__(self) -> str:
+        from popxl._core.text import op_text
+
+        return op_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name} at {self.location}>"
+
+
+def emit(
+    defn: OpDef,
+    inputs: Iterable[Tensor],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    names: Sequence[str | None] = (),
+    inplace: int | None = None,
+    view: bool = False,
+) -> tuple[Tensor, ...]:
+    """Add an op to the current graph and return its outputs.
+
+    Args:
+        names: names of the outputs; default `t`.
+        inplace: index of the input to overwrite; output 0 then aliases it.
+        view: make output 0 a view of the inputs.
+
+    Raises:
+        ValueError: an input belongs to another graph, or the inputs have different placements.
+        SpecError: shapes or dtypes do not fit.
+    """
+    graph = context.get_current_graph()
+    inputs = list(inputs)
+    check_in_graph(graph, inputs, defn.name)
+    check_placement(inputs, defn.name)
+    op = Op(defn, graph, inputs, attrs or {}, inplace, view)
+    specs = infer_specs(op)
+    add_outputs(op, specs, names)
+    graph._append_op(op)
+    return tuple(op.outputs)
+
+
+def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str | None] = ()) -> list[Tensor]:
+    """Give `op` further outputs of the given specs; returns them."""
+    from popxl.tensor import Tensor
+
+    added = []
+    for i, spec in enumerate(specs):
+        name = names[i] if i < len(names) else None
+        tensor = Tensor._make(op.graph, spec, name, producer=op)
+        op.outputs.append(tensor)
+        added.append(tensor)
+    return added
+
+
+def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
+    """Raise ValueError unless all `tensors` belong to `graph`."""
+    from popxl.tensor import Tensor
+
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{what} takes tensors, but got {t!r} of type {type(t).__name__}")
+        if t._graph is not graph:
+            raise ValueError(
+                f"tensor {t.id!r} belongs to graph {t._graph.id!r}, but {what} was called in "
+                f"graph {graph.id!r}: pass it as an input of that graph"
+            )
+
+
+def check_placement(tensors: Iterable[Tensor], what: str) -> None:
+    """Raise ValueError if tensors with a known IPU or tile set have different ones."""
+    ipus = {t._ipu for t in tensors if t._ipu is not None}
+    if len(ipus) > 1 and what != "ipu_copy":
+        raise ValueError(
+            f"{what} got tensors on different IPUs {sorted(ipus)}: copy them to one with "
+            "`copy_to_ipu` first"
+        )
+    sets = {t._tile_set for t in tensors if t._tile_set is not None}
+    if len(sets) > 1 and what != "io_tile_copy":
+        raise ValueError(
+            f"{what} got tensors on different tile sets {sorted(sets)}: use ops.io_tile_copy first"
+        )

@@ -1,0 +1,90 @@
+"""An op is one block: its meaning, shape rule and gradient stand together in an `OpDef`.
+
+A *pure* op has `lower`, a JAX function from arrays (and attributes) to arrays, which is its
+meaning. Shapes and dtypes follow from it by `jax.eval_shape`, gradients by `jax.vjp`, unless the
+definition says otherwise. A *structural* op (call, repeat, remote load, ...) has `execute`, which
+acts on the frame of values of the running graph.
+
+In-place variants and views are not separate definitions: an `Op` records which input its result
+overwrites (`inplace`), or that its result is a view of its inputs (`view`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl._lower.machine import Frame
+    from popxl.tensor import Tensor, TensorSpec
+    from popxl.transforms.autodiff import GradContext
+
+InferRule = Callable[..., "Sequence[TensorSpec]"]
+GradRule = Callable[..., "Sequence[Tensor | None]"]
+
+
+@dataclass(frozen=True)
+class NoGrad:
+    """A gradient rule that says why there is none; its inputs receive no gradient."""
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class OpDef:
+    """Definition of an op.
+
+    Args:
+        name: unique name, shown in the text form.
+        lower: the meaning: `lower(*arrays, **attrs) -> array or tuple of arrays`.
+        infer: `infer(*specs, **attrs) -> [TensorSpec, ...]`; default: from `lower`.
+        grad: `grad(ctx, op, *output_grads) -> [gradient or None of each input]`, adding ops to the
+            gradient graph; `output_grads` has None where no gradient flows. Default: a vjp of
+            `lower`. `NoGrad` if there is none.
+        execute: for structural ops: `execute(frame, op)`, instead of `lower`.
+        view_write: for ops usable as views: `view_write(inputs, value, **attrs) -> new inputs`,
+            arrays in, tuple of arrays out; stores `value` through the view into its inputs.
+        dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
+        modifies: `modifies(op) -> indices` of inputs a structural op changes.
+        effects: state the op touches itself: `effects(op) -> Effects`.
+        flops: `flops(op) -> int`: floating-point operations of one execution.
+        tags: words for tools, such as "elementwise", "collective".
+    """
+
+    name: str
+    lower: Callable[..., Any] | None = None
+    infer: InferRule | None = None
+    grad: GradRule | NoGrad | None = None
+    execute: Callable[[Frame, Op], None] | None = None
+    view_write: Callable[..., Any] | None = None
+    dtypes: Literal["same", "any"] = "any"
+    modifies: Callable[[Op], Iterable[int]] | None = None
+    effects: Callable[[Op], Any] | None = None
+    flops: Callable[[Op], int] | None = None
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        if (self.lower is None) == (self.execute is None):
+            raise ValueError(f"op {self.name!r} needs exactly one of `lower` and `execute`")
+
+    def __repr__(self) -> str:
+        return f"OpDef({self.name})"
+
+
+_REGISTRY: dict[str, OpDef] = {}
+
+
+def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) -> OpDef:
+    """Register an op definition and return it. Arguments as for `OpDef`; `tags` any iterable."""
+    if name in _REGISTRY:
+        raise ValueError(f"op {name!r} is defined twice")
+    kwargs["tags"] = frozenset(kwargs.get("tags", ()))
+    _REGISTRY[name] = OpDef(name, lower, **kwargs)
+    return _REGISTRY[name]
+
+
+def registry() -> Mapping[str, OpDef]:
+    """All definitions by name."""
+    return dict(_REGISTRY)

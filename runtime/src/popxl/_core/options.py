@@ -1,0 +1,102 @@
+"""The options object that programs reach through `ir._pb_ir.getSessionOptions()`.
+
+PopART's session options steer a compiler this runtime does not have. Attributes may be set and
+read freely; setting one that has no meaning on XLA is mentioned once in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from popxl.ir import Ir
+
+logger = logging.getLogger("popxl")
+
+_MEANINGFUL = {
+    "cachePath",
+    "enableEngineCaching",
+    "enableStochasticRounding",
+    "throwIfLog2ScaleTensorNotInRange",
+    "logDir",
+    "dotChecks",
+}
+_DEFAULTS: dict[str, Any] = {
+    "aliasZeroCopy": False,
+    "constantWeights": True,
+    "enableEngineCaching": False,
+    "cachePath": "",
+    "enableStochasticRounding": False,
+    "enableExplicitMainLoops": False,
+    "enableDistributedReplicatedGraphs": False,
+    "enableInplaceAmbiguityChecking": False,
+    "explicitRecomputation": False,
+    "useHostCopyOps": False,
+    "globalReplicaOffset": 0,
+    "globalReplicationFactor": 1,
+    "logDir": ".",
+    "numIOTiles": 0,
+    "partialsTypeMatMuls": "",
+    "throwIfLog2ScaleTensorNotInRange": True,
+    "virtualGraphMode": None,
+}
+_MENTIONED: set[str] = set()
+
+
+def _mention(name: str) -> None:
+    if name not in _MENTIONED:
+        _MENTIONED.add(name)
+        logger.info("session option %s has no effect on XLA; it is accepted and ignored", name)
+
+
+class _EngineOptions(dict[str, str]):
+    def __setitem__(self, key: str, value: str) -> None:
+        _mention(f"engineOptions[{key!r}]")
+        super().__setitem__(key, value)
+
+
+class SessionOptions:
+    """Live options: set any attribute at any time; a session reads them when it is created."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_values", dict(_DEFAULTS))
+        self._values["engineOptions"] = _EngineOptions()
+        self._values["dotChecks"] = set()
+
+    _values: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        values = object.__getattribute__(self, "_values")
+        if name not in values:
+            values[name] = _EngineOptions() if name.endswith("Options") else None
+        return values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _MEANINGFUL and value != _DEFAULTS.get(name):
+            _mention(name)
+        self._values[name] = value
+
+
+class IrHandle:
+    """Stands for PopART's binding of an Ir: the few members that programs use."""
+
+    def __init__(self, ir: Ir) -> None:
+        self._ir = ir
+        self._options = SessionOptions()
+        self.dot_checkpoints: list[tuple[str, Path | None]] = []
+
+    def getSessionOptions(self) -> SessionOptions:  # noqa: N802 - PopART's name
+        return self._options
+
+    def getAllGraphs(self) -> list[Any]:  # noqa: N802
+        return list(self._ir._graphs)
+
+    def getId(self) -> int:  # noqa: N802
+        return self._ir.id
+
+    def logIr(self) -> None:  # noqa: N802
+        logger.info("%s", self._ir)

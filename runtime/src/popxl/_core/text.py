@@ -1,0 +1,76 @@
+"""The text form of ops, graphs and programs: what `print(graph)` shows, and what is hashed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+    from popxl.tensor import Tensor, TensorSpec
+
+
+def spec_text(spec: TensorSpec) -> str:
+    """`float32[2, 3]`, with `of [4, 3]` appended for a shard."""
+    text = f"{spec.dtype.name}{list(spec.shape)}"
+    return f"{text} of {list(spec.meta_shape)}" if spec.meta_shape else text
+
+
+def _declared(t: Tensor) -> str:
+    return f"%{t.name}: {'&' if t._by_ref else ''}{spec_text(t.spec)}"
+
+
+def _value(value: Any) -> str:
+    from popxl.graph import Graph
+
+    if isinstance(value, Graph):
+        return f"@{value.id}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return str(value)
+
+
+def op_text(op: Op) -> str:
+    """`%y: float32[2, 2] = matmul(%x, %w)` with attributes and hints."""
+    left = ", ".join(_declared(t) for t in op.outputs)
+    args = ", ".join(f"%{t.name}" for t in op.inputs)
+    attrs = "".join(f" {k}={_value(v)}" for k, v in op.attrs.items() if v is not None)
+    modified = f" modifies={sorted(op.site_modified)}" if op.site_modified else ""
+    hints = [f"ipu={op.ipu}"] if op.ipu is not None else []
+    hints += ["io"] if op.io else []
+    hint = f"  # {' '.join(hints)}" if hints else ""
+    return f"{left + ' = ' if left else ''}{op.name}({args}){attrs}{modified}{hint}"
+
+
+def graph_text(graph: Graph) -> str:
+    """A graph with its inputs, variables, constants, ops and outputs."""
+    from popxl.tensor import Variable
+
+    ins = ", ".join(_declared(t) for t in graph._inputs)
+    outs = ", ".join(f"%{t.name}" for t in graph._outputs)
+    lines = [f"graph @{graph.id}({ins}) -> ({outs}) {{"]
+    for t in graph._tensors.values():
+        if hasattr(t, "_data"):
+            kind = "variable" if isinstance(t, Variable) else "constant"
+            lines.append(f"  {_declared(t)} = {kind} {_initial(t)}")
+    lines += [f"  {op_text(op)}" for op in graph._ops]
+    return "\n".join([*lines, "}"])
+
+
+def _initial(t: Any) -> str:
+    from popxl.tensor import Variable
+
+    if not isinstance(t, Variable):
+        return str(t._data) if t._data.size <= 8 else "..."
+    where = f" in {t._remote[0]!r} at {t._remote[1]} shards={t._shards}" if t._remote else ""
+    return f"{t._grouping!r} {t._retrieval}{where}"
+
+
+def ir_text(ir: Ir) -> str:
+    """The whole program: header, buffers, streams, graphs."""
+    header = f"replicas={ir.replication_factor} host_transfers={ir.num_host_transfers}"
+    lines = [f"ir {header}"]
+    lines += [repr(b) for b in ir._buffers]
+    lines += [repr(s) for s in ir._streams.values()]
+    return "\n".join([*lines, *map(graph_text, ir._graphs)])

@@ -1,0 +1,74 @@
+"""The checker of graphs: run after each transform in tests, and when POPXL_VERIFY is set."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from popxl._core.infer import infer_specs
+from popxl.errors import popart_exception
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+    from popxl.tensor import Tensor
+
+
+class VerificationError(popart_exception):
+    """A graph breaks a rule of the IR; the message shows the op."""
+
+
+def verify_if_asked(ir: Ir) -> None:
+    """Verify when the environment variable POPXL_VERIFY is set and not 0."""
+    if os.environ.get("POPXL_VERIFY", "0") not in ("", "0"):
+        verify_ir(ir)
+
+
+def verify_ir(ir: Ir) -> None:
+    """Verify all graphs of `ir`."""
+    for graph in ir._graphs:
+        verify(graph)
+
+
+def verify(graph: Graph) -> None:
+    """Check that each tensor is bound once and defined before use, that specs are as inferred,
+    and that calls fit the graphs they call.
+
+    Raises:
+        VerificationError: with the text of the offending op.
+    """
+    defined: set[Tensor] = set(graph._inputs)
+    defined.update(t for t in graph._tensors.values() if hasattr(t, "_data"))
+    for op in graph._ops:
+        _check(op.graph is graph, op, "is listed in another graph")
+        for t in op.inputs:
+            _check(t in defined, op, f"uses %{t.name} before it is defined")
+        for t in op.outputs:
+            _check(t not in defined, op, f"defines %{t.name} a second time")
+            _check(t._producer is op, op, f"is not the recorded producer of %{t.name}")
+            defined.add(t)
+        if "graph" in op.attrs:
+            _check_call(op)
+        else:
+            got = [(t.shape, t.dtype) for t in op.outputs]
+            want = [(s.shape, s.dtype) for s in infer_specs(op)]
+            _check(got == want, op, f"has outputs {got}, but its inputs give {want}")
+    for t in graph._outputs:
+        if t not in defined:
+            raise VerificationError(f"graph {graph.id!r} returns %{t.name}, which nothing defines")
+
+
+def _check_call(op: Op) -> None:
+    called = op.attrs["graph"]
+    got = [(t.shape, t.dtype) for t in op.inputs]
+    want = [(t.shape, t.dtype) for t in called._inputs]
+    _check(got == want, op, f"passes {got}, but @{called.id} takes {want}")
+    got = [(t.shape, t.dtype) for t in op.outputs]
+    want = [(t.shape, t.dtype) for t in called._outputs]
+    _check(got == want, op, f"returns {got}, but @{called.id} returns {want}")
+
+
+def _check(ok: bool, op: Op, problem: str) -> None:
+    if not ok:
+        raise VerificationError(f"graph {op.graph.id!r}: `{op}` ({op.location}) {problem}")

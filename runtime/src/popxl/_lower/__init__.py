@@ -1,0 +1,1 @@
+"""From an Ir to one compiled XLA program."""

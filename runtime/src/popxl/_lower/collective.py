@@ -1,0 +1,69 @@
+"""Collectives among the replicas of a group, inside the traced program.
+
+Replicas are one mesh axis; a ReplicaGrouping is a partition of it. There is no group-local index
+in XLA, so `rank` looks the replica up in a constant table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+if TYPE_CHECKING:
+    from popxl.replica_grouping import ReplicaGrouping
+
+AXIS = "r"
+
+
+def _groups(group: ReplicaGrouping) -> list[list[int]]:
+    return [list(g) for g in group.groups]
+
+
+def psum(x: Any, group: ReplicaGrouping) -> Any:
+    """Sum over the group."""
+    return x if group.group_size == 1 else lax.psum(x, AXIS, axis_index_groups=_groups(group))
+
+
+def pmax(x: Any, group: ReplicaGrouping) -> Any:
+    """Maximum over the group."""
+    return x if group.group_size == 1 else lax.pmax(x, AXIS, axis_index_groups=_groups(group))
+
+
+def pmin(x: Any, group: ReplicaGrouping) -> Any:
+    """Minimum over the group."""
+    return x if group.group_size == 1 else lax.pmin(x, AXIS, axis_index_groups=_groups(group))
+
+
+def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True) -> Any:
+    """Concatenate (tiled) or stack the group's values along `axis`, in rank order."""
+    if group.group_size == 1:
+        return x if tiled else jnp.expand_dims(x, axis)
+    return lax.all_gather(x, AXIS, axis=axis, tiled=tiled, axis_index_groups=_groups(group))
+
+
+def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
+    """Sum over the group, of which each replica keeps its slice along axis 0."""
+    if group.group_size == 1:
+        return x
+    return lax.psum_scatter(
+        x, AXIS, scatter_dimension=0, tiled=True, axis_index_groups=_groups(group)
+    )
+
+
+def ppermute(x: Any, pairs: list[tuple[int, int]]) -> Any:
+    """Send from the first to the second replica of each pair; others receive zeros."""
+    return lax.ppermute(x, AXIS, pairs)
+
+
+def rank(group: ReplicaGrouping) -> jax.Array:
+    """Index of this replica within its group, int32."""
+    if group.group_size == 1:
+        return jnp.int32(0)
+    table = np.zeros(len(group.assignment), np.int32)
+    for members in group.groups:
+        table[list(members)] = np.arange(len(members))
+    return jnp.asarray(table)[lax.axis_index(AXIS)]

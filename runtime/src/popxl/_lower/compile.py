@@ -1,0 +1,51 @@
+"""The one place where XLA compiles: platform switches that keep results right and loops in place.
+
+Each switch answers a measured fault of XLA; tests/popxl/test_xla_faults.py shows each fault
+without its switch.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_SWITCHES: dict[str, dict[str, Any]] = {
+    "cpu": {
+        # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
+        "xla_cpu_experimental_ynn_fusion_type": "",
+        # Without it, a loop that loads, uses and stores an entry of a buffer copies the whole
+        # buffer twice an iteration (openxla/xla#20440).
+        "xla_cpu_copy_insertion_use_region_analysis": True,
+    },
+    "gpu": {
+        # In counted loops, slices of host buffers at any index but the counter itself read the
+        # wrong address (openxla/xla#46231).
+        "xla_disable_hlo_passes": "dynamic-slice-annotator",
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+    },
+    "tpu": {},
+}
+
+
+def switches(platform: str) -> dict[str, Any]:
+    """Compiler options of a platform ("cpu", "gpu", "tpu"; "cuda" and "rocm" are "gpu")."""
+    return dict(_SWITCHES["gpu" if platform in ("cuda", "rocm") else platform])
+
+
+def compile_lowered(lowered: Any, platform: str) -> Any:
+    """Compile a `jax.stages.Lowered` for `platform` with its switches."""
+    return lowered.compile(compiler_options=switches(platform))
+
+
+def prepare_environment() -> None:
+    """Settings XLA reads once, when a backend starts. Values the user has set stay."""
+    # The pinned host memory pool of a GPU is 64 GB by default; ours holds the whole model state.
+    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_host_memory_gb()))
+
+
+def _host_memory_gb() -> int:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 64
+    return max(64, total // 2**30)

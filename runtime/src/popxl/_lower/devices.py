@@ -1,0 +1,109 @@
+"""Which devices run the replicas, and the mesh they form."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from popxl._lower.collective import AXIS
+from popxl._lower.compile import prepare_environment
+from popxl.errors import DeviceError
+
+logger = logging.getLogger("popxl")
+
+_VIRTUAL = 64  # CPU devices made at start; they cost 20 ms and 15 MiB, more are added on demand
+_epoch = 0
+
+
+def backend_epoch() -> int:
+    """Counts restarts of the CPU backend: what was compiled before one is void."""
+    return _epoch
+
+
+def platform_of(device_desc: str) -> str:
+    """JAX platform of a device description.
+
+    "cpu" and "ipu_model": CPU. "gpu", "tpu": that. "ipu_hw": the best platform present.
+
+    Raises:
+        ValueError: an unknown description.
+    """
+    if device_desc in ("cpu", "ipu_model"):
+        return "cpu"
+    if device_desc in ("gpu", "cuda", "tpu"):
+        return "gpu" if device_desc == "cuda" else device_desc
+    if device_desc == "ipu_hw":
+        prepare_environment()
+        _make_cpu_devices(_VIRTUAL)
+        return jax.default_backend() if jax.default_backend() in ("gpu", "tpu") else "cpu"
+    raise ValueError(
+        f"unknown device_desc {device_desc!r}: use 'ipu_hw', 'ipu_model', 'cpu', 'gpu' or 'tpu'"
+    )
+
+
+def replica_mesh(device_desc: str, replicas: int) -> Mesh:
+    """A mesh of one device for each replica.
+
+    Raises:
+        DeviceError: the machine has fewer devices, or none of the platform.
+    """
+    platform = platform_of(device_desc)
+    prepare_environment()
+    if platform == "cpu":
+        _make_cpu_devices(max(_VIRTUAL, replicas))
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"the session needs {replicas} {platform} device(s), but JAX finds none: install the "
+            f"JAX plugin for {platform}, or use device_desc='cpu'"
+        ) from error
+    if platform == "cpu" and len(devices) < replicas and jax.process_count() == 1:
+        devices = _restart_cpu(replicas)
+    if len(devices) < replicas:
+        raise DeviceError(
+            f"the program has {replicas} replicas, but there are {len(devices)} {platform} "
+            "device(s): lower data_parallel x tensor_parallel (the replication factor), or use a "
+            "machine with more devices, or device_desc='cpu' for virtual ones"
+        )
+    return Mesh(np.asarray(devices[:replicas]), (AXIS,))
+
+
+def _make_cpu_devices(count: int) -> None:
+    """Ask for virtual CPU devices; has an effect only before the first backend use."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        if jax.config.jax_num_cpu_devices < count:  # type: ignore[attr-defined]
+            jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass  # the backend runs already
+
+
+def _restart_cpu(count: int) -> list[Any]:
+    """Start the CPU backend anew with more devices; compiled programs are rebuilt on next use."""
+    global _epoch
+    from jax.extend import backend
+
+    logger.info("restarting the CPU backend with %d virtual devices", count)
+    backend.clear_backends()
+    _epoch += 1
+    jax.config.update("jax_num_cpu_devices", count)
+    return jax.devices("cpu")
+
+
+def per_replica(mesh: Mesh, host: bool = False) -> NamedSharding:
+    """Sharding of an array whose first axis is divided among the replicas."""
+    return NamedSharding(
+        mesh, PartitionSpec(AXIS), memory_kind="pinned_host" if host else "device"
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding of an array that each replica has whole."""
+    return NamedSharding(mesh, PartitionSpec(), memory_kind="device")

@@ -1,0 +1,108 @@
+"""Between host arrays of variables and the arrays of all replicas."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from jax.sharding import Sharding
+
+    from popxl._lower.layout import Layout
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.tensor import Variable
+
+
+def device_view(x: np.ndarray) -> np.ndarray:
+    """Host data in the dtype that the device uses (float8 is a record on the host)."""
+    from popxl import dtypes
+
+    return x.view(dtypes.dtype.as_dtype(x.dtype).as_jax()) if x.dtype.names else x
+
+
+def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
+    """A device array of global value `x`; each process passes at least its own part.
+
+    The data is copied: device arrays must not share memory with host arrays, since they are
+    donated and updated in place.
+    """
+    return jax.make_array_from_callback(
+        x.shape, sharding, lambda index: np.array(x[index], copy=True)
+    )
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+    """The value of an array, or of this process's part of it (other parts are zeros)."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    out = np.zeros(x.shape, x.dtype)
+    for shard in x.addressable_shards:
+        out[shard.index] = np.asarray(shard.data)
+    return out
+
+
+def _rank(var: Variable, replica: int) -> tuple[int, int]:
+    """Group of a replica, and its place in the group."""
+    group = var._grouping.assignment[replica]
+    return group, var._grouping.groups[group].index(replica)
+
+
+def _group_data(var: Variable, group: int) -> np.ndarray:
+    return var._data[group] if var._grouping.num_groups > 1 else var._data
+
+
+def replica_values(var: Variable) -> np.ndarray:
+    """(replicas, *shape): the initial value of a plain variable on each replica."""
+    groups = var._grouping.assignment
+    if var._grouping.num_groups == 1:
+        return np.broadcast_to(var._data, (len(groups), *var._data.shape))
+    return var._data[np.asarray(groups)]
+
+
+def _shard(whole: np.ndarray, shards: int, index: int) -> np.ndarray:
+    flat = whole.reshape(-1)
+    size = -(-flat.size // shards)
+    part = flat[index * size : (index + 1) * size]
+    return part if part.size == size else np.concatenate(
+        [part, np.zeros(size - part.size, flat.dtype)]
+    )  # fmt: skip
+
+
+def stored_entry(var: Variable, replica: int) -> np.ndarray:
+    """What `replica` stores of a remote variable: its group's value, or its shard of it."""
+    group, place = _rank(var, replica)
+    data = _group_data(var, group)
+    return _shard(data, var._shards, place % var._shards) if var.meta_shape else data
+
+
+def buffer_values(buffer: RemoteBuffer, replicas: int, layout: Layout) -> np.ndarray:
+    """(replicas * entries, *stored entry): initial contents of a buffer."""
+    shape = (replicas, buffer.entries, *layout.stored_shape(buffer))
+    out = np.zeros(shape, buffer.tensor_dtype.as_numpy())
+    for entry, var in buffer._variables.items():
+        for replica in range(replicas):
+            out[replica, entry] = layout.pack(stored_entry(var, replica), buffer)
+    return out.reshape(-1, *shape[2:])
+
+
+def host_value(var: Variable, per_replica: Any) -> np.ndarray:
+    """The host array of a variable from `per_replica(replica) -> what that replica stores`."""
+    groups = var._grouping.groups
+    if var._retrieval == "all_replicas":
+        values = [_whole(var, r, per_replica) for r in range(len(var._grouping.assignment))]
+    else:
+        values = [_whole(var, members[0], per_replica) for members in groups]
+    return values[0] if len(values) == 1 else np.stack(values)
+
+
+def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
+    if not var.meta_shape:
+        return per_replica(replica)
+    group, place = _rank(var, replica)
+    first = place - place % var._shards
+    members = var._grouping.groups[group][first : first + var._shards]
+    flat = np.concatenate([per_replica(r) for r in members])
+    return flat[: math.prod(var.meta_shape)].reshape(var.meta_shape)

@@ -1,0 +1,186 @@
+"""Running a graph while JAX traces: values of tensors, and the state that persists.
+
+`Machine` holds the program's state during a trace: remote buffers, stream data and positions.
+`Frame` holds the values of one activation of one graph. Views own nothing: reading one computes it
+from its owners, writing one writes through to them, so program order decides what is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._core.aliases import parents
+from popxl._lower.hostdata import device_view
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.graph import Graph
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.streams import Stream
+    from popxl.tensor import Tensor
+
+Array = jax.Array
+
+
+@dataclass
+class Machine:
+    """State of the program being traced.
+
+    Attributes:
+        buffers: contents of each remote buffer on this replica, (entries, *stored entry shape).
+        streams: data of each stream on this replica, (transfers, *shape).
+        positions: the next transfer of each stream.
+        constants: values of the constants that are arguments of the program.
+        zero: an int32 scalar that is 0 at run time but unknown to the compiler.
+        guard_reads: read written buffers through a condition on `zero` (see `load`).
+        written: buffers that the program stores to.
+    """
+
+    buffers: dict[RemoteBuffer, Array] = field(default_factory=dict)
+    streams: dict[Stream, Array] = field(default_factory=dict)
+    positions: dict[Stream, Any] = field(default_factory=dict)
+    constants: dict[Tensor, Array] = field(default_factory=dict)
+    zero: Any = None
+    guard_reads: bool = False
+    written: frozenset[RemoteBuffer] = frozenset()
+    layout: Any = None
+
+    # ---- streams --------------------------------------------------------------------------------
+    def next_position(self, stream: Stream) -> Any:
+        at = self.positions[stream]
+        self.positions[stream] = at + 1
+        return at
+
+    def host_load(self, stream: Stream) -> Array:
+        """The next transfer of a host-to-device stream."""
+        data = self.streams[stream]
+        return lax.dynamic_index_in_dim(data, self.next_position(stream), 0, keepdims=False)
+
+    def host_store(self, stream: Stream, value: Array) -> None:
+        """Append to a device-to-host stream."""
+        at = self.next_position(stream)
+        self.streams[stream] = lax.dynamic_update_index_in_dim(self.streams[stream], value, at, 0)
+
+    # ---- remote buffers -------------------------------------------------------------------------
+    def load(self, buffer: RemoteBuffer, offset: Any) -> Array:
+        """Entry `offset` of a remote buffer, on the device.
+
+        Slice first, then move: XLA's host offloading accepts nothing in between. On CPU, a buffer
+        that is also stored to is read inside a conditional whose predicate is only known at run
+        time: it materialises the entry, without which XLA copies the whole buffer for each store
+        that follows.
+        """
+        data = self.buffers[buffer]
+
+        def read(data: Array, at: Any) -> Array:
+            return lax.dynamic_index_in_dim(data, at, 0, keepdims=False)
+
+        if self.guard_reads and buffer in self.written:
+            shape, dtype = data.shape[1:], data.dtype
+
+            def nothing(data: Array, at: Any) -> Array:
+                return lax.full(shape, 0, dtype)
+
+            entry = lax.cond(self.zero == 0, lambda d, i: self.to_device(read(d, i)),
+                             nothing, data, offset)  # fmt: skip
+        else:
+            entry = self.to_device(read(data, offset))
+        return self.layout.unpack(entry, buffer)
+
+    def store(self, buffer: RemoteBuffer, offset: Any, value: Array) -> None:
+        """Overwrite entry `offset` of a remote buffer. Everything, then move, then update."""
+        entry = self.to_host(self.layout.pack(value, buffer))
+        self.buffers[buffer] = lax.dynamic_update_index_in_dim(
+            self.buffers[buffer], entry, offset, 0
+        )
+
+    @staticmethod
+    def to_device(x: Array) -> Array:
+        return jax.device_put(x, jax.memory.Space.Device)
+
+    @staticmethod
+    def to_host(x: Array) -> Array:
+        return jax.device_put(x, jax.memory.Space.Host)
+
+    # ---- running --------------------------------------------------------------------------------
+    def run(self, graph: Graph, inputs: Sequence[Array]) -> Frame:
+        """Run `graph` and return its frame, from which outputs and changed inputs can be read."""
+        frame = Frame(self)
+        frame.values.update(zip(graph._inputs, inputs, strict=True))
+        for op in graph._ops:
+            if not op.view:
+                execute(frame, op)
+        return frame
+
+
+@dataclass
+class Frame:
+    """Values of the tensors of one activation of a graph."""
+
+    machine: Machine
+    values: dict[Tensor, Array] = field(default_factory=dict)
+
+    def read(self, t: Tensor) -> Array:
+        """The value of `t` now."""
+        up = parents(t)
+        if up:
+            op = t._producer
+            assert op is not None
+            if op.inplace is not None:
+                return self.read(up[0])
+            assert op.defn.lower is not None
+            return _single(op.defn.lower(*map(self.read, up), **op.attrs))
+        if t in self.values:
+            return self.values[t]
+        return self._constant(t)
+
+    def _constant(self, t: Any) -> Array:
+        # Never cached: an array made while tracing a loop body must not be used outside it.
+        given = self.machine.constants.get(t)
+        return jnp.asarray(device_view(t._data)) if given is None else given
+
+    def write(self, t: Tensor, value: Array) -> None:
+        """Overwrite `t`; views write through to their owners."""
+        up = parents(t)
+        if not up:
+            self.values[t] = value
+            return
+        op = t._producer
+        assert op is not None
+        if op.inplace is not None:
+            self.write(up[0], value)
+            return
+        assert op.defn.view_write is not None, f"{op.name} has no rule to write through"
+        updated = op.defn.view_write(tuple(map(self.read, up)), value, **op.attrs)
+        for parent, new in zip(up, updated, strict=True):
+            self.write(parent, new)
+
+    def define(self, op: Op, results: Any) -> None:
+        """Store the results of `op`: into the overwritten input, or as the outputs' values."""
+        results = list(results) if isinstance(results, (tuple, list)) else [results]
+        first = 0
+        if op.inplace is not None:
+            self.write(op.inputs[op.inplace], results[0])
+            first = 1
+        for t, value in zip(op.outputs[first:], results[first:], strict=True):
+            self.values[t] = value
+
+
+def execute(frame: Frame, op: Op) -> None:
+    """Run one op."""
+    with jax.named_scope(op.name):
+        if op.defn.execute is not None:
+            op.defn.execute(frame, op)
+        else:
+            assert op.defn.lower is not None
+            frame.define(op, op.defn.lower(*map(frame.read, op.inputs), **op.attrs))
+
+
+def _single(result: Any) -> Any:
+    return result[0] if isinstance(result, (tuple, list)) else result

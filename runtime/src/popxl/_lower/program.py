@@ -1,0 +1,175 @@
+"""A whole program: Ir -> one pure JAX function -> one compiled executable.
+
+The function maps (changing state, constant state, host inputs) to (changed state, host outputs).
+Changing state is donated, so variables and remote buffers are updated in place. Replicas are one
+mesh axis under `shard_map`; each array's first axis is divided among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from popxl._core.aliases import modified_owners
+from popxl._core.effects import Effects, program_effects
+from popxl._lower.collective import AXIS
+from popxl._lower.compile import compile_lowered, switches
+from popxl._lower.devices import per_replica, replicated
+from popxl._lower.layout import Layout
+from popxl._lower.machine import Frame, Machine, execute
+from popxl._lower.transfers import check_transfers
+
+
+if TYPE_CHECKING:
+    from popxl.ir import Ir
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.streams import DeviceToHostStream, HostToDeviceStream
+
+_INLINE_BYTES = 4096  # larger constants are passed as arguments, not written into the program
+
+
+@dataclass
+class State:
+    """Arrays of the program's state by owner. The same shape of record holds specs or shardings."""
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    buffers: dict[int, Any] = field(default_factory=dict)
+
+
+jax.tree_util.register_dataclass(State, ["variables", "buffers"], [])
+
+
+class Program:
+    """What a session compiles and runs."""
+
+    def __init__(self, ir: Ir, mesh: Mesh) -> None:
+        self.ir, self.mesh = ir, mesh
+        self.platform = mesh.devices.flat[0].platform
+        self.layout = Layout(tiled=self.platform == "tpu")
+        self.effects: Effects = program_effects(ir)
+        check_transfers(ir)
+        changed = modified_owners(ir.main_graph)
+        self.variables = [v for v in ir.main_graph.variables if v._remote is None]
+        self.changed_variables = [v for v in self.variables if v in changed]
+        self.fixed_variables = [v for v in self.variables if v not in changed]
+        used = dict.fromkeys([*self.effects.reads, *self.effects.writes])
+        used.update(dict.fromkeys(b for b in ir._buffers if b._variables))
+        self.buffers: list[RemoteBuffer] = sorted(used, key=lambda b: b.remote_buffer_id)
+        self.written = frozenset(self.effects.writes)
+        self.constants = [
+            c for g in ir._graphs for c in g.constants if c._data.nbytes > _INLINE_BYTES
+        ]
+
+    @property
+    def h2d(self) -> list[HostToDeviceStream]:
+        return sorted(self.effects.loads, key=lambda s: s.tensor_id)
+
+    @property
+    def d2h(self) -> list[DeviceToHostStream]:
+        return sorted(self.effects.stores, key=lambda s: s.tensor_id)
+
+    # ---- the function ---------------------------------------------------------------------------
+    def function(self, changing: State, fixed: State, constants: Any, inputs: Any, zero: Any) -> Any:
+        """The program of one replica; arrays have this replica's part of the first axis."""
+        machine = Machine(
+            zero=zero,
+            guard_reads=self.platform == "cpu",
+            written=self.written,
+            layout=self.layout,
+        )
+        frame = Frame(machine)
+        for part in (changing, fixed):
+            frame.values.update(
+                (v, part.variables[v.id][0]) for v in self.variables if v.id in part.variables
+            )
+            machine.buffers.update(
+                (b, part.buffers[b.remote_buffer_id])
+                for b in self.buffers
+                if b.remote_buffer_id in part.buffers
+            )
+        machine.constants.update(zip(self.constants, constants, strict=True))
+        for s in self.h2d:
+            machine.streams[s], machine.positions[s] = inputs[s.tensor_id][0], 0
+        for s in self.d2h:
+            shape = (self.ir.num_host_transfers, *s.shape)
+            machine.streams[s], machine.positions[s] = jnp.zeros(shape, s.dtype.as_jax()), 0
+        for op in self.ir.main_graph._ops:
+            if not op.view:
+                execute(frame, op)
+        changed = State(
+            {v.id: frame.read(v)[None] for v in self.changed_variables},
+            {b.remote_buffer_id: machine.buffers[b] for b in self.buffers if b in self.written},
+        )
+        return changed, {s.tensor_id: machine.streams[s][None] for s in self.d2h}
+
+    # ---- arguments ------------------------------------------------------------------------------
+    def buffer_shape(self, b: RemoteBuffer) -> tuple[int, ...]:
+        """Shape of the array of all replicas."""
+        return (self.ir.replication_factor * b.entries, *self.layout.stored_shape(b))
+
+    def _state_specs(self, changing: bool) -> State:
+        r, mesh = self.ir.replication_factor, self.mesh
+        variables = self.changed_variables if changing else self.fixed_variables
+        return State(
+            {v.id: _spec((r, *v.shape), v.dtype, per_replica(mesh)) for v in variables},
+            {
+                b.remote_buffer_id: _spec(
+                    self.buffer_shape(b), b.tensor_dtype, per_replica(mesh, host=True)
+                )
+                for b in self.buffers
+                if (b in self.written) == changing
+            },
+        )
+
+    @cached_property
+    def argument_specs(self) -> tuple[Any, ...]:
+        """`ShapeDtypeStruct`s with shardings: changing, fixed, constants, inputs, zero."""
+        r, t = self.ir.replication_factor, self.ir.num_host_transfers
+        whole = replicated(self.mesh)
+        return (
+            self._state_specs(True),
+            self._state_specs(False),
+            [_spec(c.shape, c.dtype, whole) for c in self.constants],
+            {
+                s.tensor_id: _spec((r, t, *s.shape), s.dtype, per_replica(self.mesh))
+                for s in self.h2d
+            },
+            jax.ShapeDtypeStruct((), np.int32, sharding=whole),
+        )
+
+    # ---- compiling ------------------------------------------------------------------------------
+    def lower(self) -> Any:
+        """Trace and lower: a `jax.stages.Lowered`."""
+        split, whole = PartitionSpec(AXIS), PartitionSpec()
+        mapped = jax.shard_map(
+            self.function,
+            mesh=self.mesh,
+            in_specs=(split, split, whole, split, whole),
+            out_specs=split,
+            check_vma=False,
+        )
+
+        def popxl_program(*args: Any) -> Any:
+            return mapped(*args)
+
+        return jax.jit(popxl_program, donate_argnums=(0,)).lower(*self.argument_specs)
+
+    def compile(self) -> Any:
+        """Lower and compile: a `jax.stages.Compiled`."""
+        return compile_lowered(self.lower(), self.platform)
+
+    @property
+    def switches(self) -> dict[str, Any]:
+        return switches(self.platform)
+
+
+def _spec(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(shape), dtype.as_jax(), sharding=sharding)
+
+

@@ -1,0 +1,56 @@
+"""The part of a machine's state that loops and branches must carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from popxl._core.effects import Effects, graph_effects
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Machine
+    from popxl.graph import Graph
+
+
+class LoopState:
+    """The buffers that the graphs write, and the streams they use, as one pytree."""
+
+    def __init__(self, machine: Machine, graphs: Sequence[Graph]) -> None:
+        effects = Effects()
+        for graph in graphs:
+            effects.add(graph_effects(graph))
+        self._machine = machine
+        self._buffers = list(effects.writes)
+        self._stores = list(effects.stores)
+        self._streams = [*effects.loads, *effects.stores]
+
+    def snapshot(self) -> Any:
+        """The state now."""
+        m = self._machine
+        return (
+            [m.buffers[b] for b in self._buffers],
+            [m.streams[s] for s in self._stores],
+            [jnp.asarray(m.positions[s], jnp.int32) for s in self._streams],
+        )
+
+    def restore(self, saved: Any) -> None:
+        """Make `saved` the state."""
+        m = self._machine
+        buffers, stores, positions = saved
+        m.buffers.update(zip(self._buffers, buffers, strict=True))
+        m.streams.update(zip(self._stores, stores, strict=True))
+        m.positions.update(zip(self._streams, positions, strict=True))
+
+    @contextmanager
+    def entered(self, saved: Any) -> Iterator[None]:
+        """Run a body on the state `saved`; afterwards the state is as before."""
+        m = self._machine
+        kept = dict(m.buffers), dict(m.streams), dict(m.positions)
+        self.restore(saved)
+        try:
+            yield
+        finally:
+            m.buffers, m.streams, m.positions = kept

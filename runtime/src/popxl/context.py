@@ -1,0 +1,205 @@
+"""What "current" means while a program is written: graph, name scope, IPU, ordering.
+
+All state is one stack object per thread. The context managers of PopXL are also decorators and
+may be created (not entered) with no graph active.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+InSequenceKey = tuple[str, Any]
+
+
+class Context(threading.local):
+    """Stacks of the program being written. One per thread."""
+
+    def __init__(self) -> None:
+        self._graphs: list[Graph] = []
+        self._ipus: list[int | None] = []
+        self._io: list[bool] = []
+        self._in_sequence: list[bool] = []
+        self._scopes: dict[str, list[str]] = {}  # name scopes are local to a graph
+        self._hooks: dict[int, Callable[[Op], Any]] = {}
+        self._next_hook = 0
+
+    @property
+    def graph(self) -> Graph:
+        """The current graph. Raises RuntimeError outside any graph."""
+        if not self._graphs:
+            raise RuntimeError(
+                "no graph is active: write ops inside `with ir.main_graph:` or in a function "
+                "passed to ir.create_graph"
+            )
+        return self._graphs[-1]
+
+    @property
+    def main_graph(self) -> Graph:
+        return self.graph.main_graph
+
+    @property
+    def ir(self) -> Ir:
+        return self.graph.ir
+
+    @property
+    def ipu_id(self) -> int | None:
+        return self._ipus[-1] if self._ipus else None
+
+    @property
+    def io_tile_set(self) -> bool:
+        return bool(self._io and self._io[-1])
+
+    @property
+    def in_sequence(self) -> bool:
+        return bool(self._in_sequence and self._in_sequence[-1])
+
+    @property
+    def name_scopes(self) -> list[str]:
+        """Scopes of the current graph, outermost first."""
+        return self._scopes.setdefault(self._graphs[-1].id if self._graphs else "", [])
+
+    def push_name_scope(self, name: str) -> None:
+        self.name_scopes.append(name)
+
+    def pop_name_scope(self) -> str:
+        return self.name_scopes.pop()
+
+    def push_graph(self, g: Graph) -> None:
+        self._graphs.append(g)
+
+    def pop_graph(self) -> Graph:
+        return self._graphs.pop()
+
+    def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
+        """Call `fn(op)` for each op created from now on. Returns a handle for removal."""
+        self._next_hook += 1
+        self._hooks[self._next_hook] = fn
+        return self._next_hook
+
+    def remove_op_created_hook(self, handle: int) -> None:
+        self._hooks.pop(handle, None)
+
+    def _op_created(self, op: Op) -> None:
+        for fn in list(self._hooks.values()):
+            fn(op)
+
+
+_CONTEXT = Context()
+
+
+def get_current_context() -> Context:
+    return _CONTEXT
+
+
+def get_current_graph() -> Graph:
+    """The graph to which ops are being added. Raises RuntimeError outside any graph."""
+    return _CONTEXT.graph
+
+
+def get_main_graph() -> Graph:
+    """The main graph of the current Ir."""
+    return _CONTEXT.main_graph
+
+
+def get_ir() -> Ir:
+    """The Ir of the current graph."""
+    return _CONTEXT.ir
+
+
+gcg = get_current_graph
+gmg = get_main_graph
+gir = get_ir
+
+
+class _Pushed(ContextDecorator):
+    """Pushes a value on a stack of the context while entered."""
+
+    def __init__(self, stack: str, value: Any) -> None:
+        self._stack, self._value = stack, value
+
+    def __enter__(self) -> None:
+        getattr(_CONTEXT, self._stack).append(self._value)
+
+    def __exit__(self, *exc: object) -> None:
+        getattr(_CONTEXT, self._stack).pop()
+
+    def _recreate_cm(self) -> _Pushed:
+        return type(self)(self._stack, self._value)
+
+
+def ipu(ipu: int | None) -> _Pushed:
+    """Place the ops created inside on virtual device `ipu` (recorded; XLA has one per replica)."""
+    return _Pushed("_ipus", ipu)
+
+
+def io_tiles() -> _Pushed:
+    """Place the ops created inside on IO tiles (recorded; a scheduling hint)."""
+    return _Pushed("_io", True)
+
+
+def in_sequence(mode: bool | Literal["pass"] = True) -> _Pushed:
+    """Keep the ops created inside in program order.
+
+    Program order is execution order in this runtime, so the mode is recorded only.
+    """
+    return _Pushed("_in_sequence", _CONTEXT.in_sequence if mode == "pass" else bool(mode))
+
+
+class name_scope(ContextDecorator):  # noqa: N801 - PopXL's name
+    """Prefix the names of the tensors created inside with `name/`. Scopes nest."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        _CONTEXT.push_name_scope(self._name)
+
+    def __exit__(self, *exc: object) -> None:
+        _CONTEXT.pop_name_scope()
+
+    def _recreate_cm(self) -> name_scope:
+        return name_scope(self._name)
+
+
+@contextmanager
+def debug_context_frame_offset(i: int) -> Iterator[None]:
+    """Kept for programs that use it: source locations skip library frames by themselves."""
+    yield
+
+
+def op_debug_context(name: Any) -> Any:
+    """Decorator kept for programs that define ops: names and locations are taken by `emit`."""
+    if callable(name):
+        return name
+    return lambda fn: fn
+
+
+_LIBRARY = ("/popxl/", "/popxl_addons/", "\\popxl\\", "\\popxl_addons\\", "contextlib.py")
+
+
+def get_source_location(offset: int = 0) -> str:
+    """`file:line` of the innermost frame outside this library (`offset` frames further out)."""
+    import sys
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not any(part in path for part in _LIBRARY):
+            if offset == 0:
+                return f"{path}:{frame.f_lineno}"
+            offset -= 1
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    summary = traceback.extract_stack(limit=1)[0]
+    return f"{summary.filename}:{summary.lineno}"

@@ -1,0 +1,160 @@
+"""Data types of tensors.
+
+A `dtype` is an interned, immutable record. Names, aliases and conversions follow PopXL.
+float8 values are structured one-byte records on the host (`np_dtype_float8_143`,
+`np_dtype_float8_152`: PopXL's host format) and `float8_e4m3fnuz` / `float8_e5m2fnuz` on the device:
+the formats with bias 8 / 16, no infinity and 0x80 as NaN.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+np_dtype_float8_143 = np.dtype([("float8_143", "u1")])
+np_dtype_float8_152 = np.dtype([("float8_152", "u1")])
+
+_BY_NAME: dict[str, dtype] = {}
+_NP_TO_POPXL: dict[np.dtype, dtype] = {}
+_PY_TO_POPXL: dict[Any, dtype] = {}
+_PT_TO_POPXL: dict[str, dtype] = {}
+
+
+class dtype:  # noqa: N801 - PopXL's name
+    """The element type of a tensor. Use the constants of `popxl` (`popxl.float32`, ...)."""
+
+    _name: str
+    _kind: str
+    _host: np.dtype
+    _device: np.dtype
+
+    def __init__(self) -> None:
+        raise TypeError(
+            f"Cannot create {type(self).__module__}.{type(self).__qualname__} instances; use the "
+            "constants of popxl, such as popxl.float32, or dtype.as_dtype(...)"
+        )
+
+    @property
+    def name(self) -> str:
+        """Name such as `"float32"`."""
+        return self._name
+
+    @property
+    def is_complex(self) -> builtins.bool:
+        return self._kind == "c"
+
+    @property
+    def is_int(self) -> builtins.bool:
+        return self._kind in "iu"
+
+    @property
+    def is_floating_point(self) -> builtins.bool:
+        return self._kind == "f"
+
+    @property
+    def is_signed(self) -> builtins.bool:
+        return self._kind in "ifc"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._device.itemsize
+
+    @classmethod
+    def from_name(cls, name: str) -> dtype:
+        """Return the dtype called `name`. Raises ValueError if there is none."""
+        if name not in _BY_NAME:
+            raise ValueError(f"unknown dtype name {name!r}: use one of {', '.join(_BY_NAME)}")
+        return _BY_NAME[name]
+
+    @classmethod
+    def as_dtype(cls, type_value: Any) -> dtype:
+        """Convert a popxl, numpy, Python or torch type, or a name, to a popxl dtype.
+
+        Raises:
+            ValueError: if there is no corresponding popxl dtype.
+        """
+        if isinstance(type_value, dtype):
+            return type_value
+        if isinstance(type_value, str) and type_value in _BY_NAME:
+            return _BY_NAME[type_value]
+        if isinstance(type_value, type) and type_value in _PY_TO_POPXL:
+            return _PY_TO_POPXL[type_value]
+        if type(type_value).__module__ == "torch":
+            name = _PT_TO_POPXL.get(str(type_value))
+            if name is not None:
+                return name
+        try:
+            return _NP_TO_POPXL[np.dtype(type_value)]
+        except (TypeError, KeyError):
+            raise ValueError(f"there is no popxl dtype for {type_value!r}") from None
+
+    def as_numpy(self) -> np.dtype:
+        """The numpy dtype of host data."""
+        return self._host
+
+    def as_torch(self) -> Any:
+        """The torch dtype. Raises ValueError for types that torch lacks."""
+        import torch
+
+        found = getattr(torch, self._name, None)
+        if found is None:
+            raise ValueError(f"{self!r} has no torch equivalent")
+        return found
+
+    def as_jax(self) -> np.dtype:
+        """The numpy/ml_dtypes dtype of arrays on the device."""
+        return self._device
+
+    def __repr__(self) -> str:
+        return f"popxl.dtypes.{self._name}"
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype.from_name, (self._name,)
+
+    def __deepcopy__(self, memo: Any) -> dtype:
+        return self
+
+
+def _make(name: str, kind: str, host: Any, device: Any = None, python: Any = None) -> dtype:
+    self = object.__new__(dtype)
+    self._name, self._kind = name, kind
+    self._host = np.dtype(host)
+    self._device = np.dtype(host if device is None else device)
+    _BY_NAME[name] = self
+    _NP_TO_POPXL[self._host] = self
+    _NP_TO_POPXL[self._device] = self
+    _PT_TO_POPXL[f"torch.{name}"] = self
+    if python is not None:
+        _PY_TO_POPXL[python] = self
+    return self
+
+
+bool = _make("bool", "b", np.bool_, python=builtins.bool)
+int8 = _make("int8", "i", np.int8)
+int16 = _make("int16", "i", np.int16)
+int32 = _make("int32", "i", np.int32)
+int64 = _make("int64", "i", np.int64, python=int)
+uint8 = _make("uint8", "u", np.uint8)
+uint16 = _make("uint16", "u", np.uint16)
+uint32 = _make("uint32", "u", np.uint32)
+uint64 = _make("uint64", "u", np.uint64)
+float8_143 = _make("float8_143", "f", np_dtype_float8_143, ml_dtypes.float8_e4m3fnuz)
+float8_152 = _make("float8_152", "f", np_dtype_float8_152, ml_dtypes.float8_e5m2fnuz)
+float16 = _make("float16", "f", np.float16)
+bfloat16 = _make("bfloat16", "f", ml_dtypes.bfloat16)  # beyond PopXL: what GPUs and TPUs train in
+float32 = _make("float32", "f", np.float32, python=builtins.float)
+float64 = _make("float64", "f", np.float64)
+complex64 = _make("complex64", "c", np.complex64)
+complex128 = _make("complex128", "c", np.complex128)
+_BY_NAME.update(half=float16, float=float32, double=float64)
+
+half = float16
+float = float32
+double = float64

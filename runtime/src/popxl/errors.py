@@ -1,0 +1,29 @@
+"""Exceptions of the runtime. `popart` re-exports the ones that carry PopART's names."""
+
+from __future__ import annotations
+
+import builtins
+
+
+class UndefinedValue(Exception):
+    """A property was asked for that the tensor does not have yet, such as `ipu` of a variable."""
+
+
+class popart_exception(RuntimeError):  # noqa: N801 - the name PopXL programs catch
+    """An IR or session that cannot be built or run. Same name as PopART's exception."""
+
+
+class poplar_application_runtime_error(RuntimeError):  # noqa: N801 - as above
+    """A check inside a running program failed."""
+
+
+class SpecError(popart_exception, ValueError, TypeError):
+    """Shapes or dtypes do not fit an op.
+
+    It is a `ValueError`, a `TypeError` and a `popart_exception`, since PopXL raises any of the
+    three depending on where the misuse is found, and programs catch either.
+    """
+
+
+class DeviceError(popart_exception, builtins.ValueError):
+    """The machine has too few devices, or none of the kind asked for."""

@@ -1,0 +1,181 @@
+"""Graphs: lists of ops with inputs and outputs, that can be called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from popxl import context
+from popxl.errors import SpecError
+from popxl.tensor import Constant, Tensor, TensorSpec, Variable
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.ir import Ir
+
+
+class Graph:
+    """A graph of an Ir. Made by `ir.create_graph` and `ir.create_empty_graph`."""
+
+    def __init__(self) -> None:
+        raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")
+
+    @classmethod
+    def _make(cls, ir: Ir, name: str) -> Graph:
+        self = object.__new__(cls)
+        self._ir_, self._name = ir, name
+        self._ops: list[Op] = []
+        self._inputs: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._call_sites: list[Op] = []  # ops that run this graph
+        self._hooks: dict[int, Callable[[Op], Any]] = {}
+        return self
+
+    # ---- identity -------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def id(self) -> str:
+        """Unique in the Ir."""
+        return self._name
+
+    @property
+    def ir(self) -> Ir:
+        return self._ir_
+
+    _ir = ir  # applications use the underscore name
+
+    @property
+    def main_graph(self) -> Graph:
+        return self._ir_.main_graph
+
+    @property
+    def _prefix(self) -> str:
+        return "" if self is self._ir_.main_graph else f"{self._name}/"
+
+    # ---- contents -------------------------------------------------------------------------------
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(self._inputs)
+
+    @property
+    def inputs_by_name(self) -> dict[str, Tensor]:
+        return {t.name: t for t in self._inputs}
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return tuple(self._outputs)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self._tensors.values())
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        return tuple(t for t in self._tensors.values() if isinstance(t, Variable))
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        return tuple(t for t in self._tensors.values() if isinstance(t, Constant))
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops in execution order."""
+        return tuple(self._ops)
+
+    @property
+    def called_graphs(self) -> tuple[Graph, ...]:
+        """Graphs run by ops of this graph, in order of first use."""
+        return tuple(dict.fromkeys(g for op in self._ops for g in op.called_graphs()))
+
+    def get_tensor(self, tensor_id: str) -> Tensor:
+        """The tensor with that id (or name). Raises ValueError if there is none."""
+        name = tensor_id.removeprefix(self._prefix)
+        if name not in self._tensors:
+            raise ValueError(f"graph {self.id!r} has no tensor {tensor_id!r}")
+        return self._tensors[name]
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, Tensor) and value._graph is self
+
+    # ---- building -------------------------------------------------------------------------------
+    def _register_tensor(self, tensor: Tensor, name: str | None) -> str:
+        scopes = context.get_current_context()._scopes.get(self.id, [])
+        base = "/".join([*scopes, name or "t"])
+        unique, n = base, 0
+        while unique in self._tensors:
+            unique, n = f"{base}__t{n}", n + 1
+        self._tensors[unique] = tensor
+        return unique
+
+    def _add_input(self, spec: TensorSpec, name: str | None, by_ref: bool = False) -> Tensor:
+        if self is self.main_graph:
+            raise ValueError("the main graph has no inputs: use a host stream or a variable")
+        tensor: Tensor = Tensor._make(self, spec, name)
+        tensor._by_ref = by_ref
+        self._inputs.append(tensor)
+        return tensor
+
+    def _add_output(self, tensor: Tensor) -> int:
+        """Append an output; call sites that exist already gain it too. Returns its index."""
+        from popxl._core.op import add_outputs
+
+        if self is self.main_graph:
+            raise ValueError("the main graph has no outputs: use ops.host_store")
+        if tensor not in self:
+            raise ValueError(f"{tensor!r} cannot be an output of graph {self.id!r}: it belongs to "
+                             f"graph {tensor._graph.id!r}")  # fmt: skip
+        self._outputs.append(tensor)
+        for site in self._call_sites:
+            if "then" in site.attrs:
+                raise SpecError(
+                    f"graph {self.id!r} is a branch of a conditional at {site.location} and "
+                    "cannot gain outputs any more"
+                )
+            add_outputs(site, [tensor.spec], [tensor.name.rpartition("/")[2]])
+        return len(self._outputs) - 1
+
+    def _append_op(self, op: Op, before: Op | None = None) -> None:
+        if before is None:
+            self._ops.append(op)
+        else:
+            self._ops.insert(self._ops.index(before), op)
+        for graph in op.called_graphs():
+            graph._call_sites.append(op)
+        context.get_current_context()._op_created(op)
+        for fn in list(self._hooks.values()):
+            fn(op)
+
+    def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
+        """Call `fn(op)` for each op created in this graph from now on; returns a handle."""
+        handle = max(self._hooks, default=0) + 1
+        self._hooks[handle] = fn
+        return handle
+
+    def remove_op_created_hook(self, handle: int) -> None:
+        self._hooks.pop(handle, None)
+
+    # ---- Python ---------------------------------------------------------------------------------
+    def __enter__(self) -> Graph:
+        context.get_current_context().push_graph(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        context.get_current_context().pop_graph()
+
+    def __eq__(self, value: object) -> bool:
+        return self is value
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"Graph[id={self.id} name={self.name}]"
+
+    def __str__(self) -> str:
+        from popxl._core.text import graph_text
+
+        return graph_text(self)

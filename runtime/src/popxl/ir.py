@@ -1,0 +1,180 @@
+"""The intermediate representation: graphs, streams and remote buffers of one program."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from popxl._core.options import IrHandle
+from popxl.graph import Graph
+from popxl.module import Module
+from popxl.replica_grouping import ReplicaGrouping
+
+if TYPE_CHECKING:
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
+    from popxl.tensor import Tensor
+
+_IDS = itertools.count()
+
+
+class Ir:
+    """A program. Ops are added to `main_graph` and to graphs made by `create_graph`."""
+
+    def __init__(self, replication: int | Literal["popdist"] = 1) -> None:
+        """
+        Args:
+            replication: number of replicas (devices that run the program), or "popdist": as many
+                as the distributed environment provides.
+        """
+        import popdist
+
+        self._id = next(_IDS)
+        self._pb_ir = IrHandle(self)
+        self._graph_names: Counter[str] = Counter()
+        self._graphs: list[Graph] = []
+        self._streams: dict[str, Stream] = {}
+        self._buffers: list[RemoteBuffer] = []
+        self._num_host_transfers = 1
+        if replication == "popdist":
+            self._instances = popdist.getNumInstances()
+            replication = popdist.getNumTotalReplicas()
+        else:
+            self._instances = 1
+        self.replication_factor = replication
+        self._main_graph = self._new_graph("main")
+
+    # ---- properties -----------------------------------------------------------------------------
+    @property
+    def main_graph(self) -> Graph:
+        return self._main_graph
+
+    @property
+    def num_host_transfers(self) -> int:
+        """Transfers on each host stream in a run: how often the program loads and stores."""
+        return self._num_host_transfers
+
+    @num_host_transfers.setter
+    def num_host_transfers(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"num_host_transfers must be at least 1, got {value}")
+        self._num_host_transfers = int(value)
+
+    @property
+    def replication_factor(self) -> int:
+        """Number of replicas, over all instances."""
+        return self._replicas
+
+    @replication_factor.setter
+    def replication_factor(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"replication_factor must be at least 1, got {value}")
+        self._replicas = int(value)
+
+    @property
+    def instance_replication_factor(self) -> int:
+        """Number of replicas that this process runs."""
+        return self._replicas // self._instances
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    # ---- graphs ---------------------------------------------------------------------------------
+    def create_graph(
+        self,
+        fn: Callable[..., Tensor | Iterable[Tensor] | None] | Module,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Graph:
+        """Create a graph by calling `fn`, or the `build` method of a Module.
+
+        Each Tensor or TensorSpec among the arguments, also inside lists and tuples, becomes an
+        input of the graph of that spec, and `fn` gets the input instead. Annotate a parameter
+        with `popxl.TensorByRef` to make its inputs by-reference. Other arguments are passed on.
+        The tensors that `fn` returns become the outputs.
+
+        Raises:
+            ValueError: a returned tensor is of another graph, or a tensor of another Ir is passed.
+            TypeError: `fn` returns something that is no tensor.
+        """
+        from popxl._core.create_graph import build_graph
+
+        return build_graph(self, fn, args, kwargs)
+
+    def create_empty_graph(self, name: str | None = None) -> Graph:
+        """Create a graph without inputs, ops or outputs."""
+        return self._new_graph(f"{name or 'graph'}_subgraph({self._next(name or 'graph')})")
+
+    def _next(self, base: str) -> int:
+        self._graph_names[base] += 1
+        return self._graph_names[base] - 1
+
+    def _new_graph(self, name: str) -> Graph:
+        graph = Graph._make(self, name)
+        self._graphs.append(graph)
+        return graph
+
+    def dot_checkpoint(self, check: str, save_dir: str | Path | None = None) -> None:
+        """Ask for the graphs as DOT files, `<check>_<graph>.dot`, when a session is created.
+
+        Args:
+            check: name of the checkpoint.
+            save_dir: folder; default: the session option `logDir`, or the current folder.
+        """
+        self._pb_ir.dot_checkpoints.append((check, None if save_dir is None else Path(save_dir)))
+
+    # ---- streams and buffers --------------------------------------------------------------------
+    def _register_stream(self, stream: Stream, name: str) -> str:
+        unique, n = name, 0
+        while unique in self._streams:
+            unique, n = f"{name}__t{n}", n + 1
+        self._streams[unique] = stream
+        return unique
+
+    def _register_buffer(self, buffer: RemoteBuffer) -> int:
+        self._buffers.append(buffer)
+        return len(self._buffers)
+
+    def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
+        """Device-to-host streams that the program stores to."""
+        from popxl._core.effects import program_effects
+
+        return set(program_effects(self).stores)
+
+    def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
+        """Host-to-device streams that the program loads from."""
+        from popxl._core.effects import program_effects
+
+        return set(program_effects(self).loads)
+
+    # ---- replicas -------------------------------------------------------------------------------
+    def replica_grouping(self, stride: int = 1, group_size: int | None = None) -> ReplicaGrouping:
+        """Groups of `group_size` replicas, `stride` apart.
+
+        Args:
+            group_size: default: as many as fit, replication_factor / stride.
+        """
+        return ReplicaGrouping._from_stride(self, stride, group_size)
+
+    def replica_grouping_from_assignments(self, assignment: list[int]) -> ReplicaGrouping:
+        """The grouping that puts replica r into group `assignment[r]`."""
+        return ReplicaGrouping._from_assignment(self, tuple(assignment))
+
+    # ---- Python ---------------------------------------------------------------------------------
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __eq__(self, value: object) -> bool:
+        return self is value
+
+    def __repr__(self) -> str:
+        return f"Ir[id={self._id}]"
+
+    def __str__(self) -> str:
+        from popxl._core.text import ir_text
+
+        return ir_text(self)

@@ -1,0 +1,23 @@
+"""Base class of callables that build graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from popxl.tensor import Tensor
+
+
+class Module:
+    """A callable whose `build` method adds ops to the current graph.
+
+    Subclass it, write `build`, and pass an instance to `ir.create_graph` or call it.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
+        return self.build(*args, **kwargs)
+
+    def build(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
+        """Add ops to the current graph. Must be overridden."""
+        raise NotImplementedError(f"{type(self).__qualname__} must implement `build`")

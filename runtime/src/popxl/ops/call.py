@@ -1,0 +1,233 @@
+"""Calling graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from popxl import context
+from popxl._core.aliases import modified_inputs
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
+from popxl.errors import SpecError
+from popxl.graph import Graph
+from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+
+
+# ---- the op -------------------------------------------------------------------------------------
+def outputs_as_called(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
+    """Shape rule of calls: what the called graph returns."""
+    return [t.spec for t in graph._outputs]
+
+
+def modified_by_reference(op: Op) -> set[int]:
+    """Inputs that the called graph changes and that are by-reference."""
+    graph = op.attrs["graph"]
+    return {i for i in modified_inputs(graph) if graph._inputs[i]._by_ref}
+
+
+def _execute(frame: Frame, op: Op) -> None:
+    graph = op.attrs["graph"]
+    inner = frame.machine.run(graph, [frame.read(t) for t in op.inputs])
+    frame.values.update(zip(op.outputs, map(inner.read, graph._outputs), strict=True))
+    for i in op.modified_inputs():
+        frame.write(op.inputs[i], inner.read(graph._inputs[i]))
+
+
+def _call_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | None]:
+    return ctx.call_grad(op, grads)
+
+
+CALL = define(
+    "call",
+    execute=_execute,
+    infer=outputs_as_called,
+    grad=_call_grad,
+    modifies=modified_by_reference,
+)
+
+
+# ---- call sites ---------------------------------------------------------------------------------
+class CallSiteInfo:
+    """A call or repeat, seen from both sides: tensors of the caller and of the called graph."""
+
+    def __init__(self, subgraph_op: Op) -> None:
+        self._op = subgraph_op
+
+    @property
+    def called_graph(self) -> Graph:
+        return self._op.attrs["graph"]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The caller's input tensors, in the order of the graph's inputs."""
+        return tuple(self._op.inputs)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The caller's output tensors, in the order of the graph's outputs."""
+        return tuple(self._op.outputs)
+
+    def graph_to_parent_input_index(self, idx: int) -> int:
+        """Caller's input index of the graph's input `idx`."""
+        _check_index(idx, self.called_graph._inputs, "input", self.called_graph)
+        return idx
+
+    def parent_to_graph_input_index(self, idx: int) -> int:
+        """Graph's input index of the caller's input `idx`."""
+        return self.graph_to_parent_input_index(idx)
+
+    def graph_to_parent_output_index(self, idx: int) -> int:
+        """Caller's output index of the graph's output `idx`."""
+        _check_index(idx, self.called_graph._outputs, "output", self.called_graph)
+        return idx
+
+    def parent_to_graph_output_index(self, idx: int) -> int:
+        """Graph's output index of the caller's output `idx`."""
+        return self.graph_to_parent_output_index(idx)
+
+    def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
+        """The caller's tensor of an input or output of the called graph."""
+        graph = self.called_graph
+        if graph_tensor in graph._inputs:
+            return self._op.inputs[graph._inputs.index(graph_tensor)]
+        if graph_tensor in graph._outputs:
+            return self._op.outputs[graph._outputs.index(graph_tensor)]
+        raise ValueError(f"{graph_tensor!r} is no input or output of graph {graph.id!r}")
+
+    def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
+        """The called graph's input or output of a tensor of the caller."""
+        if parent_tensor in self._op.inputs:
+            return self.called_graph._inputs[self._op.inputs.index(parent_tensor)]
+        if parent_tensor in self._op.outputs:
+            return self.called_graph._outputs[self._op.outputs.index(parent_tensor)]
+        raise ValueError(
+            f"{parent_tensor!r} is no input or output of the call of {self.called_graph.id!r}"
+        )
+
+    def parent_input(self, idx: int) -> Tensor:
+        """The caller's input tensor `idx`."""
+        return self._op.inputs[idx]
+
+    def parent_output(self, idx: int) -> Tensor:
+        """The caller's output tensor `idx`."""
+        return self._op.outputs[idx]
+
+    def set_parent_input_modified(
+        self, parent_tensor: Tensor, infer_modified_regions: bool = False
+    ) -> None:
+        """Let changes that the graph makes to this input reach `parent_tensor`.
+
+        Raises:
+            ValueError: it is no input of the call.
+        """
+        if parent_tensor not in self._op.inputs:
+            raise ValueError(f"{parent_tensor!r} is no input of this call")
+        self._op.site_modified.update(
+            i for i, t in enumerate(self._op.inputs) if t is parent_tensor
+        )
+
+
+def _check_index(idx: int, tensors: Sequence[Tensor], kind: str, graph: Graph) -> None:
+    if not 0 <= idx < len(tensors):
+        raise IndexError(f"graph {graph.id!r} has {len(tensors)} {kind}s, but index {idx} was used")
+
+
+# ---- inputs -------------------------------------------------------------------------------------
+def gather_inputs(
+    graph: Graph,
+    inputs: Iterable[TensorLike | Iterable[TensorLike]],
+    inputs_dict: Mapping[Tensor, TensorLike] | None,
+    what: str = "call",
+    check_inputs: bool = True,
+) -> list[Tensor]:
+    """Caller's tensors in the order of the graph's inputs.
+
+    Positional inputs (lists are flattened) fill the graph's inputs that `inputs_dict` leaves, in
+    order. Host data becomes constants.
+
+    Raises:
+        ValueError: too many or too few inputs, or a wrong key.
+        SpecError: an input does not fit the graph's.
+    """
+    given = dict(inputs_dict or {})
+    for key in given:
+        if key not in graph._inputs:
+            raise ValueError(f"{what}: {key!r} is no input of graph {graph.id!r}")
+    positional = list(_flatten(inputs))
+    free = [t for t in graph._inputs if t not in given]
+    if len(positional) > len(free):
+        raise ValueError(
+            f"{what}: graph {graph.id!r} takes {len(free)} positional inputs, but got "
+            f"{len(positional)}"
+        )
+    if len(positional) < len(free):
+        missing = [t.name for t in free[len(positional) :]]
+        raise ValueError(f"{what}: graph {graph.id!r} lacks values for its inputs {missing}")
+    given.update(zip(free, positional, strict=True))
+    tensors = [_as_tensor(given[t], t) for t in graph._inputs]
+    if check_inputs:
+        _check_specs(graph, tensors, what)
+    return tensors
+
+
+def _flatten(inputs: Iterable[Any]) -> Iterable[Any]:
+    for item in inputs:
+        if isinstance(item, (list, tuple)) and any(isinstance(x, Tensor) for x in item):
+            yield from item
+        else:
+            yield item
+
+
+def _as_tensor(value: TensorLike, graph_input: Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else constant(value, graph_input.dtype)
+
+
+def _check_specs(graph: Graph, tensors: Sequence[Tensor], what: str) -> None:
+    for given, wanted in zip(tensors, graph._inputs, strict=True):
+        if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+            raise SpecError(
+                f"{what}: input {wanted.name!r} of graph {graph.id!r} is {wanted.dtype.name}"
+                f"{list(wanted.shape)}, but {given.id!r} is {given.dtype.name}{list(given.shape)}"
+            )
+
+
+def output_names(graph: Graph) -> list[str]:
+    return [t.name.rpartition("/")[2] for t in graph._outputs]
+
+
+# ---- public functions ---------------------------------------------------------------------------
+def call(
+    graph: Graph,
+    *inputs: TensorLike | Iterable[TensorLike],
+    inputs_dict: Mapping[Tensor, TensorLike] | None = None,
+) -> tuple[Tensor, ...]:
+    """Run `graph` here, and return its outputs.
+
+    Args:
+        inputs: tensors (or host data) for the graph's inputs in order; lists are flattened.
+        inputs_dict: values for some inputs, by the graph's input tensors.
+
+    Raises:
+        ValueError: wrong number of inputs, or tensors of another graph.
+        SpecError: an input's shape or dtype differs from the graph's.
+    """
+    return call_with_info(graph, *inputs, inputs_dict=inputs_dict).outputs
+
+
+def call_with_info(
+    graph: Graph,
+    *inputs: TensorLike | Iterable[TensorLike],
+    inputs_dict: Mapping[Tensor, TensorLike] | None = None,
+    check_inputs: bool = True,
+) -> CallSiteInfo:
+    """As `call`, but return information on the call site."""
+    here = context.get_current_graph()
+    if graph.ir is not here.ir:
+        raise ValueError(f"graph {graph.id!r} belongs to another Ir than graph {here.id!r}")
+    tensors = gather_inputs(graph, inputs, inputs_dict, "call", check_inputs)
+    emit(CALL, tensors, {"graph": graph}, names=output_names(graph))
+    return CallSiteInfo(here._ops[-1])

@@ -1,0 +1,106 @@
+"""All-reduce among tensors on the virtual devices of one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce as fold
+from typing import Any
+
+import jax.numpy as jnp
+
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
+from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
+from popxl.tensor import Tensor
+
+_FOLD = {
+    "add": jnp.add,
+    "mean": jnp.add,
+    "square_add": jnp.add,
+    "mul": jnp.multiply,
+    "min": jnp.minimum,
+    "max": jnp.maximum,
+    "and": jnp.logical_and,
+    "or": jnp.logical_or,
+}
+
+
+def _lower(*xs: Any, op: CollectiveOps, forward: bool, backward: bool) -> tuple[Any, ...]:
+    """`forward`: reduce; otherwise identity."""
+    if not forward:
+        return xs
+    terms = [x * x for x in xs] if op == "square_add" else list(xs)
+    total = fold(_FOLD[op], terms)
+    if op == "mean":
+        total = total / jnp.asarray(len(xs), total.dtype)
+    return (total.astype(xs[0].dtype),) * len(xs)
+
+
+def _grad(ctx: Any, op: Op, *dys: Tensor | None) -> Sequence[Tensor | None]:
+    """`backward`: the gradients are reduced; otherwise they pass unchanged."""
+    if op.attrs["op"] != "add":
+        raise NotImplementedError(f"all_reduce with op={op.attrs['op']!r} has no gradient")
+    if not op.attrs["backward"]:
+        return list(dys)
+    from popxl import ops
+
+    return all_reduce(
+        [
+            dy if dy is not None else ops.init(t.shape, t.dtype)
+            for dy, t in zip(dys, op.outputs, strict=True)
+        ]
+    )
+
+
+_DEF = define("all_reduce", _lower, grad=_grad, dtypes="same", tags=("all_reduce",))
+
+
+def _emit(
+    ts: list[Tensor], ipus: list[int] | None, op: CollectiveOps, forward: bool, backward: bool
+) -> list[Tensor]:
+    if ipus is not None and len(ipus) != len(ts):
+        raise ValueError(f"all_reduce got {len(ts)} tensors but {len(ipus)} IPUs")
+    attrs = {"op": to_collective_op(op), "forward": forward, "backward": backward}
+    places = [t._ipu for t in ts]
+    outs = _emit_unplaced(ts, attrs)
+    for out, place in zip(outs, ipus or places, strict=True):
+        out._ipu = place
+    return outs
+
+
+def _emit_unplaced(ts: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+    """The tensors are on different IPUs on purpose: hide their places from the check."""
+    places = [t._ipu for t in ts]
+    for t in ts:
+        t._ipu = None
+    try:
+        return list(emit(_DEF, ts, attrs))
+    finally:
+        for t, place in zip(ts, places, strict=True):
+            t._ipu = place
+
+
+def all_reduce(
+    ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
+) -> list[Tensor]:
+    """Reduce tensors that are on different virtual devices; each device gets the result.
+
+    Args:
+        ts: tensors of one shape and dtype.
+        ipus: their devices; default: taken from the tensors.
+    """
+    return _emit(ts, ipus, op, forward=True, backward=True)
+
+
+def all_reduce_identical_inputs(
+    ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
+) -> list[Tensor]:
+    """Identity, whose gradient is an all-reduce: opens a sharded computation."""
+    return _emit(ts, ipus, op, forward=False, backward=True)
+
+
+def all_reduce_identical_grad_inputs(
+    ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
+) -> list[Tensor]:
+    """All-reduce, whose gradient is the identity: closes a sharded computation."""
+    return _emit(ts, ipus, op, forward=True, backward=False)

@@ -1,0 +1,286 @@
+"""Collectives among the replicas of a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
+from popxl._lower import collective
+from popxl.ops.collectives.collectives import (
+    CollectiveOps,
+    group_or_all,
+    reduce,
+    to_collective_op,
+)
+from popxl.replica_grouping import ReplicaGrouping
+from popxl.tensor import Tensor, TensorSpec
+
+
+def shard_size(nelms: int, group: ReplicaGrouping) -> int:
+    """Elements of one shard: ceil(nelms / group size)."""
+    return -(-nelms // group.group_size)
+
+
+def _padded(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
+    """Flatten, and pad with zeros to a whole number of shards."""
+    flat = x.reshape(-1)
+    return jnp.pad(flat, (0, shard_size(flat.size, group) * group.group_size - flat.size))
+
+
+def _same_spec(spec: TensorSpec, **_: Any) -> list[TensorSpec]:
+    return [spec]
+
+
+# ---- all-reduce ---------------------------------------------------------------------------------
+def _all_reduce_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    # Each replica's input reaches every replica's output: gradients are summed over the group.
+    kind, group = op.attrs["op"], op.attrs["group"]
+    if kind not in ("add", "mean"):
+        raise NotImplementedError(f"replicated_all_reduce with op={kind!r} has no gradient")
+    assert dy is not None
+    return [replicated_all_reduce(dy, kind, group)]
+
+
+ALL_REDUCE = define(
+    "replicated_all_reduce",
+    reduce,
+    infer=_same_spec,
+    grad=_all_reduce_grad,
+    tags=("collective", "all_reduce"),
+)
+
+
+def replicated_all_reduce(
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
+) -> Tensor:
+    """Reduce `t` over the replicas of a group; each gets the result.
+
+    Args:
+        op: "add", "mean", "mul", "min", "max", "and", "or" or "square_add" (sum of squares).
+        group: default: all replicas.
+    """
+    attrs = {"op": to_collective_op(op), "group": group_or_all(group)}
+    return emit(ALL_REDUCE, [t], attrs)[0]
+
+
+def replicated_all_reduce_(
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
+) -> Tensor:
+    """As `replicated_all_reduce`, in place."""
+    attrs = {"op": to_collective_op(op), "group": group_or_all(group)}
+    return emit(ALL_REDUCE, [t], attrs, inplace=0)[0]
+
+
+# ---- all-gather ---------------------------------------------------------------------------------
+def _lower_gather(
+    x: jax.Array, group: ReplicaGrouping, axis: int, shape: str, meta_shape: tuple[int, ...]
+) -> jax.Array:
+    if shape == "meta_shape":
+        whole = collective.all_gather(x.reshape(-1), group)
+        return whole[: math.prod(meta_shape)].reshape(meta_shape)
+    return collective.all_gather(x, group, axis, tiled=shape == "concat")
+
+
+def _infer_gather(
+    spec: TensorSpec, group: ReplicaGrouping, axis: int, shape: str, meta_shape: tuple[int, ...]
+) -> list[TensorSpec]:
+    if shape == "meta_shape":
+        return [TensorSpec(meta_shape, spec.dtype)]
+    dims = list(spec.shape)
+    if shape == "new_axis":
+        dims.insert(axis, group.group_size)
+    else:
+        dims[axis] *= group.group_size
+    return [TensorSpec(dims, spec.dtype)]
+
+
+def _gather_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    assert dy is not None
+    summed = replicated_all_reduce(dy, "add", op.attrs["group"])
+    if op.attrs["shape"] == "meta_shape":
+        return [replica_sharded_slice(summed, op.attrs["group"])]
+    part = replicated_slice(summed, op.attrs["axis"], op.attrs["group"])
+    return [part.reshape(op.inputs[0].shape)]
+
+
+ALL_GATHER = define(
+    "replicated_all_gather",
+    _lower_gather,
+    infer=_infer_gather,
+    grad=_gather_grad,
+    tags=("collective", "all_gather"),
+)
+
+
+def replicated_all_gather(
+    t: Tensor,
+    axis: int = 0,
+    group: ReplicaGrouping | None = None,
+    output_shape: Literal["new_axis", "concat", "meta_shape", "auto"] = "auto",
+) -> Tensor:
+    """Gather `t` from the replicas of a group, in their order; each gets the result.
+
+    Args:
+        axis: where to put or extend the axis of replicas, for "new_axis" and "concat".
+        group: default: all replicas.
+        output_shape: "new_axis": stack along a new axis; "concat": extend `axis`; "meta_shape":
+            join flat shards to the whole tensor of `t.meta_shape`; "auto": "meta_shape" if `t` has
+            one, otherwise "concat".
+
+    Raises:
+        ValueError: an unknown `output_shape`, or "meta_shape" for a tensor that has none.
+    """
+    if output_shape == "auto":
+        output_shape = "meta_shape" if t.meta_shape else "concat"
+    if output_shape not in ("new_axis", "concat", "meta_shape"):
+        raise ValueError(f"unknown output_shape {output_shape!r}")
+    if output_shape == "meta_shape" and not t.meta_shape:
+        raise ValueError(f"{t.id!r} is no shard: it has no meta_shape to gather to")
+    if output_shape == "concat" and t.rank == 0:
+        t, axis = t.reshape((1,)), 0
+    rank = t.rank + (output_shape == "new_axis")
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} is out of range for {t.id!r} of shape {t.shape}")
+    attrs = {
+        "group": group_or_all(group),
+        "axis": axis % rank,
+        "shape": output_shape,
+        "meta_shape": t.meta_shape,
+    }
+    return emit(ALL_GATHER, [t], attrs)[0]
+
+
+# ---- reduce-scatter -----------------------------------------------------------------------------
+def _lower_scatter(
+    x: jax.Array, op: str, group: ReplicaGrouping, sharded: bool
+) -> jax.Array:
+    if op in ("add", "mean", "square_add"):
+        part = collective.reduce_scatter(_padded(x * x if op == "square_add" else x, group), group)
+        return part / jnp.asarray(group.group_size, x.dtype) if op == "mean" else part
+    return _lower_shard(reduce(x, op, group), group)  # type: ignore[arg-type]
+
+
+def _infer_scatter(
+    spec: TensorSpec, op: str, group: ReplicaGrouping, sharded: bool
+) -> list[TensorSpec]:
+    meta = spec.shape if sharded else ()
+    return [TensorSpec((shard_size(math.prod(spec.shape), group),), spec.dtype, meta)]
+
+
+def _scatter_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    assert dy is not None
+    if op.attrs["op"] not in ("add", "mean"):
+        raise NotImplementedError("replicated_reduce_scatter: only add and mean have a gradient")
+    shape, group = op.inputs[0].shape, op.attrs["group"]
+    whole = replicated_all_gather(dy.flatten(), 0, group, "concat")
+    whole = whole[: math.prod(shape)].reshape(shape)
+    return [whole if op.attrs["op"] == "add" else whole / group.group_size]
+
+
+REDUCE_SCATTER = define(
+    "replicated_reduce_scatter",
+    _lower_scatter,
+    infer=_infer_scatter,
+    grad=_scatter_grad,
+    tags=("collective", "reduce_scatter"),
+)
+
+
+def replicated_reduce_scatter(
+    t: Tensor,
+    op: CollectiveOps = "add",
+    group: ReplicaGrouping | None = None,
+    configure_output_for_replicated_tensor_sharding: bool = False,
+) -> Tensor:
+    """Reduce `t` over the replicas of a group; each gets its shard of the flattened result.
+
+    Args:
+        op: as for `replicated_all_reduce`.
+        configure_output_for_replicated_tensor_sharding: mark the result as a shard of a tensor of
+            `t`'s shape, so that it can be used with sharded variables and gathered back.
+
+    Returns:
+        Flat tensor of ceil(t.nelms / group size) elements; the last shard is padded with zeros.
+    """
+    attrs = {
+        "op": to_collective_op(op),
+        "group": group_or_all(group),
+        "sharded": configure_output_for_replicated_tensor_sharding,
+    }
+    return emit(REDUCE_SCATTER, [t], attrs)[0]
+
+
+# ---- slices -------------------------------------------------------------------------------------
+def _lower_shard(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
+    size = shard_size(x.size, group)
+    return lax.dynamic_slice(_padded(x, group), (collective.rank(group) * size,), (size,))
+
+
+SHARD = define(
+    "replica_sharded_slice",
+    _lower_shard,
+    infer=lambda spec, group: [
+        TensorSpec((shard_size(math.prod(spec.shape), group),), spec.dtype, spec.shape)
+    ],
+    grad=lambda ctx, op, dy: [
+        replicated_all_gather(dy, 0, op.attrs["group"], "concat")[
+            : op.inputs[0].nelms
+        ].reshape(op.inputs[0].shape)
+    ],
+    tags=("collective", "slice"),
+)
+
+
+def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Tensor:
+    """This replica's shard of `t`, without communication.
+
+    Returns:
+        Flat tensor of ceil(t.nelms / group size) elements with `meta_shape` = `t.shape`.
+    """
+    return emit(SHARD, [t], {"group": group_or_all(group)})[0]
+
+
+def _lower_slice(x: jax.Array, axis: int, group: ReplicaGrouping) -> jax.Array:
+    size = x.shape[axis] // group.group_size
+    return lax.dynamic_slice_in_dim(x, collective.rank(group) * size, size, axis)
+
+
+def _infer_slice(spec: TensorSpec, axis: int, group: ReplicaGrouping) -> list[TensorSpec]:
+    if spec.shape[axis] % group.group_size:
+        raise ValueError(
+            f"axis {axis} of size {spec.shape[axis]} cannot be cut into {group.group_size} slices"
+        )
+    dims = list(spec.shape)
+    dims[axis] //= group.group_size
+    return [TensorSpec(dims, spec.dtype)]
+
+
+SLICE = define(
+    "replicated_slice",
+    _lower_slice,
+    infer=_infer_slice,
+    grad=lambda ctx, op, dy: [
+        replicated_all_gather(dy, op.attrs["axis"], op.attrs["group"], "concat")
+    ],
+    tags=("collective", "slice"),
+)
+
+
+def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None) -> Tensor:
+    """This replica's slice of `t` along `axis`, by its position in the group.
+
+    Raises:
+        ValueError: the axis is not divisible by the group size.
+    """
+    if not -t.rank <= axis < t.rank:
+        raise ValueError(f"axis {axis} is out of range for {t.id!r} of shape {t.shape}")
+    return emit(SLICE, [t], {"axis": axis % t.rank, "group": group_or_all(group)})[0]
+
+

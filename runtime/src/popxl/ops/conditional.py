@@ -1,0 +1,208 @@
+"""Running one of two graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jax import lax
+
+from popxl import context
+from popxl._core.aliases import modified_inputs
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
+from popxl._lower.state import LoopState
+from popxl.errors import SpecError
+from popxl.graph import Graph
+from popxl.ops.call import CallSiteInfo, gather_inputs
+from popxl.tensor import Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+
+# Inputs of the op: the condition, the inputs of the then-branch, the inputs of the else-branch.
+
+
+def _branch_inputs(op: Op, then: bool) -> range:
+    split = 1 + len(op.attrs["then"]._inputs)
+    return range(1, split) if then else range(split, len(op.inputs))
+
+
+def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec]:
+    ours, theirs = ([(t.shape, t.dtype) for t in g._outputs] for g in (then, otherwise))
+    if ours != theirs:
+        raise SpecError(
+            f"conditional: the branches must return the same, but {then.id!r} returns {ours} and "
+            f"{otherwise.id!r} returns {theirs}"
+        )
+    return [t.spec for t in then._outputs]
+
+
+def _modified(op: Op) -> set[int]:
+    found = set()
+    for then in (True, False):
+        graph = op.attrs["then" if then else "otherwise"]
+        inputs = _branch_inputs(op, then)
+        found.update(inputs[i] for i in modified_inputs(graph) if graph._inputs[i]._by_ref)
+    return found
+
+
+def _execute(frame: Frame, op: Op) -> None:
+    graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
+    state = LoopState(frame.machine, list(graphs.values()))
+    changed = list(dict.fromkeys(op.inputs[i] for i in sorted(op.modified_inputs())))
+
+    def branch(then: bool) -> Any:
+        def run(saved: Any, values: Any, targets: Any) -> Any:
+            graph, inputs = graphs[then], _branch_inputs(op, then)
+            with state.entered(saved):
+                inner = frame.machine.run(graph, [values[i] for i in inputs])
+                result = dict(zip(changed, targets, strict=True))
+                for i, t in enumerate(graph._inputs):
+                    if inputs[i] in op.modified_inputs():
+                        result[op.inputs[inputs[i]]] = inner.read(t)
+                outs = [inner.read(t) for t in graph._outputs]
+                return outs, [result[t] for t in changed], state.snapshot()
+
+        return run
+
+    values = [frame.read(t) for t in op.inputs]
+    outs, new, saved = lax.cond(
+        values[0].reshape(()).astype(bool),
+        branch(True),
+        branch(False),
+        state.snapshot(),
+        values,
+        [frame.read(t) for t in changed],
+    )
+    state.restore(saved)
+    frame.values.update(zip(op.outputs, outs, strict=True))
+    for t, value in zip(changed, new, strict=True):
+        frame.write(t, value)
+
+
+def _grad(ctx: Any, op: Op, *grads: Tensor | None) -> Any:
+    return ctx.loop_grad(op, grads)
+
+
+CONDITIONAL = define(
+    "conditional", execute=_execute, infer=_infer, grad=_grad, modifies=_modified
+)
+
+
+class ConditionalSiteInfo(CallSiteInfo):
+    """A conditional, seen from the caller and from its two branches."""
+
+    @property
+    def called_graph(self) -> tuple[Graph, Graph]:  # type: ignore[override]
+        """The then-branch and the else-branch."""
+        return self._op.attrs["then"], self._op.attrs["otherwise"]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The condition, the then-branch's inputs, the else-branch's inputs."""
+        return tuple(self._op.inputs)
+
+    def _graph(self, then_branch: bool) -> Graph:
+        return self.called_graph[0 if then_branch else 1]
+
+    def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
+        """Caller's input index of input `idx` of a branch."""
+        return _branch_inputs(self._op, then_branch)[idx]
+
+    def parent_to_graph_input_index(self, idx: int) -> int:
+        """Input index, within its branch, of the caller's input `idx` (not the condition)."""
+        return idx - _branch_inputs(self._op, self.is_parent_index_in_then_branch(idx))[0]
+
+    def is_parent_index_in_then_branch(self, idx: int) -> bool:
+        """Whether the caller's input `idx` belongs to the then-branch.
+
+        Raises:
+            ValueError: it is the condition.
+        """
+        if idx == 0:
+            raise ValueError("input 0 of a conditional is its condition and in neither branch")
+        return idx in _branch_inputs(self._op, True)
+
+    def graph_to_parent_output_index(self, idx: int, then_branch: bool = True) -> int:
+        if not 0 <= idx < len(self._graph(then_branch)._outputs):
+            raise IndexError(f"the branches have no output {idx}")
+        return idx
+
+    def parent_to_graph_output_index(self, idx: int, then_branch: bool = True) -> int:
+        return self.graph_to_parent_output_index(idx, then_branch)
+
+    def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
+        for then in (True, False):
+            graph = self._graph(then)
+            if graph_tensor in graph._inputs:
+                at = graph._inputs.index(graph_tensor)
+                return self._op.inputs[self.graph_to_parent_input_index(at, then)]
+            if graph_tensor in graph._outputs:
+                return self._op.outputs[graph._outputs.index(graph_tensor)]
+        raise ValueError(f"{graph_tensor!r} is no input or output of either branch")
+
+    def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
+        """Branch tensor of a caller's tensor; the then-branch is looked at first."""
+        if parent_tensor in self._op.inputs[1:]:
+            idx = 1 + self._op.inputs[1:].index(parent_tensor)
+            graph = self._graph(self.is_parent_index_in_then_branch(idx))
+            return graph._inputs[self.parent_to_graph_input_index(idx)]
+        if parent_tensor in self._op.outputs:
+            return self._graph(True)._outputs[self._op.outputs.index(parent_tensor)]
+        raise ValueError(f"{parent_tensor!r} is no input or output of the conditional's branches")
+
+    def set_parent_input_modified(
+        self, parent_tensor: Tensor, infer_modified_regions: bool = True
+    ) -> None:
+        super().set_parent_input_modified(parent_tensor, infer_modified_regions)
+
+
+Inputs = Iterable[Tensor | Iterable[Tensor]] | None
+
+
+def conditional(
+    cond: Tensor,
+    then_branch: Graph,
+    else_branch: Graph,
+    then_inputs: Inputs = None,
+    else_inputs: Inputs = None,
+    then_inputs_dict: Mapping[Tensor, Tensor] | None = None,
+    else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """Run `then_branch` if `cond` is true, otherwise `else_branch`; return its outputs.
+
+    Args:
+        cond: bool tensor of one element. With replicas it may differ between them only if the
+            branches hold no collectives.
+        then_inputs, else_inputs: inputs of the branches in order.
+        then_inputs_dict, else_inputs_dict: inputs by the branch's input tensors.
+
+    Raises:
+        SpecError: the branches return different shapes or dtypes.
+        ValueError: wrong inputs of a branch.
+    """
+    return conditional_with_info(
+        cond, then_branch, else_branch, then_inputs, else_inputs, then_inputs_dict,
+        else_inputs_dict,
+    ).outputs  # fmt: skip
+
+
+def conditional_with_info(
+    cond: Tensor,
+    then_branch: Graph,
+    else_branch: Graph,
+    then_inputs: Inputs = None,
+    else_inputs: Inputs = None,
+    then_inputs_dict: Mapping[Tensor, Tensor] | None = None,
+    else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
+    check_inputs: bool = True,
+) -> ConditionalSiteInfo:
+    """As `conditional`, but return information on the call site."""
+    then = gather_inputs(then_branch, then_inputs or (), then_inputs_dict, "conditional",
+                         check_inputs)  # fmt: skip
+    otherwise = gather_inputs(else_branch, else_inputs or (), else_inputs_dict, "conditional",
+                              check_inputs)  # fmt: skip
+    here = context.get_current_graph()
+    emit(CONDITIONAL, [cond, *then, *otherwise], {"then": then_branch, "otherwise": else_branch})
+    return ConditionalSiteInfo(here._ops[-1])

@@ -1,0 +1,69 @@
+"""Exchanging data with the host during a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from popxl import context
+from popxl._core.effects import Effects
+from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad, define
+from popxl.errors import SpecError
+from popxl.streams import DeviceToHostStream, HostToDeviceStream
+from popxl.tensor import Tensor
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+
+
+def _execute_load(frame: Frame, op: Op) -> None:
+    frame.define(op, frame.machine.host_load(op.attrs["stream"]))
+
+
+def _execute_store(frame: Frame, op: Op) -> None:
+    frame.machine.host_store(op.attrs["stream"], frame.read(op.inputs[0]))
+
+
+_LOAD = define(
+    "host_load",
+    execute=_execute_load,
+    infer=lambda stream: [stream.spec],
+    grad=NoGrad("host data is no function of the program"),
+    effects=lambda op: Effects(loads={op.attrs["stream"]: None}),
+)
+_STORE = define(
+    "host_store",
+    execute=_execute_store,
+    infer=lambda spec, stream: [],
+    grad=NoGrad("results on the host receive no gradient"),
+    effects=lambda op: Effects(stores={op.attrs["stream"]: None}),
+)
+
+
+def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor:
+    """Take the next transfer of a host-to-device stream.
+
+    Streams are FIFOs shared by all their loads: two loads take successive transfers.
+    """
+    _check_ir(h2d_stream)
+    return emit(_LOAD, [], {"stream": h2d_stream}, names=[name or h2d_stream.tensor_id])[0]
+
+
+def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
+    """Append `t` to a device-to-host stream.
+
+    Raises:
+        ValueError: `t` has another shape or dtype than the stream.
+    """
+    _check_ir(d2h_stream)
+    if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
+        raise SpecError(
+            f"host_store: {t.id!r} is {t.dtype.name}{list(t.shape)}, but the stream "
+            f"{d2h_stream.tensor_id!r} takes {d2h_stream.dtype.name}{list(d2h_stream.shape)}"
+        )
+    emit(_STORE, [t], {"stream": d2h_stream})
+
+
+def _check_ir(stream: HostToDeviceStream | DeviceToHostStream) -> None:
+    if stream._ir is not context.get_ir():
+        raise ValueError(f"stream {stream.tensor_id!r} belongs to another Ir")

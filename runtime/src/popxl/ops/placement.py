@@ -1,0 +1,229 @@
+"""Ops about where and how things run, and about looking at values: mostly identities on XLA."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from popxl import dtypes
+from popxl._core.effects import Effects
+from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad, define
+from popxl.tensor import Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+    from popxl.graph import Graph
+
+
+# ---- init ---------------------------------------------------------------------------------------
+_INIT = define(
+    "init",
+    lambda shape, dtype, meta_shape, init_type: jnp.zeros(shape, dtype.as_jax()),
+    infer=lambda shape, dtype, meta_shape, init_type: [TensorSpec(shape, dtype, meta_shape)],
+    grad=NoGrad("no inputs"),
+)
+
+
+def init(
+    shape: Iterable[int],
+    dtype: dtypes.dtype,
+    name: str | None = None,
+    init_type: Literal["zero", "undef"] = "zero",
+    meta_shape: Iterable[int] | None = None,
+) -> Tensor:
+    """Create a tensor of zeros, or of undefined values (which are zeros here as well).
+
+    Raises:
+        ValueError: an unknown `init_type`.
+    """
+    if init_type not in ("zero", "undef"):
+        raise ValueError(f"init_type must be 'zero' or 'undef', but is {init_type!r}")
+    attrs = {"shape": tuple(shape), "dtype": dtype, "meta_shape": tuple(meta_shape or ()),
+             "init_type": init_type}  # fmt: skip
+    return emit(_INIT, [], attrs, names=[name])[0]
+
+
+# ---- copies between devices and tile sets -------------------------------------------------------
+def _copy_back(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    assert dy is not None
+    return [ipu_copy(dy, op.attrs["source"], op.attrs["destination"])]
+
+
+_IPU_COPY = define(
+    "ipu_copy",
+    lambda x, source, destination: x,
+    infer=lambda spec, **_: [spec],
+    grad=_copy_back,
+)
+
+
+def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
+    """Copy a tensor to another virtual device (an identity here: XLA has one per replica).
+
+    Args:
+        source: device of `t`; default: where it is.
+
+    Raises:
+        ValueError: the source is not given and not known.
+    """
+    if source is None:
+        if t._ipu is None:
+            raise ValueError(f"ipu_copy: the IPU of {t.id!r} is not known; give `source`")
+        source = t._ipu
+    out = emit(_IPU_COPY, [t], {"source": source, "destination": destination})[0]
+    out._ipu = destination
+    return out
+
+
+_TILE_COPY = define(
+    "io_tile_copy",
+    lambda x: x,
+    infer=lambda spec: [spec],
+    grad=lambda ctx, op, dy: [io_tile_copy(dy)],
+)
+
+
+def io_tile_copy(t: Tensor) -> Tensor:
+    """Copy between IO and compute tiles (an identity here)."""
+    out = emit(_TILE_COPY, [t])[0]
+    out._tile_set = "compute" if t._tile_set == "io" else "io"
+    return out
+
+
+# ---- code loading -------------------------------------------------------------------------------
+CODE_LOCATION = Literal["executable", "compute_buffer", "io_buffer"]
+TO_IR_ENUM_MAP = {name: name for name in ("executable", "compute_buffer", "io_buffer")}
+
+_CODE_COPY = define(
+    "code_copy",
+    execute=lambda frame, op: None,
+    infer=lambda **_: [],
+    grad=NoGrad("moves code, not data"),
+)
+
+
+def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
+    """Load the code of `graph` from remote memory. Recorded; XLA keeps code where it runs.
+
+    Raises:
+        ValueError: an unknown destination.
+    """
+    code_copy(graph, "executable", destination)
+
+
+def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
+    """Copy the code of `graph` between memories. Recorded; see `remote_code_load`."""
+    for place in (source, destination):
+        if place not in TO_IR_ENUM_MAP:
+            raise ValueError(f"unknown code location {place!r}: use one of {list(TO_IR_ENUM_MAP)}")
+    if destination == "executable":
+        raise ValueError("the destination of code must be 'compute_buffer' or 'io_buffer'")
+    emit(_CODE_COPY, [], {"code_of": graph.id, "source": source, "destination": destination})
+
+
+# ---- printing -----------------------------------------------------------------------------------
+class PrintTensorFmt:
+    """How `print_tensor` lays a tensor out. Fields as the arguments of `print_tensor`."""
+
+    def __init__(
+        self,
+        summariseThreshold: int = 1000,  # noqa: N803 - PopART's names
+        edgeItems: int = 3,  # noqa: N803
+        maxLineWidth: int = 75,  # noqa: N803
+        digits: int = 8,
+        floatFormat: str = "auto",  # noqa: N803
+        separator: str = " ",
+        openBracket: str = "[",  # noqa: N803
+        closeBracket: str = "]",  # noqa: N803
+    ) -> None:
+        self.options = {
+            "threshold": summariseThreshold,
+            "edgeitems": edgeItems,
+            "max_line_width": maxLineWidth,
+            "precision": digits,
+            "separator": separator,
+            "suppress_small": floatFormat == "fixed",
+        }
+        self.brackets = openBracket, closeBracket
+
+    def format(self, value: np.ndarray) -> str:
+        text = np.array2string(value, **self.options)  # type: ignore[arg-type]
+        return text.replace("[", self.brackets[0]).replace("]", self.brackets[1])
+
+
+FloatFormat = Literal["auto", "fixed", "scientific", "none"]
+FLOAT_FORMAT_MAP = {name: name for name in ("auto", "fixed", "scientific", "none")}
+
+
+def _execute_print(frame: Frame, op: Op) -> None:
+    value = frame.read(op.inputs[0])
+    title, fmt = op.attrs["title"], PrintTensorFmt(*op.attrs["fmt"])
+    if op.attrs["print_self"]:
+        if value.dtype.itemsize < 4 and jnp.issubdtype(value.dtype, jnp.floating):
+            shown = value.astype(jnp.float32)
+        else:
+            shown = value
+
+        def show(x: Any) -> None:
+            print(f"{title}: {fmt.format(np.asarray(x))}", file=sys.stderr, flush=True)
+
+        jax.debug.callback(show, shown, ordered=False)
+    frame.define(op, value)
+
+
+def _print_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    assert dy is not None
+    if not op.attrs["print_gradient"]:
+        return [dy]
+    attrs = {**op.attrs, "title": op.attrs["title"] + "_gradient", "print_self": True,
+             "print_gradient": False}  # fmt: skip
+    return [emit(_PRINT, [dy], attrs)[0]]
+
+
+_PRINT = define(
+    "print_tensor",
+    execute=_execute_print,
+    infer=lambda spec, **_: [spec],
+    grad=_print_grad,
+    effects=lambda op: Effects(impure=True),
+)
+
+
+def print_tensor(
+    t: Tensor,
+    title: str | None = None,
+    print_self: bool = True,
+    print_gradient: bool = False,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 75,
+    digits: int = 8,
+    float_format: FloatFormat = "auto",
+    separator: str = " ",
+    open_bracket: str = "[",
+    close_bracket: str = "]",
+) -> Tensor:
+    """Print a tensor to stderr each time the program passes here, and return it.
+
+    Use the result (or the tensor) afterwards as usual.
+
+    Args:
+        title: text before the value; default: the tensor's name.
+        print_self: print the value.
+        print_gradient: print the gradient that flows through the result.
+        summarise_threshold: sizes above it are summarised, with `edge_items` at each end.
+        digits: digits after the point.
+    """
+    if float_format not in FLOAT_FORMAT_MAP:
+        raise ValueError(f"unknown float_format {float_format!r}")
+    fmt = (summarise_threshold, edge_items, max_line_width, digits, float_format, separator,
+           open_bracket, close_bracket)  # fmt: skip
+    attrs = {"title": title or t.name, "print_self": print_self,
+             "print_gradient": print_gradient, "fmt": fmt}  # fmt: skip
+    return emit(_PRINT, [t], attrs)[0]

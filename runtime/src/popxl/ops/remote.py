@@ -1,0 +1,115 @@
+"""Moving entries of remote buffers to and from the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import math
+
+from popxl import context
+from popxl._core.effects import Effects
+from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad, define
+from popxl.errors import SpecError
+from popxl.remote_buffer import RemoteBuffer
+from popxl.tensor import Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+
+
+def _offset(frame: Frame, op: Op, position: int) -> Any:
+    """The entry index: an input at `position`, or the attribute."""
+    if op.attrs["offset"] is not None:
+        return op.attrs["offset"]
+    return frame.read(op.inputs[position]).reshape(())
+
+
+def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:
+    return [TensorSpec(buffer.tensor_shape, buffer.tensor_dtype, buffer.meta_shape)]
+
+
+def _execute_load(frame: Frame, op: Op) -> None:
+    at = _offset(frame, op, 0 if op.inplace is None else 1)
+    frame.define(op, frame.machine.load(op.attrs["buffer"], at))
+
+
+def _execute_store(frame: Frame, op: Op) -> None:
+    value = frame.read(op.inputs[0])
+    frame.machine.store(op.attrs["buffer"], _offset(frame, op, 1), value)
+
+
+_LOAD = define(
+    "remote_load",
+    execute=_execute_load,
+    infer=_spec_of,
+    grad=NoGrad("remote buffers are state"),
+    effects=lambda op: Effects(reads={op.attrs["buffer"]: None}),
+)
+_STORE = define(
+    "remote_store",
+    execute=_execute_store,
+    infer=lambda *specs, **_: [],
+    grad=NoGrad("remote buffers are state"),
+    effects=lambda op: Effects(writes={op.attrs["buffer"]: None}, reads={op.attrs["buffer"]: None}),
+)
+
+
+def _check(
+    remote_buffer: RemoteBuffer, offset: int | Tensor
+) -> tuple[list[Tensor], dict[str, Any]]:
+    if remote_buffer._ir is not context.get_ir():
+        raise ValueError(f"{remote_buffer!r} belongs to another Ir than the current graph")
+    if isinstance(offset, Tensor):
+        if offset.nelms != 1 or not offset.dtype.is_int:
+            raise SpecError(
+                f"the offset into a remote buffer must be one integer, but {offset.id!r} is "
+                f"{offset.dtype.name}{list(offset.shape)}"
+            )
+        return [offset], {"buffer": remote_buffer, "offset": None}
+    if not 0 <= offset < remote_buffer.entries:
+        raise ValueError(
+            f"offset {offset} is outside the remote buffer's {remote_buffer.entries} entries"
+        )
+    return [], {"buffer": remote_buffer, "offset": int(offset)}
+
+
+def remote_load(
+    remote_buffer: RemoteBuffer, offset: int | Tensor, name: str | None = None
+) -> Tensor:
+    """Load an entry of a remote buffer.
+
+    Args:
+        offset: index of the entry: an int or an integer tensor of one element.
+
+    Returns:
+        A tensor of the buffer's entry shape and dtype, and its meta_shape.
+
+    Raises:
+        ValueError: the offset is out of range.
+    """
+    tensors, attrs = _check(remote_buffer, offset)
+    return emit(_LOAD, tensors, attrs, names=[name])[0]
+
+
+def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
+    """As `remote_load`, overwriting `t`, which must have the entries' shape and dtype."""
+    remote_buffer.validate_tensor_matches_buffer(t)
+    tensors, attrs = _check(remote_buffer, offset)
+    return emit(_LOAD, [t, *tensors], attrs, inplace=0)[0]
+
+
+def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> None:
+    """Store `t` as an entry of a remote buffer.
+
+    Raises:
+        ValueError: the offset is out of range, or `t` does not match the entries.
+    """
+    remote_buffer.validate_tensor_matches_buffer(t)
+    tensors, attrs = _check(remote_buffer, offset)
+    emit(_STORE, [t, *tensors], attrs)
+
+
+def multiply_tuple(tup: tuple[int, ...]) -> int:
+    """Product of the elements."""
+    return math.prod(tup)

@@ -1,0 +1,123 @@
+"""Repeating a graph: loops of a fixed number of iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl import context
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
+from popxl._lower.state import LoopState
+from popxl.errors import SpecError
+from popxl.graph import Graph
+from popxl.ops.call import (
+    CallSiteInfo,
+    gather_inputs,
+    modified_by_reference,
+    output_names,
+    outputs_as_called,
+)
+from popxl.tensor import Tensor
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+
+
+def _execute(frame: Frame, op: Op) -> None:
+    """A counted loop whose carry is exactly the state the graph changes."""
+    graph, count = op.attrs["graph"], op.attrs["count"]
+    carried = op.attrs["carried"]
+    changed = sorted(i for i in op.modified_inputs() if i >= carried)
+    start = [frame.read(t) for t in op.inputs]
+    state = LoopState(frame.machine, [graph])
+
+    def iteration(_: Any, carry: Any) -> Any:
+        firsts, by_ref, _, saved = carry
+        with state.entered(saved):
+            values = list(start)
+            values[:carried] = firsts
+            for i, value in zip(changed, by_ref, strict=True):
+                values[i] = value
+            inner = frame.machine.run(graph, values)
+            outs = [inner.read(t) for t in graph._outputs]
+            refs = [inner.read(graph._inputs[i]) for i in changed]
+            return outs[:carried], refs, outs[carried:], state.snapshot()
+
+    extra = [jnp.zeros(t.shape, t.dtype.as_jax()) for t in graph._outputs[carried:]]
+    carry: Any = (start[:carried], [start[i] for i in changed], extra, state.snapshot())
+    carry = iteration(0, carry) if count == 1 else lax.fori_loop(0, count, iteration, carry)
+    firsts, by_ref, extra, saved = carry
+    state.restore(saved)
+    frame.values.update(zip(op.outputs, [*firsts, *extra], strict=True))
+    for i, value in zip(changed, by_ref, strict=True):
+        frame.write(op.inputs[i], value)
+    # A carried by-reference input ends with the last iteration's value.
+    for i in op.modified_inputs():
+        if i < carried:
+            frame.write(op.inputs[i], firsts[i])
+
+
+def _repeat_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | None]:
+    return ctx.loop_grad(op, grads)
+
+
+REPEAT = define(
+    "repeat",
+    execute=_execute,
+    infer=outputs_as_called,
+    grad=_repeat_grad,
+    modifies=modified_by_reference,
+)
+
+
+def repeat(
+    graph: Graph,
+    repeat_count: int,
+    *inputs: Tensor | Iterable[Tensor],
+    inputs_dict: Mapping[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """Run `graph` `repeat_count` times and return the outputs of the last iteration.
+
+    The graph's first inputs, as many as it has outputs, are carried: in each iteration but the
+    first they are the outputs of the one before. The other inputs keep their values, unless they
+    are by-reference and the graph changes them.
+
+    Raises:
+        ValueError: `repeat_count` is negative, or wrong number of inputs.
+        SpecError: an input, or a carried output, does not fit.
+    """
+    return repeat_with_info(graph, repeat_count, *inputs, inputs_dict=inputs_dict).outputs
+
+
+def repeat_with_info(
+    graph: Graph,
+    repeat_count: int,
+    *inputs: Tensor | Iterable[Tensor],
+    inputs_dict: Mapping[Tensor, Tensor] | None = None,
+    check_inputs: bool = True,
+) -> CallSiteInfo:
+    """As `repeat`, but return information on the call site."""
+    if repeat_count < 0:
+        raise ValueError(f"repeat_count must not be negative, but is {repeat_count}")
+    tensors = gather_inputs(graph, inputs, inputs_dict, "repeat", check_inputs)
+    carried = len(graph._outputs)
+    if carried > len(graph._inputs):
+        raise ValueError(
+            f"repeat: graph {graph.id!r} has {carried} outputs but only {len(graph._inputs)} "
+            "inputs to carry them to the next iteration"
+        )
+    for out, into in zip(graph._outputs, graph._inputs, strict=False):
+        if (out.shape, out.dtype) != (into.shape, into.dtype):
+            raise SpecError(
+                f"repeat: output {out.name!r} of graph {graph.id!r} is {out.dtype.name}"
+                f"{list(out.shape)}, but the input it is carried to, {into.name!r}, is "
+                f"{into.dtype.name}{list(into.shape)}"
+            )
+    here = context.get_current_graph()
+    attrs = {"graph": graph, "count": int(repeat_count), "carried": carried}
+    emit(REPEAT, tensors, attrs, names=output_names(graph))
+    return CallSiteInfo(here._ops[-1])

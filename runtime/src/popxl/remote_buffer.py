@@ -1,0 +1,102 @@
+"""Remote buffers: arrays of equally shaped entries in host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from popxl import context, dtypes
+
+if TYPE_CHECKING:
+    from popxl.tensor import Tensor, Variable
+
+
+class RemoteBuffer:
+    """`entries` tensors of one shape and dtype in host memory, on each replica.
+
+    Programs move entries with `ops.remote_load` and `ops.remote_store`. Contents persist between
+    runs of a session; entries that no remote variable initialises start as zeros.
+    """
+
+    def __init__(
+        self, tensor_shape: tuple[int, ...], tensor_dtype: dtypes.dtype, entries: int
+    ) -> None:
+        self._ir = context.get_ir()
+        self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
+        self._meta_shape: tuple[int, ...] = ()
+        self._variables: dict[int, Variable] = {}  # by entry
+        self._id = self._ir._register_buffer(self)
+
+    def set_remote_buffer_info(
+        self, tensor_dtype: dtypes.dtype, tensor_shape: tuple[int, ...], entries: int
+    ) -> None:
+        """Set dtype, shape of an entry, and their number (at least 1)."""
+        self._dtype = tensor_dtype
+        self._shape = tuple(int(d) for d in tensor_shape)
+        self.entries = entries
+
+    @property
+    def remote_buffer_id(self) -> int:
+        return self._id
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """Shape of an entry on one replica: that of the shard, if entries are sharded."""
+        return self._shape
+
+    @property
+    def tensor_dtype(self) -> dtypes.dtype:
+        return self._dtype
+
+    @property
+    def entries(self) -> int:
+        return self._entries
+
+    @entries.setter
+    def entries(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"a remote buffer needs at least 1 entry, got {value}")
+        self._entries = int(value)
+
+    @property
+    def meta_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor if entries are replica shards, otherwise ()."""
+        return self._meta_shape
+
+    @meta_shape.setter
+    def meta_shape(self, value: tuple[int, ...]) -> None:
+        self._meta_shape = tuple(int(d) for d in value)
+
+    def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
+        """Raise ValueError unless `t`, cut into `num_shards`, has the entries' shape and dtype."""
+        import math
+
+        shape = t.shape if num_shards == 1 else (-(-math.prod(t.shape) // num_shards),)
+        if shape != self.tensor_shape:
+            raise ValueError(
+                f"tensor {t.id!r} has shape {shape}, but the remote buffer's entries have "
+                f"{self.tensor_shape}"
+            )
+        if t.dtype != self.tensor_dtype:
+            raise ValueError(
+                f"tensor {t.id!r} has dtype {t.dtype!r}, but the remote buffer's entries have "
+                f"{self.tensor_dtype!r}"
+            )
+
+    def __hash__(self) -> int:
+        return hash((id(self._ir), self._id))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __repr__(self) -> str:
+        return (
+            f"RemoteBuffer[{self._id} {self._dtype!r} {self._shape} entries={self._entries}"
+            + (f" meta_shape={self._meta_shape}]" if self._meta_shape else "]")
+        )
+
+
+def remote_buffer(
+    tensor_shape: tuple[int, ...], tensor_dtype: dtypes.dtype, entries: int = 1
+) -> RemoteBuffer:
+    """Create a remote buffer in the current Ir. See `RemoteBuffer`."""
+    return RemoteBuffer(tensor_shape, tensor_dtype, entries)

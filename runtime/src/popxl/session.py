@@ -1,0 +1,464 @@
+"""Sessions: compile a program, run it, and read and write its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from popxl._core.verify import verify_if_asked
+from popxl._lower import hostdata
+from popxl._lower.cache import load_or_compile
+from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
+from popxl._lower.program import Program, State
+from popxl.errors import popart_exception
+from popxl.ir import Ir
+from popxl.streams import DeviceToHostStream, HostToDeviceStream
+from popxl.tensor import Constant, HostScalarTensor, Variable
+from popxl.utils import to_numpy
+
+d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
+h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
+StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
+DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
+
+
+class Session:
+    """Runs the program of an Ir. Creating a session compiles the program.
+
+    Use it as a context manager: entering loads the variables to the devices, leaving brings them
+    back. `run` executes the main graph once.
+    """
+
+    def __init__(
+        self,
+        ir: Ir,
+        device_desc: DeviceDesc = "cpu",
+        weights_to_host_on_exit: bool = True,
+    ) -> None:
+        """
+        Args:
+            ir: the program; it must not change any more.
+            device_desc: "cpu" or "ipu_model" (as many virtual CPU devices as replicas), "gpu",
+                "tpu", or "ipu_hw": the best platform present.
+            weights_to_host_on_exit: bring the variables back when the session is left.
+
+        Raises:
+            DeviceError: too few devices for the replicas.
+            popart_exception: the program cannot run as written.
+        """
+        self.ir_ = ir
+        self.weights_to_host_on_exit = weights_to_host_on_exit
+        self._device_desc = device_desc
+        self._was_attached_stack: list[bool] = []
+        self._state: tuple[State, State] | None = None
+        _check_patterns(ir)
+        verify_if_asked(ir)
+        self._compile()
+        from popxl._core.dot import write_requested
+
+        write_requested(ir)
+
+    def _compile(self) -> None:
+        self._program = Program(self.ir, replica_mesh(self._device_desc, self._replicas))
+        self._epoch = backend_epoch()
+        self._executable = load_or_compile(self._program)
+        self._zero: Any = None
+
+    def _ensure_compiled(self) -> None:
+        if self._epoch != backend_epoch():
+            self._compile()
+
+    # ---- properties -----------------------------------------------------------------------------
+    @property
+    def ir(self) -> Ir:
+        return self.ir_
+
+    @property
+    def _replicas(self) -> int:
+        return self.ir.replication_factor
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the variables are on the devices."""
+        return self._state is not None
+
+    def expected_inputs(self) -> list[HostToDeviceStream]:
+        """The streams that `run` needs data for."""
+        return list(self._program.h2d)
+
+    # ---- running --------------------------------------------------------------------------------
+    def run(
+        self, inputs: h2dStreamBufferMaps | None = None, downcast_inputs: bool = True
+    ) -> dict[DeviceToHostStream, np.ndarray]:
+        """Run the main graph once.
+
+        Args:
+            inputs: data for each expected stream, of shape (host_transfers, replicas, *shape);
+                leading dimensions equal to 1 may be left out.
+            downcast_inputs: accept 64-bit data for 32-bit streams.
+
+        Returns:
+            Data of each device-to-host stream, of shape (host_transfers, replicas, *shape)
+            without leading dimensions equal to 1.
+
+        Raises:
+            ValueError: the session is not attached; inputs are missing, unexpected or do not fit.
+        """
+        outputs = self.create_host_outputs()
+        self.run_with_outputs(inputs, outputs, downcast_inputs)
+        return outputs
+
+    def run_with_outputs(
+        self,
+        inputs: h2dStreamBufferMaps | None = None,
+        outputs: d2hStreamBufferMaps | None = None,
+        downcast_inputs: bool = True,
+    ) -> None:
+        """As `run`, writing results into the arrays of `outputs` (see `create_host_outputs`).
+
+        Raises:
+            ValueError: also if an output array is missing or has the wrong shape or dtype.
+        """
+        if self._state is None:
+            raise ValueError("the session is not attached: use `with session:` around run")
+        data = self._device_inputs(inputs or {}, downcast_inputs)
+        targets = self._check_outputs(outputs or {})
+        changing, fixed = self._state
+        constants, zero = self._arguments()
+        changed, results = self._executable(changing, fixed, constants, data, zero)
+        self._state = (changed, fixed)
+        self._mark_stale(True)
+        for stream, target in targets.items():
+            value = np.moveaxis(hostdata.fetch(results[stream.tensor_id]), 0, 1)
+            target[...] = value.reshape(target.shape).view(target.dtype)
+
+    def _arguments(self) -> tuple[Any, Any]:
+        """Constants and the zero, on the device, made once."""
+        if self._zero is None:
+            whole = replicated(self._program.mesh)
+            arrays = [hostdata.device_view(c._data) for c in self._program.constants]
+            self._zero = (
+                [hostdata.put(x, whole) for x in arrays],
+                hostdata.put(np.zeros((), np.int32), whole),
+            )
+        return self._zero
+
+    def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
+        leading = (self.ir.num_host_transfers, self.ir.instance_replication_factor)
+        return (*(n for n in leading if n > 1), *shape)
+
+    def _device_inputs(self, inputs: h2dStreamBufferMaps, downcast: bool) -> dict[str, jax.Array]:
+        expected = self._program.h2d
+        missing = [s.tensor_id for s in expected if s not in inputs]
+        unexpected = [getattr(s, "tensor_id", s) for s in inputs if s not in expected]
+        if missing or unexpected:
+            raise ValueError(
+                f"run: missing inputs {missing}, unexpected inputs {unexpected}; the program "
+                f"loads {[s.tensor_id for s in expected]}"
+            )
+        sharding = per_replica(self._program.mesh)
+        out = {}
+        for stream in expected:
+            array = self._normalise(stream, inputs[stream], downcast)
+            out[stream.tensor_id] = hostdata.put(
+                hostdata.device_view(np.moveaxis(array, 1, 0)), sharding
+            )
+        return out
+
+    def _normalise(
+        self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
+    ) -> np.ndarray:
+        """Data of shape (host_transfers, replicas, *shape) in the stream's dtype."""
+        array = to_numpy(data, downcast=downcast, copy=False)
+        wanted = stream.dtype.as_numpy()
+        if array.dtype != wanted:
+            is_python = not hasattr(data, "dtype")
+            if not is_python or not np.can_cast(array.dtype, wanted, "same_kind"):
+                raise ValueError(
+                    f"input {stream.tensor_id!r} has dtype {array.dtype}, but the stream is "
+                    f"{stream.dtype!r}"
+                )
+            array = array.astype(wanted)
+        t, r = self.ir.num_host_transfers, self._replicas
+        shape = stream.shape
+        for leading in {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
+                        () if t == r == 1 else (t, r)}:  # fmt: skip
+            full = (*leading, *shape)
+            longer = leading[:1] == (t,) and array.ndim == len(full) and array.shape[0] > t
+            if longer and array.shape[1:] == full[1:]:
+                array = array[:t]
+            if array.shape == full:
+                return array.reshape(t, r, *shape)
+        raise ValueError(
+            f"input {stream.tensor_id!r} has shape {array.shape}, but {(t, r, *shape)} = "
+            "(host_transfers, replicas, *stream shape) is needed (dimensions equal to 1 in front "
+            "may be left out)"
+        )
+
+    def create_host_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
+        """Arrays of zeros for the results of each device-to-host stream."""
+        return {
+            s: np.zeros(self._full_input_shape(s.shape), s.dtype.as_numpy())
+            for s in self._program.d2h
+        }
+
+    def _check_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
+        t, r = self.ir.num_host_transfers, self._replicas
+        for s in self._program.d2h:
+            if s not in outputs:
+                raise ValueError(f"run: no array for the output stream {s.tensor_id!r}")
+            shapes = {self._full_input_shape(s.shape), (t, r, *s.shape)}
+            if outputs[s].shape not in shapes or outputs[s].dtype != s.dtype.as_numpy():
+                raise ValueError(
+                    f"the array for output stream {s.tensor_id!r} is {outputs[s].dtype}"
+                    f"{outputs[s].shape}, but {s.dtype.as_numpy()}"
+                    f"{self._full_input_shape(s.shape)} is needed"
+                )
+        return {s: outputs[s] for s in self._program.d2h}
+
+    # ---- variables: host <-> device -------------------------------------------------------------
+    def weights_from_host(self) -> None:
+        """Load the variables from the host to the devices.
+
+        Raises:
+            ValueError: the session is not attached.
+        """
+        self._check_attached("weights_from_host")
+        self._upload()
+
+    def weights_to_host(self) -> None:
+        """Bring the variables from the devices to the host.
+
+        Raises:
+            ValueError: the session is not attached.
+        """
+        self._check_attached("weights_to_host")
+        self._download(self._all_variables())
+
+    def _check_attached(self, what: str) -> None:
+        if not self.is_attached:
+            raise ValueError(f"{what}: the session is not attached: use `with session:`")
+
+    def _all_variables(self) -> list[Variable]:
+        return list(self.ir.main_graph.variables)
+
+    def _upload(self) -> None:
+        p = self._program
+        specs = p.argument_specs[:2]
+        self._state = tuple(  # type: ignore[assignment]
+            State(
+                {v.id: self._put_variable(v) for v in p.variables if v.id in spec.variables},
+                {
+                    b.remote_buffer_id: self._put_buffer(b)
+                    for b in p.buffers
+                    if b.remote_buffer_id in spec.buffers
+                },
+            )
+            for spec in specs
+        )
+        self._mark_stale(False)
+
+    def _put_variable(self, var: Variable) -> jax.Array:
+        values = hostdata.device_view(hostdata.replica_values(var))
+        return hostdata.put(values, per_replica(self._program.mesh))
+
+    def _put_buffer(self, buffer: Any) -> jax.Array:
+        values = hostdata.buffer_values(buffer, self._replicas, self._program.layout)
+        return hostdata.put(
+            hostdata.device_view(values), per_replica(self._program.mesh, host=True)
+        )
+
+    def _mark_stale(self, stale: bool) -> None:
+        for var in self._all_variables():
+            var._stale = stale
+
+    def _download(self, variables: Iterable[Variable]) -> None:
+        """Update the host arrays of `variables` from the devices."""
+        assert self._state is not None
+        arrays: dict[Any, np.ndarray] = {}
+        for var in variables:
+            if not var._stale:
+                continue
+            key = var._remote[0].remote_buffer_id if var._remote else var.id
+            if key not in arrays:
+                arrays[key] = hostdata.fetch(self._device_array(key))
+            value = hostdata.host_value(var, self._replica_reader(var, arrays[key]))
+            _store_host(var, value.view(var.dtype.as_numpy()))
+            var._stale = False
+
+    def _device_array(self, key: Any) -> jax.Array:
+        assert self._state is not None
+        for part in self._state:
+            found = part.buffers.get(key) if isinstance(key, int) else part.variables.get(key)
+            if found is not None:
+                return found
+        raise KeyError(key)
+
+    def _replica_reader(self, var: Variable, array: np.ndarray) -> Any:
+        if var._remote is None:
+            return lambda replica: array[replica]
+        buffer, entry = var._remote
+        layout = self._program.layout
+        return lambda r: layout.unpack(array[r * buffer.entries + entry], buffer)
+
+    # ---- variables: user ------------------------------------------------------------------------
+    def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
+        """Host data of a variable or constant, brought from the devices if attached.
+
+        Returns:
+            The live host array (not a copy): `shape_on_host`, or with retrieval mode
+            "all_replicas" (replicas, *shape).
+        """
+        return self.get_tensors_data([tensor])[tensor]
+
+    def get_tensors_data(
+        self, tensors: Iterable[Variable | Constant]
+    ) -> dict[Variable | Constant, np.ndarray]:
+        """As `get_tensor_data`, for several tensors at once.
+
+        Raises:
+            TypeError: a tensor is neither variable nor constant.
+            ValueError: a tensor belongs to another Ir.
+        """
+        tensors = list(tensors)
+        for t in tensors:
+            if not isinstance(t, (Variable, Constant)):
+                raise TypeError(f"only variables and constants have host data, not {t!r}")
+            if t.ir is not self.ir:
+                raise ValueError(f"{t!r} belongs to another Ir than this session")
+        if self.is_attached:
+            self._download(t for t in tensors if isinstance(t, Variable))
+        return {t: _host_data(t) for t in tensors}
+
+    def write_variable_data(self, tensor: Variable, data: np.ndarray) -> None:
+        """Write host data to a variable, and to the devices if attached.
+
+        Raises:
+            TypeError: not a variable.
+            ValueError: the data has the wrong shape, or the variable is of another Ir.
+            NotImplementedError: retrieval mode "all_replicas" with groups of several replicas.
+        """
+        self.write_variables_data({tensor: data})
+
+    def write_variables_data(self, tensors: Mapping[Variable, np.ndarray]) -> None:
+        """As `write_variable_data`, for several variables at once."""
+        converted = {var: _checked(self.ir, var, data) for var, data in tensors.items()}
+        if self.is_attached:
+            others = {v for v in self._all_variables() if v._stale and v not in converted}
+            shared = {v._remote[0] for v in converted if v._remote}
+            # The buffers are uploaded whole: their other entries must be up to date first.
+            self._download(v for v in others if v._remote and v._remote[0] in shared)
+        for var, data in converted.items():
+            np.copyto(var._data, data)
+            var._retrieved = None
+            var._stale = False
+        if self.is_attached:
+            self._upload_some(converted)
+
+    def _upload_some(self, variables: Iterable[Variable]) -> None:
+        assert self._state is not None
+        for var in variables:
+            for part in self._state:
+                if var.id in part.variables:
+                    part.variables[var.id] = self._put_variable(var)
+        for buffer in {v._remote[0] for v in variables if v._remote}:
+            for part in self._state:
+                if buffer.remote_buffer_id in part.buffers:
+                    self._write_entries(part, buffer, variables)
+
+    def _write_entries(self, part: State, buffer: Any, variables: Iterable[Variable]) -> None:
+        """Replace the entries of `variables` in the device's array of `buffer`."""
+        key, layout = buffer.remote_buffer_id, self._program.layout
+        values = np.array(hostdata.fetch(part.buffers[key]))
+        for var in variables:
+            if var._remote and var._remote[0] is buffer:
+                for r in range(self._replicas):
+                    entry = layout.pack(hostdata.stored_entry(var, r), buffer)
+                    values[r * buffer.entries + var._remote[1]] = hostdata.device_view(entry)
+        part.buffers[key] = hostdata.put(values, per_replica(self._program.mesh, host=True))
+
+    # ---- context manager ------------------------------------------------------------------------
+    def __enter__(self) -> Session:
+        self._was_attached_stack.append(self.is_attached)
+        if not self.is_attached:
+            self._ensure_compiled()
+            self._upload()
+        return self
+
+    def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
+        if self._was_attached_stack.pop():
+            return
+        if self.weights_to_host_on_exit:
+            self.weights_to_host()
+        self._state = None
+        self._mark_stale(False)
+
+
+# ---- helpers ------------------------------------------------------------------------------------
+def _check_patterns(ir: Ir) -> None:
+    if getattr(ir, "_patterns_applied", False):
+        return
+    for graph in ir._graphs:
+        for op in graph._ops:
+            if "needs_patterns" in op.defn.tags:
+                raise popart_exception(
+                    f"{op.name} at {op.location} needs popxl_addons.patterns."
+                    "apply_pre_alias_patterns(ir) before the session is created"
+                )
+
+
+def _checked(ir: Ir, var: Variable, data: Any) -> np.ndarray:
+    if not isinstance(var, Variable):
+        raise TypeError(f"only variables can be written, not {var!r}")
+    if var.ir is not ir:
+        raise ValueError(f"{var!r} belongs to another Ir than this session")
+    if var._retrieval == "all_replicas" and var._grouping.group_size > 1:
+        raise NotImplementedError(
+            f"{var!r}: writing variables of retrieval mode 'all_replicas' with groups of several "
+            "replicas is not supported"
+        )
+    array = to_numpy(data, var.dtype, copy=False)
+    if array.shape != var.shape_on_host:
+        raise ValueError(
+            f"variable {var.id!r} needs data of shape {var.shape_on_host}, but got {array.shape}"
+        )
+    return array
+
+
+def _host_data(t: Variable | Constant) -> np.ndarray:
+    if isinstance(t, Variable) and t._retrieval == "all_replicas":
+        if t._retrieved is None:
+            values = hostdata.host_value(t, lambda r: _initial_on_replica(t, r))
+            t._retrieved = np.array(values)
+        return t._retrieved
+    return t._data
+
+
+def _initial_on_replica(var: Variable, replica: int) -> np.ndarray:
+    if var.meta_shape:
+        return hostdata.stored_entry(var, replica)
+    return hostdata.replica_values(var)[replica]
+
+
+def _store_host(var: Variable, value: np.ndarray) -> None:
+    """Copy a value read from the devices into the variable's host array."""
+    if var._retrieval == "all_replicas":
+        if var._retrieved is None:
+            var._retrieved = np.array(value)
+        else:
+            np.copyto(var._retrieved, value)
+        first = [members[0] for members in var._grouping.groups]
+        value = value[first] if var._grouping.num_groups > 1 else value[first[0]]
+    if not var._data.flags.writeable:
+        if isinstance(var._data, np.memmap):
+            return  # a read-only file is never written
+        var._data = np.array(var._data)
+    np.copyto(var._data, value)
+    if isinstance(var._data, np.memmap):
+        var._data.flush()
+
+

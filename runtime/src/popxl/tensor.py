@@ -1,0 +1,704 @@
+"""Tensors of a graph, variables, constants, and the functions that create them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from popxl import context, dtypes
+from popxl.errors import UndefinedValue
+from popxl.typing_ import NewAliasAnnotation
+from popxl.utils import to_numpy
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.replica_grouping import ReplicaGrouping
+
+ScalarType = int | float | bool
+HostTensor = np.ndarray | Iterable[ScalarType]
+host_tensor_types = (np.ndarray, Iterable)
+HostScalarTensor = ScalarType | HostTensor
+TILE_SET_MAP = {"compute": "compute", "io": "io"}
+RetrievalMode = Literal["one_per_group", "all_replicas"]
+
+
+class TensorSpec(Mapping):
+    """Shape, dtype and (for a replica-sharded tensor) the shape of the whole.
+
+    It is a mapping, so `**spec` passes shape and dtype (and meta_shape, if there is one) on.
+    """
+
+    shape: tuple[int, ...]
+    dtype: dtypes.dtype
+    meta_shape: tuple[int, ...]
+
+    def __init__(
+        self, shape: Iterable[int], dtype: dtypes.dtype, meta_shape: Iterable[int] = ()
+    ) -> None:
+        self.shape = tuple(int(d) for d in shape)
+        self.dtype = dtype
+        self.meta_shape = tuple(int(d) for d in meta_shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"shape", "dtype"} and, if set, "meta_shape"."""
+        out: dict[str, Any] = {"shape": self.shape, "dtype": self.dtype}
+        return {**out, "meta_shape": self.meta_shape} if self.meta_shape else out
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        return tuple(self.to_dict().values())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype, self.meta_shape
+
+    def __repr__(self) -> str:
+        meta = f", meta_shape={self.meta_shape}" if self.meta_shape else ""
+        return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}{meta})"
+
+
+class Tensor:
+    """A value in a graph. Created by ops and by the functions of this module."""
+
+    __array_priority__ = 1000  # numpy scalars defer to our reflected operators
+    __iter__ = None  # type: ignore[assignment]
+    __contains__ = None  # type: ignore[assignment]
+
+    _graph: Graph
+    _spec: TensorSpec
+    _name: str
+    _producer: Op | None
+    _by_ref: bool
+    _ipu: int | None
+    _tile_set: str | None
+
+    def __init__(self) -> None:
+        raise TypeError(
+            f"Cannot create {type(self).__module__}.{type(self).__qualname__} instances directly"
+        )
+
+    @classmethod
+    def _make(
+        cls, graph: Graph, spec: TensorSpec, name: str | None, producer: Op | None = None
+    ) -> Any:
+        self = object.__new__(cls)
+        self._graph, self._spec, self._producer = graph, spec, producer
+        self._by_ref = False
+        self._ipu = self._tile_set = None
+        if producer is not None:
+            self._place(producer)
+        self._name = graph._register_tensor(self, name)
+        return self
+
+    def _place(self, op: Op) -> None:
+        known = [t._ipu for t in op.inputs if t._ipu is not None]
+        self._ipu = op.ipu if op.ipu is not None else (known[0] if known else 0)
+        sets = [t._tile_set for t in op.inputs if t._tile_set is not None]
+        self._tile_set = "io" if op.io else (sets[0] if sets else "compute")
+
+    # ---- identity -------------------------------------------------------------------------------
+    @property
+    def id(self) -> str:
+        """Unique in the Ir: `graph/scope/name`; tensors of the main graph have no graph prefix."""
+        return self._graph._prefix + self._name
+
+    @property
+    def name(self) -> str:
+        """Name with its name scopes."""
+        return self._name
+
+    @property
+    def scope(self) -> str:
+        """The graph and name scopes: the id without its last part."""
+        return self.id.rpartition("/")[0]
+
+    @property
+    def ir(self) -> Ir:
+        return self._graph.ir
+
+    # ---- spec -----------------------------------------------------------------------------------
+    @property
+    def dtype(self) -> dtypes.dtype:
+        return self._spec.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._spec.shape
+
+    @property
+    def meta_shape(self) -> tuple[int, ...]:
+        """Shape of the whole of which this replica-sharded tensor is a shard; () otherwise."""
+        return self._spec.meta_shape
+
+    @property
+    def spec(self) -> TensorSpec:
+        return self._spec
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nelms(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
+        """Elements between neighbours along each axis of a C-ordered array of `shape`."""
+        dims = tuple(self.shape if shape is None else shape)
+        return tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
+
+    # ---- placement ------------------------------------------------------------------------------
+    @property
+    def location_info(self) -> tuple[int, str]:
+        return self.ipu, self.tile_set
+
+    @property
+    def ipu(self) -> int:
+        """Virtual device. Raises UndefinedValue while no op has placed the tensor."""
+        if self._ipu is None:
+            raise UndefinedValue(f"the IPU of {self.id!r} is not known: no op has placed it yet")
+        return self._ipu
+
+    @property
+    def tile_set(self) -> Literal["compute", "io"]:
+        """Tile set. Raises UndefinedValue while no op has placed the tensor."""
+        if self._tile_set is None:
+            raise UndefinedValue(f"the tile set of {self.id!r} is not known yet")
+        return self._tile_set  # type: ignore[return-value]
+
+    @property
+    def in_sync_with_ipu(self) -> bool:
+        """Whether host data is the device's. Only variables of an attached session may lag."""
+        return True
+
+    def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
+        """Copy to virtual device `destination`."""
+        from popxl import ops
+
+        return ops.ipu_copy(self, destination, source)
+
+    # ---- shape methods --------------------------------------------------------------------------
+    def transpose(self, permutation: Iterable[int] | None = None) -> Tensor:
+        """Permute the axes; default: reverse them."""
+        from popxl import ops
+
+        return ops.transpose(self, _tuple_or_none(permutation))
+
+    def transpose_(self, permutation: Iterable[int] | None = None) -> Tensor:
+        """As `transpose`, as a view."""
+        from popxl import ops
+
+        return ops.transpose_(self, _tuple_or_none(permutation))
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - as in numpy
+        return self.transpose()
+
+    @property
+    def T_(self) -> Tensor:  # noqa: N802
+        return self.transpose_()
+
+    def reshape(self, shape: Iterable[int]) -> Tensor:
+        from popxl import ops
+
+        return ops.reshape(self, tuple(shape))
+
+    def reshape_(self, shape: Iterable[int]) -> Tensor:
+        from popxl import ops
+
+        return ops.reshape_(self, tuple(shape))
+
+    def flatten(self) -> Tensor:
+        from popxl import ops
+
+        return ops.flatten(self)
+
+    def flatten_(self) -> Tensor:
+        from popxl import ops
+
+        return ops.flatten_(self)
+
+    def detach(self) -> Tensor:
+        from popxl import ops
+
+        return ops.detach(self)
+
+    def detach_(self) -> Tensor:
+        from popxl import ops
+
+        return ops.detach_(self)
+
+    def diag(self) -> Tensor:
+        """Diagonal of a square matrix. Raises ValueError for any other shape."""
+        if self.rank != 2 or self.shape[0] != self.shape[1]:
+            raise ValueError(f"diag needs a square matrix, but {self.id!r} has shape {self.shape}")
+        indices = np.arange(self.shape[0]) * (self.shape[0] + 1)
+        from popxl import ops
+
+        with self._graph:
+            return ops.gather(self.flatten(), constant(indices, dtypes.int32))
+
+    # ---- operators ------------------------------------------------------------------------------
+    def _binary(self, name: str, other: Any, reflected: bool = False) -> Tensor:
+        from popxl import ops
+
+        rhs = self._ensure_tensor(other)
+        pair = (rhs, self) if reflected else (self, rhs)
+        return getattr(ops, name)(*pair)
+
+    def _ensure_tensor(self, other: Any) -> Tensor:
+        """`other` itself, or a constant of this tensor's dtype."""
+        if isinstance(other, Tensor):
+            return other
+        return constant(to_numpy(other), dtype=self.dtype)
+
+    def __add__(self, other: Any) -> Tensor:
+        return self._binary("add", other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return self._binary("add", other, True)
+
+    def __iadd__(self, other: Any) -> Tensor:
+        """In place: this tensor's value changes."""
+        from popxl import ops
+
+        return ops.add_(self, self._ensure_tensor(other))
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self._binary("sub", other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return self._binary("sub", other, True)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self._binary("mul", other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return self._binary("mul", other, True)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self._binary("div", other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return self._binary("div", other, True)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return self._binary("pow", other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return self._binary("pow", other, True)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return self._binary("fmod", other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return self._binary("fmod", other, True)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return self._binary("matmul", other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return self._binary("matmul", other, True)
+
+    def __and__(self, other: Any) -> Tensor:
+        return self._binary("logical_and", other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return self._binary("logical_and", other, True)
+
+    def __or__(self, other: Any) -> Tensor:
+        return self._binary("logical_or", other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return self._binary("logical_or", other, True)
+
+    def __invert__(self) -> Tensor:
+        from popxl import ops
+
+        return ops.logical_not(self)
+
+    def __neg__(self) -> Tensor:
+        from popxl import ops
+
+        return ops.negate(self)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Integers and slices slice; an integer tensor or array gathers along axis 0; a bool
+        mask of this tensor's shape keeps the chosen elements and sets the others to 0."""
+        from popxl._core.indexing import getitem
+
+        return getitem(self, key)
+
+    # ---- Python ---------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}[{self.id} {self.dtype!r} {self.shape}]"
+
+    def __hash__(self) -> int:
+        return hash((id(self._graph), self._name))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"tensor {self.id!r} is a scalar and has no length")
+        return self.shape[0]
+
+
+TensorLike = Tensor | ScalarType | HostTensor
+TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
+
+
+def _tuple_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value)
+
+
+class _Initialised(Tensor):
+    """A tensor with host data."""
+
+    _data: np.ndarray
+
+
+class Constant(_Initialised):
+    """A tensor whose value never changes."""
+
+    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
+        """Copy to virtual device `dst`; the source must be given, a constant lives nowhere."""
+        from popxl import ops
+
+        return ops.ipu_copy(self, dst, src)
+
+
+class Variable(_Initialised):
+    """A tensor of the main graph whose value persists between runs of a session."""
+
+    _grouping: ReplicaGrouping
+    _retrieval: RetrievalMode
+    _retrieved: np.ndarray | None = None
+    _remote: tuple[RemoteBuffer, int] | None = None
+    _shards: int = 1
+    _stale: bool = False
+
+    @property
+    def replica_grouping(self) -> ReplicaGrouping:
+        """Replicas of one group share a value; each group has its own."""
+        return self._grouping
+
+    @property
+    def retrieval_mode(self) -> RetrievalMode:
+        """"one_per_group": reading returns a value for each group; "all_replicas": for each."""
+        return self._retrieval
+
+    @property
+    def shape_on_replica(self) -> tuple[int, ...]:
+        """Shape of one replica's data on the host side: the whole for a sharded variable."""
+        return self.meta_shape or self.shape
+
+    @property
+    def shape_on_host(self) -> tuple[int, ...]:
+        """Shape of the host array: a leading axis for the groups, if there are several."""
+        return _leading(self._grouping.num_groups) + self.shape_on_replica
+
+    @property
+    def _shape_retrieved(self) -> tuple[int, ...]:
+        if self._retrieval == "all_replicas":
+            return _leading(self.ir.replication_factor) + self.shape_on_replica
+        return self.shape_on_host
+
+    @property
+    def in_sync_with_ipu(self) -> bool:
+        return not self._stale
+
+    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
+        """Copy to virtual device `dst`; the source must be given, a variable lives nowhere."""
+        from popxl import ops
+
+        return ops.ipu_copy(self, dst, src)
+
+
+def _leading(n: int) -> tuple[int, ...]:
+    return (n,) if n > 1 else ()
+
+
+# ---- creation -----------------------------------------------------------------------------------
+def constant(
+    data: HostScalarTensor,
+    dtype: dtypes.dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Constant:
+    """Create a constant in the current graph.
+
+    Args:
+        data: value; its shape is the tensor's shape.
+        dtype: element type; default: that of `data`, downcast from 64 to 32 bits.
+        log2_scale, nan_on_overflow: for float8, see `popxl.utils.to_numpy`.
+    """
+    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
+    spec = TensorSpec(array.shape, dtypes.dtype.as_dtype(array.dtype))
+    self: Constant = Constant._make(context.get_current_graph(), spec, name or "c")
+    self._data = array
+    return self
+
+
+def variable(
+    data: HostScalarTensor,
+    dtype: dtypes.dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: RetrievalMode | None = None,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Variable:
+    """Create a variable in the main graph.
+
+    Args:
+        data: initial value. With a grouping of several groups its first axis is the group.
+        replica_grouping: replicas that share a value; default: all.
+        retrieval_mode: "one_per_group" (default) or "all_replicas".
+
+    Raises:
+        ValueError: outside the main graph, or if the first axis is not the number of groups.
+    """
+    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
+    grouping = _grouping(replica_grouping)
+    shape = _shape_on_replica(array, grouping)
+    spec = TensorSpec(shape, dtypes.dtype.as_dtype(array.dtype))
+    return _new_variable(array, spec, name, grouping, retrieval_mode)
+
+
+def remote_variable(
+    data: HostScalarTensor,
+    remote_buffer: RemoteBuffer,
+    offset: int = 0,
+    dtype: dtypes.dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: RetrievalMode | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Variable:
+    """Create a variable that is stored in entry `offset` of a remote buffer.
+
+    Use `ops.remote_load` to bring it to the device. Arguments as for `variable`.
+
+    Raises:
+        ValueError: the data does not match the buffer, or the offset is out of range.
+    """
+    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
+    grouping = _grouping(replica_grouping)
+    spec = TensorSpec(_shape_on_replica(array, grouping), dtypes.dtype.as_dtype(array.dtype))
+    _check_buffer(remote_buffer, spec, offset)
+    self = _new_variable(array, spec, name, grouping, retrieval_mode)
+    _occupy(self, remote_buffer, offset)
+    return self
+
+
+def remote_replica_sharded_variable(
+    data: HostScalarTensor,
+    remote_buffer: RemoteBuffer,
+    offset: int = 0,
+    dtype: dtypes.dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: RetrievalMode | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Variable:
+    """Create a remote variable of which each replica of a group stores a shard.
+
+    The buffer's entries are flat: ceil(n / shards) elements of the n of the whole, the last shard
+    padded with zeros; `meta_shape` of the buffer is the shape of the whole (see
+    `replica_sharded_buffer`). Loading gives the shard, `replicated_all_gather` the whole.
+    """
+    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
+    grouping = _grouping(replica_grouping)
+    whole = _shape_on_replica(array, grouping)
+    if remote_buffer.meta_shape and remote_buffer.meta_shape != whole:
+        raise ValueError(
+            f"the data has shape {whole}, but the remote buffer holds shards of "
+            f"{remote_buffer.meta_shape}"
+        )
+    count = math.prod(remote_buffer.tensor_shape)
+    shards = max(1, -(-math.prod(whole) // count)) if count else 1
+    shards = next((s for s in range(shards, grouping.group_size + 1)
+                   if grouping.group_size % s == 0), shards)  # fmt: skip
+    spec = TensorSpec(
+        remote_buffer.tensor_shape, dtypes.dtype.as_dtype(array.dtype), meta_shape=whole
+    )
+    if -(-math.prod(whole) // shards) != count:
+        raise ValueError(
+            f"a remote buffer of {remote_buffer.tensor_shape} elements cannot hold one of up to "
+            f"{grouping.group_size} shards of data of shape {whole}"
+        )
+    _check_buffer(remote_buffer, spec, offset)
+    self = _new_variable(array, spec, name, grouping, retrieval_mode)
+    self._shards = shards
+    _occupy(self, remote_buffer, offset)
+    return self
+
+
+def replica_sharded_buffer(
+    shape: tuple[int, ...],
+    dtype: dtypes.dtype,
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+    entries: int = 1,
+) -> RemoteBuffer:
+    """Create a remote buffer for shards of tensors of `shape`.
+
+    Args:
+        replica_grouping: replicas that share the value of the variables; default: all.
+        shard_over: number of shards; default: the group size. It must divide the group size.
+    """
+    from popxl.remote_buffer import remote_buffer
+
+    grouping = _grouping(replica_grouping)
+    shards = grouping.group_size if shard_over is None else shard_over
+    if shards < 1 or grouping.group_size % shards:
+        raise ValueError(
+            f"shard_over={shards} must divide the group size {grouping.group_size} of the "
+            "replica grouping"
+        )
+    buffer = remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
+    buffer.meta_shape = tuple(shape)
+    return buffer
+
+
+def replica_sharded_variable(
+    data: HostScalarTensor,
+    dtype: dtypes.dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+    retrieval_mode: RetrievalMode | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> tuple[Variable, Tensor]:
+    """Create a replica-sharded variable, and load its shard.
+
+    Returns:
+        The variable and the tensor of this replica's shard (changes to it stay on the device
+        until they are stored to the variable's buffer).
+    """
+    from popxl import ops
+
+    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
+    grouping = _grouping(replica_grouping)
+    buffer = replica_sharded_buffer(
+        _shape_on_replica(array, grouping),
+        dtypes.dtype.as_dtype(array.dtype),
+        grouping,
+        shard_over,
+    )
+    var = remote_replica_sharded_variable(
+        array, buffer, 0, None, name, False, grouping, retrieval_mode
+    )
+    return var, ops.remote_load(buffer, 0, name=f"{name}_shard" if name else None)
+
+
+def graph_input(
+    shape: Iterable[int],
+    dtype: dtypes.dtype,
+    name: str | None = None,
+    by_ref: bool = False,
+    meta_shape: Iterable[int] | None = None,
+) -> Tensor:
+    """Add an input to the current graph.
+
+    Args:
+        by_ref: changes made to the input in the graph reach the caller's tensor.
+        meta_shape: shape of the whole, for a replica-sharded tensor.
+
+    Raises:
+        ValueError: in the main graph, which has no caller.
+    """
+    graph = context.get_current_graph()
+    return graph._add_input(TensorSpec(shape, dtype, meta_shape or ()), name, by_ref)
+
+
+def graph_output(t: Tensor) -> None:
+    """Make `t` the next output of the current graph. Raises ValueError in the main graph."""
+    context.get_current_graph()._add_output(t)
+
+
+# ---- helpers ------------------------------------------------------------------------------------
+def _grouping(grouping: ReplicaGrouping | None) -> ReplicaGrouping:
+    return context.get_ir().replica_grouping() if grouping is None else grouping
+
+
+def _shape_on_replica(array: np.ndarray, grouping: ReplicaGrouping) -> tuple[int, ...]:
+    groups = grouping.num_groups
+    if groups == 1:
+        return array.shape
+    if array.ndim == 0 or array.shape[0] != groups:
+        raise ValueError(
+            f"the data has shape {array.shape}, but its first axis must be the {groups} groups "
+            f"of {grouping!r}"
+        )
+    return array.shape[1:]
+
+
+def _new_variable(
+    array: np.ndarray,
+    spec: TensorSpec,
+    name: str | None,
+    grouping: ReplicaGrouping,
+    retrieval_mode: RetrievalMode | None,
+) -> Variable:
+    graph = context.get_current_graph()
+    if graph is not graph.main_graph:
+        raise ValueError(
+            f"variables live in the main graph, but the current graph is {graph.id!r}: create the "
+            "variable in the main graph and pass it as an input"
+        )
+    if retrieval_mode not in (None, "one_per_group", "all_replicas"):
+        raise ValueError(f"unknown retrieval_mode {retrieval_mode!r}")
+    self: Variable = Variable._make(graph, spec, name)
+    self._data = array
+    self._grouping = grouping
+    self._retrieval = retrieval_mode or "one_per_group"
+    return self
+
+
+def _check_buffer(buffer: RemoteBuffer, spec: TensorSpec, offset: int) -> None:
+    if (buffer.tensor_shape, buffer.tensor_dtype) != (spec.shape, spec.dtype):
+        raise ValueError(
+            f"data of {spec.dtype.name}{list(spec.shape)} does not match the remote buffer's "
+            f"entries of {buffer.tensor_dtype.name}{list(buffer.tensor_shape)}"
+        )
+    if not 0 <= offset < buffer.entries:
+        raise ValueError(
+            f"offset {offset} is outside the remote buffer's {buffer.entries} entries"
+        )
+
+
+def _occupy(var: Variable, buffer: RemoteBuffer, offset: int) -> None:
+    var._remote = (buffer, offset)
+    buffer._variables[offset] = var

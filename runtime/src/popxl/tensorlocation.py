@@ -1,0 +1,47 @@
+"""Where tensors live: recorded for programs that set it; XLA places tensors itself."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class TileSet(Enum):
+    Compute = "Compute"
+    IO = "IO"
+
+
+class ExecutionContext(Enum):
+    Normal = "Normal"
+    WeightsFromHostFragment = "WeightsFromHostFragment"
+    WeightsToHostFragment = "WeightsToHostFragment"
+    OptimizerFromHostFragment = "OptimizerFromHostFragment"
+
+
+class TensorStorage(Enum):
+    OnChip = "OnChip"
+    OffChip = "OffChip"
+
+
+class ReplicatedTensorSharding(Enum):
+    On = "On"
+    Off = "Off"
+
+
+class TensorLocation:
+    """Storage and sharding of a tensor."""
+
+    def __init__(
+        self,
+        storage: TensorStorage = TensorStorage.OnChip,
+        replicated_tensor_sharding: ReplicatedTensorSharding = ReplicatedTensorSharding.Off,
+    ) -> None:
+        self._storage = storage
+        self._sharding = replicated_tensor_sharding
+
+    @property
+    def storage(self) -> TensorStorage:
+        return self._storage
+
+    @property
+    def replicated_tensor_sharding(self) -> ReplicatedTensorSharding:
+        return self._sharding

@@ -1,0 +1,19 @@
+"""Transforms of graphs."""
+
+from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection
+from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnectionType
+from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
+from popxl.transforms.autodiff import autodiff as autodiff
+from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
+from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
+from popxl.transforms.merge_exchange import merge_exchange as merge_exchange
+
+__all__ = [
+    "ExpectedConnection",
+    "ExpectedConnectionType",
+    "GradGraphInfo",
+    "autodiff",
+    "decompose_sum",
+    "io_tile_exchange",
+    "merge_exchange",
+]

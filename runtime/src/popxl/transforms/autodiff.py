@@ -1,0 +1,353 @@
+"""Reverse-mode differentiation as a transform of graphs.
+
+`autodiff(graph)` creates a gradient graph. Values of the forward graph that gradients need become
+inputs of the gradient graph, and further outputs of the forward graph unless they are inputs or
+outputs of it already; `GradGraphInfo` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from popxl import context
+from popxl._core.op import Op
+from popxl._core.opdef import NoGrad
+from popxl._core.verify import verify_if_asked
+from popxl.errors import popart_exception
+from popxl.graph import Graph
+from popxl.ops.call import CALL, CallSiteInfo
+from popxl.ops.placement import init
+from popxl.tensor import Constant, Tensor, constant
+from popxl.transforms.gradients import flow_grad, generic_grad, rule_of, total
+from popxl.transforms.values import Values
+
+
+class ExpectedConnectionType(Enum):
+    """What an input or output of a gradient graph stands for."""
+
+    Fwd = "Fwd"  # a tensor of the forward graph
+    FwdGrad = "FwdGrad"  # the gradient of a tensor of the forward graph
+
+
+class ExpectedConnection:
+    """What an input or output of a gradient graph must be connected to."""
+
+    _fwd_tensor: Tensor
+    _type: ExpectedConnectionType
+
+    def __init__(self) -> None:
+        raise TypeError("Cannot create ExpectedConnection instances; autodiff makes them")
+
+    @classmethod
+    def _make(cls, tensor: Tensor, kind: ExpectedConnectionType) -> ExpectedConnection:
+        self = object.__new__(cls)
+        self._fwd_tensor, self._type = tensor, kind
+        return self
+
+    @property
+    def fwd_tensor(self) -> Tensor:
+        """The tensor of the forward graph."""
+        return self._fwd_tensor
+
+    @property
+    def connection_type(self) -> ExpectedConnectionType:
+        """Whether the tensor itself or its gradient is meant."""
+        return self._type
+
+    def __repr__(self) -> str:
+        return f"({self._type.name}, {self._fwd_tensor!r})"
+
+
+class GradGraphInfo:
+    """A gradient graph, and how its inputs and outputs relate to the forward graph."""
+
+    _graph: Graph
+    _forward: Graph
+    _ins: list[ExpectedConnection]
+    _outs: list[ExpectedConnection]
+
+    def __init__(self) -> None:
+        raise TypeError("Cannot create GradGraphInfo instances; autodiff makes them")
+
+    @classmethod
+    def _make(
+        cls,
+        graph: Graph,
+        forward: Graph,
+        ins: Sequence[ExpectedConnection],
+        outs: Sequence[ExpectedConnection],
+    ) -> GradGraphInfo:
+        self = object.__new__(cls)
+        self._graph, self._forward, self._ins, self._outs = graph, forward, list(ins), list(outs)
+        return self
+
+    @property
+    def graph(self) -> Graph:
+        """The gradient graph."""
+        return self._graph
+
+    @property
+    def forward_graph(self) -> Graph:
+        return self._forward
+
+    @property
+    def expected_inputs(self) -> tuple[ExpectedConnection, ...]:
+        """What each input of the gradient graph must be given."""
+        return tuple(self._ins)
+
+    @property
+    def expected_outputs(self) -> tuple[ExpectedConnection, ...]:
+        """What each output of the gradient graph is the gradient of."""
+        return tuple(self._outs)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Tensors of the forward graph that the inputs stand for."""
+        return tuple(c.fwd_tensor for c in self._ins)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Tensors of the forward graph whose gradients the outputs are."""
+        return tuple(c.fwd_tensor for c in self._outs)
+
+    def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
+        """Inputs of the gradient graph that a call of the forward graph provides.
+
+        Use as `inputs_dict` of `ops.call`; the gradients remain as positional inputs.
+        """
+        return {
+            self._graph.inputs[i]: fwd_call_info.graph_to_parent(c.fwd_tensor)
+            for i, c in enumerate(self._ins)
+            if c.connection_type is ExpectedConnectionType.Fwd
+        }
+
+    def fwd_graph_ins_to_grad_parent_outs(
+        self, grad_call_info: CallSiteInfo
+    ) -> dict[Tensor, Tensor]:
+        """Tensor of the forward graph -> its gradient, an output of the gradient call."""
+        return {c.fwd_tensor: grad_call_info.parent_output(i) for i, c in enumerate(self._outs)}
+
+    def fwd_parent_ins_to_grad_parent_outs(
+        self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
+    ) -> dict[Tensor, Tensor]:
+        """Input of the forward call -> its gradient, an output of the gradient call."""
+        return {
+            fwd_call_info.graph_to_parent(t): g
+            for t, g in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items()
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"GradGraphInfo[\n  graph={self._graph}\n  inputs={self._ins}\n"
+            f"  outputs={self._outs}\n]"
+        )
+
+
+def autodiff(
+    graph: Graph,
+    grads_provided: Iterable[Tensor] | None = None,
+    grads_required: Iterable[Tensor] | None = None,
+    called_graphs_grad_info: Mapping[Graph, GradGraphInfo] | None = None,
+    return_all_grad_graphs: bool = False,
+) -> GradGraphInfo | dict[Graph, GradGraphInfo]:
+    """Create the gradient graph of `graph`.
+
+    Args:
+        grads_provided: outputs of `graph` whose gradients are given to the gradient graph;
+            default: all its floating-point outputs now.
+        grads_required: tensors of `graph` whose gradients are wanted, which are the outputs in
+            this order; default: its inputs that have one. A tensor that no output depends on gets
+            zeros if it is named, and is left out otherwise.
+        called_graphs_grad_info: gradient graphs to use for graphs that `graph` calls.
+        return_all_grad_graphs: also return those made for called graphs.
+
+    Returns:
+        Information on the gradient graph; or, with `return_all_grad_graphs`, a dict of it for
+        each graph.
+
+    Raises:
+        popart_exception: `graph` modifies its inputs, or an op has no gradient where one is
+            needed.
+        ValueError: a tensor is no tensor of the graph.
+    """
+    session = _Autodiff(dict(called_graphs_grad_info or {}))
+    info = session.differentiate(
+        graph,
+        None if grads_provided is None else list(grads_provided),
+        None if grads_required is None else list(grads_required),
+    )
+    verify_if_asked(graph.ir)
+    return {**session.made, graph: info} if return_all_grad_graphs else info
+
+
+class _Autodiff:
+    """One application of the transform: gradient graphs of called graphs are made once."""
+
+    def __init__(self, given: dict[Graph, GradGraphInfo]) -> None:
+        self.given = given
+        self.made: dict[Graph, GradGraphInfo] = {}
+        self._memo: dict[Any, GradGraphInfo] = {}
+
+    def of_called(
+        self, graph: Graph, provided: list[Tensor], required: list[Tensor]
+    ) -> GradGraphInfo:
+        if graph in self.given:
+            return self.given[graph]
+        key = (graph, tuple(provided), tuple(required))
+        if key not in self._memo:
+            self._memo[key] = self.differentiate(graph, provided, required)
+            self.made[graph] = self._memo[key]
+        return self._memo[key]
+
+    def differentiate(
+        self, graph: Graph, provided: list[Tensor] | None, required: list[Tensor] | None
+    ) -> GradGraphInfo:
+        for t in [*(provided or []), *(required or [])]:
+            if t not in graph:
+                raise ValueError(f"autodiff: {t!r} is no tensor of graph {graph.id!r}")
+        explicit = required is not None
+        if provided is None:
+            provided = [t for t in graph._outputs if t.dtype.is_floating_point]
+        if required is None:
+            required = [t for t in graph._inputs if t.dtype.is_floating_point]
+        grad_graph = graph.ir._new_graph(_grad_name(graph))
+        ctx = GradContext(self, graph, grad_graph, required)
+        with grad_graph:
+            ctx.provide(provided)
+            ctx.backward()
+            outs = ctx.finish(required, explicit)
+        return GradGraphInfo._make(grad_graph, graph, ctx.expected, outs)
+
+
+def _grad_name(graph: Graph) -> str:
+    base = graph.name.partition("_subgraph(")[0] + "_grad"
+    return f"{base}_subgraph({graph.ir._next(base)})"
+
+
+class GradContext:
+    """The gradient graph under construction; gradient rules get it as `ctx`."""
+
+    def __init__(
+        self, session: _Autodiff, forward: Graph, grad_graph: Graph, required: list[Tensor]
+    ) -> None:
+        self._session, self._forward, self._graph = session, forward, grad_graph
+        self._values = Values(forward)
+        self._needed = self._depends_on(required)
+        self._grads: dict[Tensor, list[Tensor]] = {}
+        self._known: dict[Tensor, Tensor] = {}
+        self._op: Op | None = None
+        self.expected: list[ExpectedConnection] = []
+
+    def _depends_on(self, required: list[Tensor]) -> set[Tensor]:
+        """Values that depend on a required tensor in a differentiable way."""
+        found = set(required)
+        for op in self._forward._ops:
+            if isinstance(op.defn.grad, NoGrad):
+                continue
+            if any(v in found for v in self._values.inputs(op)):
+                found.update(t for t in op.outputs if t.dtype.is_floating_point)
+        return found
+
+    # ---- for gradient rules ---------------------------------------------------------------------
+    def needs(self, op: Op, index: int) -> bool:
+        """Whether the gradient of input `index` of `op` is wanted."""
+        value = self._values.inputs(op)[index]
+        return value in self._needed and value.dtype.is_floating_point
+
+    def fwd(self, t: Tensor) -> Tensor:
+        """Forward tensor `t`, with its value when the op now differentiated ran."""
+        if isinstance(t, Constant):
+            with self._graph:
+                return self._known.setdefault(t, constant(t._data, t.dtype, t.name))
+        kept = self._values.preserved(t, self._op)
+        if kept not in self._known:
+            name = f"fwd_{kept.name}"
+            self._known[kept] = self._graph._add_input(kept.spec, name)
+            self.expected.append(ExpectedConnection._make(kept, ExpectedConnectionType.Fwd))
+        return self._known[kept]
+
+    def call_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Gradient of a call: a call of the gradient graph of the called graph."""
+        called: Graph = op.attrs["graph"]
+        provided = [called._outputs[i] for i, g in enumerate(grads) if g is not None]
+        required = [t for i, t in enumerate(called._inputs) if self.needs(op, i)]
+        info = self._session.of_called(called, provided, required)
+        site = CallSiteInfo(op)
+        inputs = []
+        for connection in info.expected_inputs:
+            t = connection.fwd_tensor
+            if connection.connection_type is ExpectedConnectionType.Fwd:
+                inputs.append(self.fwd(site.graph_to_parent(t)))
+            else:
+                g = grads[called._outputs.index(t)]
+                inputs.append(init(t.shape, t.dtype) if g is None else g)
+        from popxl._core.op import emit
+
+        outs = emit(CALL, inputs, {"graph": info.graph})
+        result: list[Tensor | None] = [None] * len(op.inputs)
+        for connection, g in zip(info.expected_outputs, outs, strict=True):
+            if connection.fwd_tensor in called._inputs:
+                result[called._inputs.index(connection.fwd_tensor)] = g
+        return result
+
+    def loop_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Gradient of a repeat or conditional."""
+        return flow_grad(self, op, grads)
+
+    # ---- construction ---------------------------------------------------------------------------
+    def provide(self, tensors: list[Tensor]) -> None:
+        """Add an input for the gradient of each of `tensors`."""
+        for t in tensors:
+            grad = self._graph._add_input(t.spec, f"grad_{t.name}")
+            self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
+            self._grads.setdefault(self._values.final(t), []).append(grad)
+
+    def backward(self) -> None:
+        """Differentiate the ops from last to first."""
+        for op in reversed(self._forward._ops[:]):
+            if not any(t in self._needed and t in self._grads for t in op.outputs):
+                continue
+            self._op = op
+            with context.ipu(op.ipu):
+                grads = [self._total(t) if t in self._needed else None for t in op.outputs]
+                found = self._apply_rule(op, grads)
+            for value, g in zip(self._values.inputs(op), found, strict=True):
+                if g is not None and value in self._needed:
+                    self._grads.setdefault(value, []).append(g)
+        self._op = None
+
+    def _apply_rule(self, op: Op, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+        self._values.check_differentiable(op)
+        rule = rule_of(op.defn)
+        if rule is None:
+            raise popart_exception(f"{op.name} at {op.location} has no gradient")
+        if rule is generic_grad:
+            return generic_grad(self, op, grads)
+        return rule(self, op, *grads)
+
+    def _total(self, t: Tensor) -> Tensor | None:
+        terms = self._grads.get(t)
+        if not terms:
+            return None
+        self._grads[t] = [total(terms)]
+        return self._grads[t][0]
+
+    def finish(self, required: list[Tensor], explicit: bool) -> list[ExpectedConnection]:
+        """Set the outputs of both graphs."""
+        outs = []
+        for t in required:
+            g = self._total(t)
+            if g is None:
+                if not explicit:
+                    continue
+                g = init(t.shape, t.dtype)
+            self._graph._add_output(g)
+            outs.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
+        available = {*self._forward._inputs, *self._forward._outputs}
+        for connection in self.expected:
+            if connection.fwd_tensor not in available:
+                self._forward._add_output(connection.fwd_tensor)
+                available.add(connection.fwd_tensor)
+        return outs

@@ -1,0 +1,187 @@
+"""Ops that only gradient graphs have: sums of gradients, generic vector-Jacobian products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, reduce
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad, OpDef, define, registry
+from popxl.errors import popart_exception
+from popxl.tensor import Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+
+
+# ---- sum of gradients ---------------------------------------------------------------------------
+def _sum_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    return [dy] * len(op.inputs)
+
+
+GRAD_SUM = define(
+    "grad_sum",
+    lambda *xs: reduce(jnp.add, xs),
+    infer=lambda *specs: [specs[0]],
+    grad=_sum_grad,
+    dtypes="same",
+)
+
+
+def total(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of the gradients of one tensor."""
+    return terms[0] if len(terms) == 1 else emit(GRAD_SUM, terms)[0]
+
+
+# ---- generic gradient of a pure op --------------------------------------------------------------
+def _attributes(frozen: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    return dict(frozen)
+
+
+def _vjp(
+    *arrays: Any,
+    of: str,
+    base_attrs: tuple[tuple[str, Any], ...],
+    specs: tuple[TensorSpec, ...],
+    uses: tuple[int, ...],
+    wrt: tuple[int, ...],
+    given: tuple[int, ...],
+) -> Any:
+    """Cotangents of the inputs `wrt` of op `of`, from its inputs `uses` and cotangents `given`."""
+    defn, attrs = registry()[of], _attributes(base_attrs)
+    values: list[Any] = [None] * len(specs)
+    for i, x in zip(uses, arrays, strict=False):
+        values[i] = x
+    for i, spec in enumerate(specs):
+        if values[i] is None:  # the derivative does not depend on it: its shape is enough
+            values[i] = jnp.zeros(spec.shape, spec.dtype.as_jax())
+
+    def forward(*chosen: Any) -> list[Any]:
+        args = list(values)
+        for i, x in zip(wrt, chosen, strict=True):
+            args[i] = x
+        assert defn.lower is not None
+        outs = defn.lower(*args, **attrs)
+        outs = outs if isinstance(outs, (tuple, list)) else [outs]
+        return [outs[i] for i in given]
+
+    _, pull = jax.vjp(forward, *(values[i] for i in wrt))
+    return tuple(pull(list(arrays[len(uses) :])))
+
+
+def _infer_vjp(*_: TensorSpec, specs: Any, wrt: tuple[int, ...], **__: Any) -> list[TensorSpec]:
+    return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wrt]
+
+
+VJP = define("vjp", _vjp, infer=_infer_vjp)
+
+
+@cache
+def _inputs_used(
+    of: str,
+    base_attrs: tuple[tuple[str, Any], ...],
+    specs: tuple[TensorSpec, ...],
+    outs: tuple[TensorSpec, ...],
+    wrt: tuple[int, ...],
+    given: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Inputs of the op on which the cotangents of `wrt` depend."""
+    everything = tuple(range(len(specs)))
+
+    def run(*arrays: Any) -> Any:
+        return _vjp(*arrays, of=of, base_attrs=base_attrs, specs=specs, uses=everything, wrt=wrt,
+                    given=given)  # fmt: skip
+
+    abstract = [
+        jax.ShapeDtypeStruct(s.shape, s.dtype.as_jax()) for s in (*specs, *(outs[i] for i in given))
+    ]
+    jaxpr = jax.make_jaxpr(run)(*abstract).jaxpr
+    live = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+    for eqn in reversed(jaxpr.eqns):
+        if any(v in live for v in eqn.outvars):
+            live.update(v for v in eqn.invars if not hasattr(v, "val"))
+    return tuple(i for i in everything if jaxpr.invars[i] in live)
+
+
+def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Gradient of a pure op by `jax.vjp` of its meaning; asks only for the values it needs."""
+    attrs = tuple(sorted(op.attrs.items()))
+    specs = tuple(t.spec for t in op.inputs)
+    wrt = tuple(i for i, t in enumerate(op.inputs) if ctx.needs(op, i))
+    given = tuple(i for i, g in enumerate(grads) if g is not None)
+    outs = tuple(t.spec for t in op.outputs)
+    uses = _inputs_used(op.defn.name, attrs, specs, outs, wrt, given)
+    inputs = [*(ctx.fwd(op.inputs[i]) for i in uses), *(grads[i] for i in given)]
+    found = emit(
+        VJP,
+        inputs,
+        {"of": op.defn.name, "base_attrs": attrs, "specs": specs, "uses": uses, "wrt": wrt,
+         "given": given},
+    )  # fmt: skip
+    result: list[Tensor | None] = [None] * len(op.inputs)
+    for i, g in zip(wrt, found, strict=True):
+        result[i] = g
+    return result
+
+
+# ---- gradient of a loop or branch ---------------------------------------------------------------
+def _execute_flow_vjp(frame: Frame, op: Op) -> None:
+    """Differentiate the whole loop or conditional in JAX, which replays it first."""
+    from popxl._lower.machine import Frame, execute
+
+    of: Op = op.attrs["of"]
+    tensors, wrt, given = op.attrs["tensors"], op.attrs["wrt"], op.attrs["given"]
+    values = [frame.read(t) for t in op.inputs]
+    start = dict(zip(tensors, values, strict=False))
+
+    def forward(*chosen: Any) -> list[Any]:
+        inner = Frame(frame.machine, {**start, **dict(zip(wrt, chosen, strict=True))})
+        execute(inner, of)
+        return [inner.read(t) for t in given]
+
+    _, pull = jax.vjp(forward, *(start[t] for t in wrt))
+    frame.define(op, pull(values[len(tensors) :]))
+
+
+FLOW_VJP = define(
+    "flow_vjp",
+    execute=_execute_flow_vjp,
+    infer=lambda *_, wrt, **__: [t.spec for t in wrt],
+    grad=NoGrad("second derivatives of loops are not supported"),
+)
+
+
+def flow_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Gradient of a `repeat` or `conditional` that changes no state.
+
+    Raises:
+        popart_exception: its graphs touch state, so that replaying them would repeat the effect.
+    """
+    from popxl._core.effects import op_effects
+
+    if op_effects(op) or op.modified_inputs():
+        raise popart_exception(
+            f"{op.name} at {op.location} cannot be differentiated: its graph loads, stores or "
+            "modifies state"
+        )
+    tensors = tuple(dict.fromkeys(op.inputs))
+    wrt = tuple(t for t in tensors if ctx.needs(op, op.inputs.index(t)))
+    given = tuple(t for t, g in zip(op.outputs, grads, strict=False) if g is not None)
+    inputs = [*(ctx.fwd(t) for t in tensors), *(g for g in grads if g is not None)]
+    found = emit(FLOW_VJP, inputs, {"of": op, "tensors": tensors, "wrt": wrt, "given": given})
+    by_tensor = dict(zip(wrt, found, strict=True))
+    result: list[Tensor | None] = [None] * len(op.inputs)
+    for t, g in by_tensor.items():
+        result[op.inputs.index(t)] = g
+    return result
+
+
+def rule_of(defn: OpDef) -> Any:
+    """The gradient rule of a definition."""
+    if defn.grad is not None:
+        return defn.grad
+    return generic_grad if defn.lower is not None else None

@@ -1,0 +1,31 @@
+"""Type helpers of the public API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+T = TypeVar("T")
+
+
+class _Alias:
+    """Marks an annotation as an alias, so that `create_graph` can tell it from the plain type."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def NewAliasAnnotation(name: str, tp: T) -> T:  # noqa: N802 - PopXL's name
+    """Return an annotation that type checkers read as `tp` and that keeps the label `name`."""
+    return Annotated[tp, _Alias(name)]  # type: ignore[return-value]
+
+
+def is_alias(annotation: Any, name: str) -> bool:
+    """Whether `annotation` (a type or its source text) is, or contains, the alias called `name`."""
+    if isinstance(annotation, str):
+        return name in annotation
+    if get_origin(annotation) is Annotated or hasattr(annotation, "__metadata__"):
+        return any(isinstance(m, _Alias) and m.name == name for m in annotation.__metadata__)
+    return any(is_alias(a, name) for a in get_args(annotation))

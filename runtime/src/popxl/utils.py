@@ -1,0 +1,77 @@
+"""Conversion of host data to numpy, and small helpers that are public in PopXL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from popxl import dtypes
+
+if TYPE_CHECKING:
+    from popxl.tensor import HostScalarTensor
+
+HW_DEVICE_CONNECTION_TIMEOUT = int(1e4)
+
+downcast_np_dtypes = {
+    np.dtype("int64"): np.dtype("int32"),
+    np.dtype("uint64"): np.dtype("uint32"),
+    np.dtype("float64"): np.dtype("float32"),
+}
+
+
+def to_numpy(
+    x: HostScalarTensor,
+    dtype: dtypes.dtype | None = None,
+    downcast: bool = True,
+    copy: bool = True,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> np.ndarray:
+    """Convert host data (scalar, sequence, numpy array, torch tensor) to a C-ordered array.
+
+    Args:
+        dtype: element type of the result; default: that of the data.
+        downcast: without `dtype`, turn 64-bit data into 32-bit data.
+        copy: always copy; without it the result may share memory with `x`.
+        log2_scale: for a float8 `dtype`: store x * 2**log2_scale. Default 0.
+        nan_on_overflow: for a float8 `dtype`: values out of range become NaN instead of the
+            largest finite value. Default True.
+
+    Raises:
+        ValueError: float8 options without a float8 dtype, or data that is no array.
+    """
+    if isinstance(x, np.memmap) and (dtype is None or x.dtype == dtype.as_numpy()):
+        return x  # a memory map is the user's storage: it is shared, never copied
+    if type(x).__module__.startswith("torch"):
+        x = x.detach().cpu().numpy()  # type: ignore[union-attr]
+    array = np.asarray(x)
+    is_float8 = dtype in (dtypes.float8_143, dtypes.float8_152)
+    if not is_float8 and (log2_scale is not None or nan_on_overflow is not None):
+        raise ValueError("log2_scale and nan_on_overflow need a float8 dtype")
+    if dtype is None:
+        target = downcast_np_dtypes.get(array.dtype, array.dtype) if downcast else array.dtype
+    else:
+        target = dtype.as_numpy()
+    if is_float8 and array.dtype != target:
+        from popxl import fp8_utils
+
+        nan = True if nan_on_overflow is None else nan_on_overflow
+        return fp8_utils.host_pow2scale_cast_to_fp8(array, dtype, log2_scale or 0, nan)
+    if array.dtype == object:
+        raise ValueError(f"cannot make an array of {type(x).__name__} data")
+    out = np.array(array, dtype=target, copy=copy or None, order="C")
+    return out
+
+
+def table_to_string(
+    rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True
+) -> str:
+    """Lay rows out as a text table with aligned columns; the first row may be a header."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
+    lines = [delimiter.join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+    if header and lines:
+        lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)
