@@ -1,0 +1,49 @@
+"""Arguments of ops: axes and shapes as PopXL lets them be written, normalised for attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from popxl.tensor import Tensor
+
+Axes = int | Iterable[int] | None
+
+
+def axis_of(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
+    """`axis` counted from the front.
+
+    Args:
+        extra: how many more axes than `t` the axis may refer to.
+
+    Raises:
+        ValueError: `t` has no such axis.
+    """
+    rank = t.rank + extra
+    if not -rank <= axis < rank:
+        raise ValueError(f"{op}: axis {axis} is out of range for {t.id!r} of shape {t.shape}")
+    return int(axis) % rank
+
+
+def axes_of(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
+    """Sorted axes counted from the front; None means all.
+
+    Raises:
+        ValueError: `t` has no such axis, or one is given twice.
+    """
+    if axis is None:
+        return tuple(range(t.rank))
+    given = [axis] if isinstance(axis, int) else list(axis)
+    axes = sorted(axis_of(op, t, a) for a in given)
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{op}: axis {given} of {t.id!r} names an axis twice")
+    return tuple(axes)
+
+
+def same_length(op: str, **lists: Iterable[object] | None) -> None:
+    """Raise ValueError unless the given lists, those that are None left out, are equally long."""
+    lengths = {name: len(list(values)) for name, values in lists.items() if values is not None}
+    if len(set(lengths.values())) > 1:
+        text = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        raise ValueError(f"{op}: its arguments must have one entry for each axis, but {text}")

@@ -1,0 +1,65 @@
+"""Precision rules shared by the meanings of ops.
+
+Float16 and bfloat16 are storage types: sums, norms and transcendental functions are computed in
+float32 and rounded once. No op converts types on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+Lowering = Callable[..., Any]
+
+_HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
+
+
+def widen(x: Any) -> Any:
+    """`x` in float32 if it is float16 or bfloat16, otherwise unchanged."""
+    return x.astype(jnp.float32) if x.dtype in _HALVES else x
+
+
+def is_float8(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1
+
+
+def check_floating(x: Any) -> None:
+    """Raise TypeError unless `x` has a floating-point type that arithmetic is defined for."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"it takes floating-point tensors, not {x.dtype}: use ops.cast first")
+    check_arithmetic(x)
+
+
+def check_arithmetic(x: Any) -> None:
+    """Raise TypeError for float8, which only casts, matmul and conv take."""
+    if is_float8(x):
+        raise TypeError("float8 takes no arithmetic: use ops.pow2scale_cast_from_fp8 first")
+
+
+def check_same_dtype(*arrays: Any) -> None:
+    """Raise TypeError unless all arrays have one dtype."""
+    if len({x.dtype for x in arrays}) > 1:
+        names = ", ".join(str(x.dtype) for x in arrays)
+        raise TypeError(f"the inputs must have one dtype, not {names}: use ops.cast")
+
+
+def numbers(fn: Lowering) -> Lowering:
+    """`fn` on any numeric arrays, without a change of the first one's dtype."""
+
+    def lower(x: Any, *rest: Any, **attrs: Any) -> Any:
+        check_arithmetic(x)
+        return fn(x, *rest, **attrs).astype(x.dtype)
+
+    return lower
+
+
+def floats(fn: Lowering) -> Lowering:
+    """`fn` on floating-point arrays, computed in float32 for half types, rounded once."""
+
+    def lower(x: Any, *rest: Any, **attrs: Any) -> Any:
+        check_floating(x)
+        return fn(widen(x), *map(widen, rest), **attrs).astype(x.dtype)
+
+    return lower

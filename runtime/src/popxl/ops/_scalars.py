@@ -1,0 +1,55 @@
+"""Scalars that a program may give as a Python number or as a tensor.
+
+A number becomes an attribute of the op. A tensor becomes a further input; the attribute `tensors`
+lists, in the order of these inputs, the names of the scalars that came as tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from popxl._core.op import emit
+
+if TYPE_CHECKING:
+    from popxl._core.opdef import OpDef
+    from popxl.tensor import Tensor
+
+Scalar = "float | Tensor"
+
+
+def with_scalars(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A meaning `fn(*arrays, **scalars)` that sees numbers and scalar tensors alike."""
+
+    def lower(*arrays: Any, tensors: tuple[str, ...] = (), **values: Any) -> Any:
+        count = len(arrays) - len(tensors)
+        given = zip(tensors, arrays[count:], strict=True)
+        return fn(*arrays[:count], **values, **{name: _as_scalar(x, name) for name, x in given})
+
+    return lower
+
+
+def _as_scalar(x: Any, name: str) -> Any:
+    if x.size != 1:
+        raise ValueError(f"{name} must be a scalar, but has shape {x.shape}")
+    return x.reshape(())
+
+
+def emit_with_scalars(
+    defn: OpDef,
+    inputs: Iterable[Tensor],
+    scalars: Mapping[str, float | Tensor | None],
+    attrs: Mapping[str, Any] | None = None,
+    inplace: int | None = None,
+) -> tuple[Tensor, ...]:
+    """`emit` an op whose definition uses `with_scalars`; a scalar that is None is left out."""
+    from popxl.tensor import Tensor
+
+    tensors = {k: v for k, v in scalars.items() if isinstance(v, Tensor)}
+    numbers = {
+        k: float(v) for k, v in scalars.items() if v is not None and not isinstance(v, Tensor)
+    }
+    merged: dict[str, Any] = {**(attrs or {}), **numbers}
+    if tensors:
+        merged["tensors"] = tuple(tensors)
+    return emit(defn, [*inputs, *tensors.values()], merged, inplace=inplace)

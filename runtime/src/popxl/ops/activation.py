@@ -1,0 +1,115 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops._args import axis_of
+from popxl.ops._grads import scalar_like
+from popxl.ops._numerics import check_floating, floats, numbers, widen
+from popxl.tensor import Tensor
+
+_TAGS = ("elementwise",)
+
+
+def _relu_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    # From the output, which `relu_` leaves, and not the input, which it overwrites.
+    zero = scalar_like(0, dy)
+    return [ops.where(ops.greater(ctx.fwd(op.outputs[0]), zero), dy, zero)]
+
+
+_RELU = define("relu", numbers(jax.nn.relu), grad=_relu_grad, tags=_TAGS)
+
+
+def relu(t: Tensor) -> Tensor:
+    """max(t, 0). The gradient at 0 is 0."""
+    return emit(_RELU, [t])[0]
+
+
+def relu_(t: Tensor) -> Tensor:
+    """As `relu`, in place."""
+    return emit(_RELU, [t], inplace=0)[0]
+
+
+_GELU = define("gelu", floats(lambda x: jax.nn.gelu(x, approximate=True)), tags=_TAGS)
+
+
+def gelu(t: Tensor) -> Tensor:
+    """Gaussian error linear unit, by the tanh approximation of Hendrycks and Gimpel (2016)."""
+    return emit(_GELU, [t])[0]
+
+
+def gelu_(t: Tensor) -> Tensor:
+    """As `gelu`, in place."""
+    return emit(_GELU, [t], inplace=0)[0]
+
+
+_GELUERF = define("geluerf", floats(lambda x: jax.nn.gelu(x, approximate=False)), tags=_TAGS)
+
+
+def geluerf(t: Tensor) -> Tensor:
+    """Gaussian error linear unit, exact: t * (1 + erf(t / sqrt(2))) / 2."""
+    return emit(_GELUERF, [t])[0]
+
+
+def geluerf_(t: Tensor) -> Tensor:
+    """As `geluerf`, in place."""
+    return emit(_GELUERF, [t], inplace=0)[0]
+
+
+_SWISH = define("swish", floats(jax.nn.silu), tags=_TAGS)
+
+
+def swish(t: Tensor) -> Tensor:
+    """t * sigmoid(t), also called SiLU."""
+    return emit(_SWISH, [t])[0]
+
+
+def swish_(t: Tensor) -> Tensor:
+    """As `swish`, in place."""
+    return emit(_SWISH, [t], inplace=0)[0]
+
+
+def _tanh_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    y = ctx.fwd(op.outputs[0])
+    return [ops.mul(dy, ops.sub(scalar_like(1, y), ops.mul(y, y)))]
+
+
+_TANH = define("tanh", floats(jnp.tanh), grad=_tanh_grad, tags=_TAGS)
+
+
+def tanh(t: Tensor) -> Tensor:
+    """Hyperbolic tangent of each element."""
+    return emit(_TANH, [t])[0]
+
+
+def _softmax_backward(y: Any, dy: Any, axis: int) -> Any:
+    check_floating(y)
+    wide = widen(y)
+    product = wide * widen(dy)
+    return (product - wide * jnp.sum(product, axis, keepdims=True)).astype(y.dtype)
+
+
+_SOFTMAX_GRAD = define("softmax_grad", _softmax_backward, dtypes="same")
+
+
+def _softmax_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    return [emit(_SOFTMAX_GRAD, [ctx.fwd(op.outputs[0]), dy], op.attrs)[0]]
+
+
+_SOFTMAX = define("softmax", floats(lambda x, axis: jax.nn.softmax(x, axis)), grad=_softmax_grad)
+
+
+def softmax(t: Tensor, axis: int) -> Tensor:
+    """exp(t) normalised to sum 1 along `axis`; computed in float32 for half types.
+
+    Raises:
+        ValueError: `t` has no such axis.
+    """
+    return emit(_SOFTMAX, [t], {"axis": axis_of("softmax", t, axis)})[0]

@@ -1,0 +1,206 @@
+"""Functions of two and more tensors, element by element, with numpy broadcasting."""
+
+# ruff: noqa: N803 - names of PopXL's arguments
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import NoGrad, define
+from popxl.ops._grads import sum_to
+from popxl.ops._numerics import check_arithmetic, numbers, widen
+from popxl.ops._scalars import emit_with_scalars, with_scalars
+from popxl.tensor import Tensor
+
+if TYPE_CHECKING:
+    from popxl.tensor import TensorLike
+
+_TAGS = ("elementwise",)
+Grads = list[Tensor | None]
+
+
+# ---- add and subtract ---------------------------------------------------------------------------
+def _add_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
+    return [sum_to(dy, t.shape) if ctx.needs(op, i) else None for i, t in enumerate(op.inputs)]
+
+
+_ADD = define("add", numbers(jnp.add), grad=_add_grad, dtypes="same", tags=_TAGS)
+
+
+def add(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """lhs + rhs. Shapes broadcast; the dtypes must be equal."""
+    return emit(_ADD, [lhs, rhs])[0]
+
+
+def add_(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """lhs += rhs, in place. `rhs` must broadcast to the shape of `lhs`."""
+    return emit(_ADD, [lhs, rhs], inplace=0)[0]
+
+
+def _sub_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
+    lhs, rhs = op.inputs
+    return [
+        sum_to(dy, lhs.shape) if ctx.needs(op, 0) else None,
+        ops.negate(sum_to(dy, rhs.shape)) if ctx.needs(op, 1) else None,
+    ]
+
+
+_SUB = define("sub", numbers(jnp.subtract), grad=_sub_grad, dtypes="same", tags=_TAGS)
+
+
+def sub(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """lhs - rhs. Shapes broadcast; the dtypes must be equal."""
+    return emit(_SUB, [lhs, rhs])[0]
+
+
+# ---- multiply and divide ------------------------------------------------------------------------
+def _mul_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
+    lhs, rhs = op.inputs
+    return [
+        sum_to(ops.mul(dy, ctx.fwd(rhs)), lhs.shape) if ctx.needs(op, 0) else None,
+        sum_to(ops.mul(dy, ctx.fwd(lhs)), rhs.shape) if ctx.needs(op, 1) else None,
+    ]
+
+
+_MUL = define("mul", numbers(jnp.multiply), grad=_mul_grad, dtypes="same", tags=_TAGS)
+
+
+def mul(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """lhs * rhs. Shapes broadcast; the dtypes must be equal."""
+    return emit(_MUL, [lhs, rhs])[0]
+
+
+def _div_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
+    lhs, rhs = op.inputs
+    scaled = ops.div(dy, ctx.fwd(rhs))
+    return [
+        sum_to(scaled, lhs.shape) if ctx.needs(op, 0) else None,
+        ops.negate(sum_to(ops.mul(scaled, ctx.fwd(op.outputs[0])), rhs.shape))
+        if ctx.needs(op, 1)
+        else None,
+    ]
+
+
+def _div(x: Any, y: Any) -> Any:
+    return lax.div(*jnp.broadcast_arrays(x, y))
+
+
+_DIV = define("div", numbers(_div), grad=_div_grad, dtypes="same", tags=_TAGS)
+
+
+def div(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """lhs / rhs; integers divide towards zero. Shapes broadcast; the dtypes must be equal."""
+    return emit(_DIV, [lhs, rhs])[0]
+
+
+def _fmod(x: Any, y: Any) -> Any:
+    return lax.rem(*jnp.broadcast_arrays(x, y))
+
+
+_FMOD = define("fmod", numbers(_fmod), dtypes="same", tags=_TAGS)
+
+
+def fmod(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """Remainder of lhs / rhs with the sign of `lhs`, as C's fmod."""
+    return emit(_FMOD, [lhs, rhs])[0]
+
+
+_POW = define("pow", numbers(jnp.power), dtypes="same", tags=_TAGS)
+
+
+def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
+    """`t` to the power `e`.
+
+    Args:
+        e: exponent; a tensor of the dtype of `t`, or host data, which is converted to it.
+    """
+    return emit(_POW, [t, t._ensure_tensor(e)])[0]
+
+
+# ---- choose -------------------------------------------------------------------------------------
+def _maximum(*arrays: Any) -> Any:
+    return reduce(jnp.maximum, arrays)
+
+
+_MAXIMUM = define("maximum", numbers(_maximum), dtypes="same", tags=_TAGS)
+
+
+def maximum(*ts: Tensor) -> Tensor:
+    """The larger of the elements of all `ts`, which broadcast. Equal ones share the gradient.
+
+    Raises:
+        ValueError: there is no tensor.
+    """
+    if not ts:
+        raise ValueError("maximum: at least one tensor is needed")
+    return emit(_MAXIMUM, ts)[0]
+
+
+# ---- fused --------------------------------------------------------------------------------------
+def _scaled_add(x: Any, y: Any, a: Any = 1.0, b: Any = 1.0) -> Any:
+    check_arithmetic(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        total = _scale(x, a, x.dtype) + _scale(y, b, x.dtype)
+    else:
+        wide = jnp.promote_types(widen(x).dtype, widen(y).dtype)
+        total = _scale(x, a, wide) + _scale(y, b, wide)
+    return total.astype(x.dtype)
+
+
+def _scale(x: Any, factor: Any, dtype: Any) -> Any:
+    return x.astype(dtype) * jnp.asarray(factor).astype(dtype)
+
+
+_SCALED_ADD = define("scaled_add", with_scalars(_scaled_add), tags=_TAGS)
+
+
+def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
+    """a * X + b * Y, computed in float32 and rounded to the dtype of `X`.
+
+    Args:
+        X, Y: tensors of one shape; the float dtypes may differ.
+        a, b: numbers or scalar tensors of any float dtype.
+    """
+    return emit_with_scalars(_SCALED_ADD, [X, Y], {"a": a, "b": b})[0]
+
+
+def scaled_add_(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
+    """As `scaled_add`, in place on `X`."""
+    return emit_with_scalars(_SCALED_ADD, [X, Y], {"a": a, "b": b}, inplace=0)[0]
+
+
+def _increment_mod(x: Any, increment: float, modulus: float) -> Any:
+    return jnp.mod(x + jnp.asarray(increment, x.dtype), jnp.asarray(modulus, x.dtype))
+
+
+_INCREMENT_MOD = define(
+    "increment_mod",
+    numbers(_increment_mod),
+    grad=NoGrad("a counter is not differentiated"),
+    tags=_TAGS,
+)
+
+
+def increment_mod(t: Tensor, increment: float, modulus: float) -> Tensor:
+    """(t + increment) mod modulus, in the dtype of `t`.
+
+    Raises:
+        ValueError: `modulus` is 0.
+    """
+    return emit(_INCREMENT_MOD, [t], _mod_attrs(t, increment, modulus))[0]
+
+
+def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
+    """As `increment_mod`, in place."""
+    return emit(_INCREMENT_MOD, [t], _mod_attrs(t, increment, modulus), inplace=0)[0]
+
+
+def _mod_attrs(t: Tensor, increment: float, modulus: float) -> dict[str, float]:
+    if modulus == 0:
+        raise ValueError(f"increment_mod: the modulus of {t.id!r} must not be 0")
+    return {"increment": increment, "modulus": modulus}

@@ -1,0 +1,143 @@
+"""Slices at positions that are known at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops._args import axis_of
+from popxl.ops.gathering import check_indices
+from popxl.tensor import Tensor
+
+
+def _starts(index: Any, axes: tuple[int, ...], rank: int) -> list[Any]:
+    flat = index.reshape(-1).astype(jnp.int32)
+    if flat.shape[0] != len(axes):
+        raise ValueError(f"index has {flat.shape[0]} elements for {len(axes)} axes")
+    zero = jnp.zeros((), jnp.int32)
+    return [flat[axes.index(i)] if i in axes else zero for i in range(rank)]
+
+
+def _dynamic_slice(
+    t: Any, index: Any, axes: tuple[int, ...], sizes: tuple[int, ...], no_overlap: bool
+) -> Any:
+    shape = list(t.shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        shape[axis] = size
+    return lax.dynamic_slice(t, _starts(index, axes, t.ndim), shape)
+
+
+def _dynamic_slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
+    t, index = op.inputs
+    zeros = ops.init(t.shape, t.dtype)
+    return [emit(_DYNAMIC_UPDATE, [zeros, ctx.fwd(index), dy], op.attrs)[0], None]
+
+
+_DYNAMIC_SLICE = define("dynamic_slice", _dynamic_slice, grad=_dynamic_slice_grad)
+
+
+def _region_attrs(
+    op: str, t: Tensor, axes: Iterable[int], sizes: Iterable[int], no_overlap: bool
+) -> dict[str, Any]:
+    given, wanted = tuple(axis_of(op, t, a) for a in axes), tuple(int(s) for s in sizes)
+    if len(given) != len(wanted) or len(set(given)) != len(given):
+        raise ValueError(f"{op}: axes {given} and sizes {wanted} must pair up, each axis once")
+    for axis, size in zip(given, wanted, strict=True):
+        if not 0 <= size <= t.shape[axis]:
+            raise ValueError(
+                f"{op}: size {size} exceeds axis {axis} of {t.id!r} of shape {t.shape}"
+            )
+    return {"axes": given, "sizes": wanted, "no_overlap": bool(no_overlap)}
+
+
+def dynamic_slice(
+    t: Tensor, index: Tensor, axes: Iterable[int], sizes: Iterable[int], no_overlap: bool
+) -> Tensor:
+    """The part of `t` that starts at `index` along `axes` and has `sizes` there.
+
+    Args:
+        index: integer start for each of the axes; a start too large counts as the last possible.
+        no_overlap: a promise, which makes gradients cheaper on IPUs; recorded, no effect.
+
+    Raises:
+        ValueError: no such axis, or a size larger than the axis.
+    """
+    check_indices("dynamic_slice", index)
+    attrs = _region_attrs("dynamic_slice", t, axes, sizes, no_overlap)
+    return emit(_DYNAMIC_SLICE, [t, index], attrs)[0]
+
+
+def _dynamic_update(
+    t: Any,
+    index: Any,
+    update: Any,
+    axes: tuple[int, ...],
+    sizes: tuple[int, ...],
+    no_overlap: bool,
+) -> Any:
+    if t.dtype != update.dtype:
+        raise TypeError(f"the update is {update.dtype}, but the tensor is {t.dtype}: use ops.cast")
+    for axis, size in zip(axes, sizes, strict=True):
+        if update.shape[axis] != size:
+            raise ValueError(
+                f"the update has shape {update.shape}, but axis {axis} has size {size}"
+            )
+    updated = lax.dynamic_update_slice(t, update, _starts(index, axes, t.ndim))
+    # See `slicing`: the update may be a shifted part of the tensor itself.
+    return lax.optimization_barrier(updated)
+
+
+def _dynamic_update_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
+    index, update = ctx.fwd(op.inputs[1]), op.inputs[2]
+    zeros = ops.init(update.shape, update.dtype)
+    return [
+        emit(_DYNAMIC_UPDATE, [dy, index, zeros], op.attrs)[0],
+        None,
+        emit(_DYNAMIC_SLICE, [dy, index], op.attrs)[0],
+    ]
+
+
+_DYNAMIC_UPDATE = define("dynamic_update", _dynamic_update, grad=_dynamic_update_grad)
+
+
+def dynamic_update(
+    t: Tensor,
+    index: Tensor,
+    t_update: Tensor,
+    axes: Iterable[int],
+    sizes: Iterable[int],
+    no_overlap: bool,
+) -> Tensor:
+    """Copy `t` with the part that starts at `index` along `axes` replaced by `t_update`.
+
+    Args:
+        index: integer start for each of the axes; a start too large counts as the last possible.
+        t_update: new values: the shape of `t`, but `sizes` along `axes`.
+        no_overlap: as for `dynamic_slice`.
+
+    Raises:
+        ValueError: no such axis, or a size larger than the axis.
+    """
+    check_indices("dynamic_update", index)
+    attrs = _region_attrs("dynamic_update", t, axes, sizes, no_overlap)
+    return emit(_DYNAMIC_UPDATE, [t, index, t_update], attrs)[0]
+
+
+def dynamic_update_(
+    t: Tensor,
+    index: Tensor,
+    t_update: Tensor,
+    axes: Iterable[int],
+    sizes: Iterable[int],
+    no_overlap: bool,
+) -> Tensor:
+    """As `dynamic_update`, in place on `t`."""
+    check_indices("dynamic_update", index)
+    attrs = _region_attrs("dynamic_update", t, axes, sizes, no_overlap)
+    return emit(_DYNAMIC_UPDATE, [t, index, t_update], attrs, inplace=0)[0]

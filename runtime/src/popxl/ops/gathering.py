@@ -1,0 +1,294 @@
+"""Ops that pick or place elements by index tensors."""
+
+# ruff: noqa: N803 - names of PopXL's arguments
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops._args import axis_of
+from popxl.ops._numerics import widen
+from popxl.tensor import Tensor
+
+
+# ---- gather -------------------------------------------------------------------------------------
+def _positions(indices: Any, size: int) -> Any:
+    """Indices in [0, size) as int32; those out of range become the nearest in range."""
+    if indices.dtype == jnp.uint32:  # before int32, in which the largest ones are negative
+        indices = jnp.minimum(indices, jnp.uint32(size - 1))
+    return jnp.clip(indices.astype(jnp.int32), 0, size - 1)
+
+
+def _in_range(indices: Any, size: int) -> Any:
+    wide = indices if indices.dtype == jnp.uint32 else indices.astype(jnp.int32)
+    return (wide >= 0) & (wide < size)
+
+
+def _gather(
+    t: Any,
+    indices: Any,
+    axis: int,
+    zero_oor: bool,
+    available_memory_proportion: float | None = None,
+) -> Any:
+    taken = jnp.take(t, _positions(indices, t.shape[axis]), axis, mode="clip")
+    if not zero_oor:
+        return taken
+    shape = (1,) * axis + indices.shape + (1,) * (t.ndim - axis - 1)
+    valid = _in_range(indices, t.shape[axis]).reshape(shape)
+    return jnp.where(valid, taken, jnp.zeros((), t.dtype))
+
+
+def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool) -> Any:
+    """Scatter-add into zeros: float32 sums, since one row may get many contributions."""
+    wide = widen(dy)
+    count = indices.ndim
+    rows = jnp.moveaxis(wide, range(axis, axis + count), range(count))
+    where = _positions(indices, shape[axis])
+    if zero_oor:  # one row past the end; "drop" leaves it out, while -1 would wrap around
+        where = jnp.where(_in_range(indices, shape[axis]), where, shape[axis])
+    zeros = jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), wide.dtype)
+    return jnp.moveaxis(zeros.at[where].add(rows, mode="drop"), 0, axis).astype(dy.dtype)
+
+
+_GATHER_GRAD = define("gather_grad", _add_rows)
+
+
+def _gather_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
+    table, indices = op.inputs
+    attrs = {
+        "shape": table.shape,
+        "axis": op.attrs["axis"],
+        "zero_oor": op.attrs["zero_oor"],
+    }
+    return [emit(_GATHER_GRAD, [dy, ctx.fwd(indices)], attrs)[0], None]
+
+
+_GATHER = define("gather", _gather, grad=_gather_grad)
+
+
+def gather(
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    available_memory_proportion: float | None = None,
+    zero_OOR: bool = False,
+) -> Tensor:
+    """Take the elements of `t` at `indices` along `axis`.
+
+    Args:
+        indices: integers of any shape; it replaces `axis` in the shape of the result.
+        available_memory_proportion: a hint for other hardware; recorded, no effect.
+        zero_OOR: indices out of range give zeros; otherwise they count as the nearest in range.
+
+    Raises:
+        ValueError: `t` has no such axis, or the indices are not integers.
+    """
+    check_indices("gather", indices)
+    attrs: dict[str, Any] = {"axis": axis_of("gather", t, axis), "zero_oor": bool(zero_OOR)}
+    return emit(_GATHER, [t, indices], {**attrs, **_hint(available_memory_proportion)})[0]
+
+
+def tied_gather(
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    available_memory_proportion: float | None = None,
+    zero_OOR: bool = False,
+) -> Tensor:
+    """As `gather`. On IPUs it leaves the layout of `t` to other users of it, such as a matmul."""
+    return gather(t, indices, axis, available_memory_proportion, zero_OOR)
+
+
+def _grouped_gather(t: Any, indices: Any, **attrs: Any) -> Any:
+    return jax.vmap(lambda x, i: _gather(x, i, **attrs))(t, indices)
+
+
+_GROUPED_GATHER = define("groupedgather", _grouped_gather)
+
+
+def groupedgather(
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    group_size: int | None = 1,
+    available_memory_proportion: float | None = None,
+    zero_OOR: bool = False,
+) -> Tensor:
+    """A `gather` for each group.
+
+    Args:
+        t, indices: with more than one group, their first axis is the group.
+        axis: axis of a group's part of `t` (so the group axis does not count).
+        group_size: number of groups.
+
+    Raises:
+        ValueError: a first axis is not the number of groups, or no such axis.
+    """
+    if group_size in (None, 1):
+        return gather(t, indices, axis, available_memory_proportion, zero_OOR)
+    check_indices("groupedgather", indices)
+    _check_groups("groupedgather", group_size, t, indices)
+    attrs: dict[str, Any] = {
+        "axis": axis_of("groupedgather", t, axis, extra=-1),
+        "zero_oor": bool(zero_OOR),
+        **_hint(available_memory_proportion),
+    }
+    return emit(_GROUPED_GATHER, [t, indices], attrs)[0]
+
+
+def _check_groups(op: str, groups: int | None, *tensors: Tensor) -> None:
+    for t in tensors:
+        if t.rank == 0 or t.shape[0] != groups:
+            raise ValueError(
+                f"{op}: the first axis of {t.id!r} of shape {t.shape} must be the group_size "
+                f"{groups}"
+            )
+
+
+def check_indices(op: str, indices: Tensor) -> None:
+    if not indices.dtype.is_int:
+        raise ValueError(f"{op}: indices {indices.id!r} must be integers, not {indices.dtype.name}")
+
+
+def _hint(proportion: float | None) -> dict[str, float]:
+    return {} if proportion is None else {"available_memory_proportion": float(proportion)}
+
+
+# ---- scatter ------------------------------------------------------------------------------------
+def element_index(indices: Any, axis: int) -> tuple[Any, ...]:
+    """Full index of each element of `indices`, which says where along `axis`."""
+    grids = jnp.meshgrid(*(jnp.arange(n) for n in indices.shape), indexing="ij", sparse=True)
+    return tuple(indices.astype(jnp.int32) if i == axis else g for i, g in enumerate(grids))
+
+
+def _scatter(
+    t: Any, indices: Any, values: Any, axis: int, available_memory_proportion: float | None = None
+) -> Any:
+    if indices.shape != values.shape:
+        raise ValueError(f"indices {indices.shape} and values {values.shape} differ in shape")
+    if t.dtype != values.dtype:
+        raise TypeError(f"values are {values.dtype}, but the tensor is {t.dtype}: use ops.cast")
+    return t.at[element_index(indices, axis)].set(values)
+
+
+_SCATTER = define("scatter", _scatter)
+
+
+def scatter(
+    t: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    axis: int = 0,
+    available_memory_proportion: float | None = None,
+) -> Tensor:
+    """Copy `t` and overwrite elements: out[i][indices[i, j]][j] = values[i, j] for axis 1.
+
+    Args:
+        indices: integer positions along `axis`, of the shape of `values`; where an element is
+            named twice it is not defined which value stays.
+        values: as many axes as `t`, none longer.
+
+    Raises:
+        ValueError: `t` has no such axis, or the indices are not integers.
+    """
+    check_indices("scatter", indices)
+    attrs = {"axis": axis_of("scatter", t, axis), **_hint(available_memory_proportion)}
+    return emit(_SCATTER, [t, indices, values], attrs)[0]
+
+
+# ---- one-hot and top-k --------------------------------------------------------------------------
+def _onehot(t: Any, values: Any, num_classes: int, axis: int) -> Any:
+    if values.shape != (2,):
+        raise ValueError(f"values must be [off, on], but have shape {values.shape}")
+    shape = [1] * (t.ndim + 1)
+    shape[axis] = num_classes
+    classes = jnp.arange(num_classes, dtype=jnp.int32).reshape(shape)
+    hit = jnp.expand_dims(t.astype(jnp.int32), axis) == classes
+    return jnp.where(hit, values[1], values[0])
+
+
+_ONEHOT = define("onehot", _onehot)
+
+
+def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
+    """Insert an axis of classes: `values[1]` at the class that `t` names, `values[0]` elsewhere.
+
+    Args:
+        t: integer classes; out-of-range ones give `values[0]` only.
+        num_classes: a constant with one element.
+        values: [off, on]; its dtype is the result's.
+        axis: where the new axis is in the result.
+
+    Raises:
+        ValueError: `num_classes` is no constant, or the result has no such axis.
+    """
+    data = getattr(num_classes, "_data", None)
+    if data is None or data.size != 1:
+        raise ValueError(f"onehot: num_classes {num_classes!r} must be a constant of one element")
+    attrs = {"num_classes": int(data.reshape(())), "axis": axis_of("onehot", t, axis, extra=1)}
+    return emit(_ONEHOT, [t, values], attrs)[0]
+
+
+def _topk(
+    x: Any,
+    k: int,
+    axis: int,
+    largest: bool,
+    sorted: bool,
+    available_memory_proportion: float | None = None,
+) -> tuple[Any, Any]:
+    rows = jnp.moveaxis(x, axis, -1)
+    if largest:
+        order = rows
+    else:
+        order = -rows if jnp.issubdtype(rows.dtype, jnp.floating) else ~rows
+    _, indices = lax.top_k(order, k)
+    values = jnp.take_along_axis(rows, indices, -1)
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices.astype(jnp.int32), -1, axis)
+
+
+def _topk_backward(dy: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
+    return jnp.zeros(shape, dy.dtype).at[element_index(indices, axis)].set(dy)
+
+
+_TOPK_GRAD = define("topk_grad", _topk_backward)
+
+
+def _topk_grad(ctx: Any, op: Any, dy: Tensor | None, _: Tensor | None) -> list[Tensor | None]:
+    if dy is None:
+        return [None]
+    attrs = {"shape": op.inputs[0].shape, "axis": op.attrs["axis"]}
+    return [emit(_TOPK_GRAD, [dy, ctx.fwd(op.outputs[1])], attrs)[0]]
+
+
+_TOPK = define("topk", _topk, grad=_topk_grad)
+
+
+def topk(
+    t: Tensor,
+    k: int,
+    axis: int,
+    largest: bool,
+    sorted: bool,
+    available_memory_proportion: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The `k` largest (or smallest) elements along `axis`, and their indices as int32.
+
+    Args:
+        sorted: ask for the best first; they always are.
+
+    Raises:
+        ValueError: `t` has no such axis, or fewer than `k` elements along it.
+    """
+    axis = axis_of("topk", t, axis)
+    if not 1 <= k <= t.shape[axis]:
+        raise ValueError(f"topk: k={k} must be in [1, {t.shape[axis]}] for axis {axis} of {t.id!r}")
+    attrs = {"k": int(k), "axis": axis, "largest": bool(largest), "sorted": bool(sorted)}
+    values, indices = emit(_TOPK, [t], {**attrs, **_hint(available_memory_proportion)})
+    return values, indices

@@ -1,0 +1,95 @@
+"""Matrix multiplication."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from popxl import dtypes, ops
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
+from popxl.ops._grads import sum_to
+from popxl.ops._numerics import check_arithmetic
+from popxl.tensor import Tensor
+
+
+def _matmul(
+    a: Any,
+    b: Any,
+    output_type: dtypes.dtype | None = None,
+    partials_type: dtypes.dtype | None = None,
+    available_memory_proportion: float | None = None,
+) -> Any:
+    check_arithmetic(a)
+    half = jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4
+    partials = jnp.float32 if half else None
+    result = jnp.matmul(a, b, preferred_element_type=partials)
+    return result.astype(a.dtype if output_type is None else output_type.as_jax())
+
+
+def _flops(op: Op) -> int:
+    """A multiplication and an addition for each element of the contracted axis and the result."""
+    return 2 * op.outputs[0].nelms * op.inputs[0].shape[-1]
+
+
+def _matmul_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    """dA = dC Bᵀ and dB = Aᵀ dC, on matrices; vectors become matrices of one row or column."""
+    a, b = op.inputs
+    a_shape = a.shape if a.rank > 1 else (1, *a.shape)
+    b_shape = b.shape if b.rank > 1 else (*b.shape, 1)
+    batch = _broadcast(a_shape[:-2], b_shape[:-2])
+    dc = _reshaped(ops.cast(dy, a.dtype) if dy.dtype is not a.dtype else dy,
+                   (*batch, a_shape[-2], b_shape[-1]))  # fmt: skip
+    da = db = None
+    if ctx.needs(op, 0):
+        product = ops.matmul(dc, _swapped(_reshaped(ctx.fwd(b), b_shape)))
+        da = _reshaped(sum_to(product, a_shape), a.shape)
+    if ctx.needs(op, 1):
+        x = _reshaped(ctx.fwd(a), a_shape)
+        if len(b_shape) == 2:  # one contraction over batch and rows, not a sum of products
+            x, dc = (_reshaped(t, (math.prod(t.shape[:-1]), t.shape[-1])) for t in (x, dc))
+        db = _reshaped(sum_to(ops.matmul(_swapped(x), dc), b_shape), b.shape)
+    return [da, db]
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(jnp.broadcast_shapes(*shapes))
+
+
+def _reshaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return t if t.shape == tuple(shape) else ops.reshape(t, shape)
+
+
+def _swapped(t: Tensor) -> Tensor:
+    return ops.transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
+
+
+_MATMUL = define("matmul", _matmul, grad=_matmul_grad, dtypes="same", flops=_flops)
+
+
+def matmul(
+    lhs: Tensor,
+    rhs: Tensor,
+    available_memory_proportion: float | None = None,
+    output_type: dtypes.dtype | None = None,
+    partials_type: dtypes.dtype | None = None,
+) -> Tensor:
+    """Matrix product with numpy's rules: batch axes broadcast, vectors are rows or columns.
+
+    Args:
+        lhs, rhs: tensors of one dtype. Half types accumulate in float32.
+        available_memory_proportion: a hint for other hardware; recorded, no effect.
+        output_type: dtype of the result; default: that of the inputs.
+        partials_type: dtype of the accumulation to ask for; recorded, float32 is used.
+
+    Raises:
+        SpecError: the shapes do not fit, or the dtypes differ.
+    """
+    attrs = {
+        "output_type": output_type,
+        "partials_type": partials_type,
+        "available_memory_proportion": available_memory_proportion,
+    }
+    return emit(_MATMUL, [lhs, rhs], {k: v for k, v in attrs.items() if v is not None})[0]

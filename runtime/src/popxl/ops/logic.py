@@ -1,0 +1,82 @@
+"""Comparisons, Boolean functions and selection, element by element, with numpy broadcasting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import NoGrad, define
+from popxl.ops._grads import scalar_like, sum_to
+from popxl.ops._numerics import check_same_dtype
+from popxl.tensor import Tensor
+
+_TAGS = ("elementwise",)
+_BOOLEAN = NoGrad("boolean output")
+
+_EQUAL = define("equal", jnp.equal, grad=_BOOLEAN, dtypes="same", tags=_TAGS)
+
+
+def equal(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """Whether lhs == rhs, as bool. Shapes broadcast; the dtypes must be equal."""
+    return emit(_EQUAL, [lhs, rhs])[0]
+
+
+_GREATER = define("greater", jnp.greater, grad=_BOOLEAN, dtypes="same", tags=_TAGS)
+
+
+def greater(input: Tensor, other: Tensor) -> Tensor:
+    """Whether input > other, as bool. Shapes broadcast; the dtypes must be equal."""
+    return emit(_GREATER, [input, other])[0]
+
+
+_AND = define("logical_and", jnp.logical_and, grad=_BOOLEAN, tags=_TAGS)
+
+
+def logical_and(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """Whether both are true, as bool. Numbers are true unless they are 0. Shapes broadcast."""
+    return emit(_AND, [lhs, rhs])[0]
+
+
+_OR = define("logical_or", jnp.logical_or, grad=_BOOLEAN, tags=_TAGS)
+
+
+def logical_or(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """Whether either is true, as bool. Numbers are true unless they are 0. Shapes broadcast."""
+    return emit(_OR, [lhs, rhs])[0]
+
+
+_NOT = define("logical_not", jnp.logical_not, grad=_BOOLEAN, tags=_TAGS)
+
+
+def logical_not(t: Tensor) -> Tensor:
+    """Whether each element is false, as bool. Numbers are true unless they are 0."""
+    return emit(_NOT, [t])[0]
+
+
+def _where(condition: Any, lhs: Any, rhs: Any) -> Any:
+    check_same_dtype(lhs, rhs)
+    return jnp.where(condition.astype(bool), lhs, rhs)
+
+
+def _where_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
+    condition, lhs, rhs = op.inputs
+    mask, zero = ctx.fwd(condition), scalar_like(0, dy)
+    return [
+        None,
+        sum_to(ops.where(mask, dy, zero), lhs.shape) if ctx.needs(op, 1) else None,
+        sum_to(ops.where(mask, zero, dy), rhs.shape) if ctx.needs(op, 2) else None,
+    ]
+
+
+_WHERE = define("where", _where, grad=_where_grad, tags=_TAGS)
+
+
+def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> Tensor:
+    """Elements of `lhs` where `condition` is true (not 0), else of `rhs`.
+
+    The shapes broadcast; `lhs` and `rhs` must have one dtype.
+    """
+    return emit(_WHERE, [condition, lhs, rhs])[0]

@@ -1,0 +1,124 @@
+"""Negative log-likelihood."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from popxl._core.op import emit
+from popxl._core.opdef import NoGrad, define
+from popxl.ops._numerics import check_floating, widen
+from popxl.ops._scalars import emit_with_scalars, with_scalars
+from popxl.tensor import Tensor
+
+REDUCTION_TYPE = Literal["mean", "sum", "none"]
+REDUCTION_MAP = {name: name for name in ("mean", "sum", "none")}
+
+# Probabilities below the smallest normal float32 count as that: a loss of 87, not infinity.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+def _kept(labels: Any, ignore_index: int | None) -> Any:
+    """1.0 for the labels that count, 0.0 for the ignored ones."""
+    if ignore_index is None:
+        return jnp.ones(labels.shape, jnp.float32)
+    return (labels.astype(jnp.int32) != ignore_index).astype(jnp.float32)
+
+
+def _pick(probs: Any, labels: Any) -> Any:
+    if probs.shape[:-1] != labels.shape:
+        raise ValueError(f"labels {labels.shape} must have the shape of probs {probs.shape} "
+                         "without the last axis")  # fmt: skip
+    at = jnp.clip(labels.astype(jnp.int32), 0, probs.shape[-1] - 1)
+    return jnp.take_along_axis(probs, at[..., None], -1)[..., 0]
+
+
+def _share(kept: Any, reduction: str) -> Any:
+    """Weight of a label in the loss: for the mean, one over the number that count."""
+    return kept / jnp.maximum(jnp.sum(kept), 1.0) if reduction == "mean" else kept
+
+
+def _nll(probs: Any, labels: Any, ignore_index: int | None, reduction: str, log_prob: bool) -> Any:
+    check_floating(probs)
+    picked = _pick(widen(probs), labels)
+    log_likelihood = picked if log_prob else jnp.log(jnp.maximum(picked, _SMALLEST))
+    # `where`, since 0 * inf of an ignored label would be NaN
+    kept = _kept(labels, ignore_index)
+    losses = jnp.where(kept > 0, -log_likelihood * _share(kept, reduction), 0.0)
+    return (losses if reduction == "none" else jnp.sum(losses)).astype(probs.dtype)
+
+
+_NLL = define("nll_loss", _nll)
+
+
+def nll_loss(
+    probs: Tensor,
+    labels: Tensor,
+    ignore_index: int | None = None,
+    reduction: REDUCTION_TYPE = "mean",
+    log_prob: bool = False,
+) -> Tensor:
+    """Negative log-likelihood of the labels.
+
+    Args:
+        probs: (..., classes), probabilities (usually a softmax), or their logarithms.
+        labels: (...), integer classes.
+        ignore_index: labels of this value do not count, neither in the sum nor in the mean.
+        reduction: "mean" over the labels that count, "sum", or "none".
+        log_prob: `probs` are logarithms.
+
+    Returns:
+        A scalar, or for "none" a tensor of the shape of `labels`; the dtype is that of `probs`.
+
+    Raises:
+        ValueError: an unknown reduction.
+    """
+    _check_reduction("nll_loss", reduction)
+    attrs = {"ignore_index": ignore_index, "reduction": reduction, "log_prob": bool(log_prob)}
+    return emit(_NLL, [probs, labels], attrs)[0]
+
+
+@with_scalars
+def _nll_with_grad(
+    probs: Any, labels: Any, ignore_index: int | None, reduction: str, loss_grad: Any = 1.0
+) -> tuple[Any, Any]:
+    loss = _nll(probs, labels, ignore_index, reduction, log_prob=False)
+    weights = _share(_kept(labels, ignore_index), reduction) * widen(jnp.asarray(loss_grad))
+    hit = jnp.arange(probs.shape[-1]) == labels.astype(jnp.int32)[..., None]
+    dx = (widen(probs) - hit) * weights[..., None]
+    return loss, dx.astype(probs.dtype)
+
+
+_NLL_WITH_GRAD = define(
+    "nll_loss_with_softmax_grad", _nll_with_grad, grad=NoGrad("it returns the gradient itself")
+)
+
+
+def nll_loss_with_softmax_grad(
+    probs: Tensor,
+    labels: Tensor,
+    loss_grad: float | Tensor = 1,
+    ignore_index: int | None = None,
+    reduction: REDUCTION_TYPE = "mean",
+) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood, and its gradient with respect to the input of the softmax.
+
+    Args:
+        probs: (..., classes), the output of a softmax over the last axis.
+        loss_grad: gradient of the loss, a number or a scalar tensor: the loss scale.
+        labels, ignore_index, reduction: as for `nll_loss`.
+
+    Returns:
+        The loss, and dE/dx of the shape and dtype of `probs`.
+    """
+    _check_reduction("nll_loss_with_softmax_grad", reduction)
+    attrs = {"ignore_index": ignore_index, "reduction": reduction}
+    loss, dx = emit_with_scalars(_NLL_WITH_GRAD, [probs, labels], {"loss_grad": loss_grad}, attrs)
+    return loss, dx
+
+
+def _check_reduction(op: str, reduction: str) -> None:
+    if reduction not in REDUCTION_MAP:
+        raise ValueError(f"{op}: reduction must be 'mean', 'sum' or 'none', not {reduction!r}")

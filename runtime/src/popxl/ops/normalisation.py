@@ -1,0 +1,106 @@
+"""Normalisations. Statistics are computed in float32 for half types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops._numerics import floats
+from popxl.tensor import Tensor
+
+
+def _standardise(x: Any, axes: tuple[int, ...], eps: float) -> Any:
+    mean = jnp.mean(x, axes, keepdims=True)
+    centred = x - mean
+    variance = jnp.mean(centred * centred, axes, keepdims=True)
+    return centred * lax.rsqrt(variance + eps)
+
+
+def _per_channel(x: Any, parameter: Any, name: str) -> Any:
+    """A parameter of the channel axis 1, shaped to broadcast with `x`."""
+    if parameter.shape != (x.shape[1],):
+        raise ValueError(f"{name} has shape {parameter.shape}, but {x.shape[1]} channels need one "
+                         "value each")  # fmt: skip
+    return parameter.reshape((-1,) + (1,) * (x.ndim - 2))
+
+
+def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter.shape != x.shape[-1:]:
+            raise ValueError(f"{name} has shape {parameter.shape}, not {x.shape[-1:]}")
+    return _standardise(x, (-1,), eps) * weight + bias
+
+
+_LAYER_NORM = define("layer_norm", floats(_layer_norm))
+
+
+def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Normalise along the last axis to mean 0 and variance 1, then scale and shift.
+
+    Args:
+        t: (..., features).
+        weight, bias: (features,), of any float dtype.
+        eps: added to the variance.
+    """
+    return emit(_LAYER_NORM, [t, weight, bias], {"eps": float(eps)})[0]
+
+
+def _group_norm(x: Any, weight: Any, bias: Any, num_groups: int, eps: float) -> Any:
+    if x.ndim < 2 or x.shape[1] % num_groups:
+        raise ValueError(f"axis 1 of shape {x.shape} cannot be cut into {num_groups} groups")
+    grouped = x.reshape((x.shape[0], num_groups, -1))
+    flat = _standardise(grouped, (-1,), eps).reshape(x.shape)
+    return flat * _per_channel(x, weight, "weight") + _per_channel(x, bias, "bias")
+
+
+_GROUP_NORM = define("group_norm", floats(_group_norm))
+
+
+def group_norm(
+    t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float = 1e-5
+) -> Tensor:
+    """Normalise each of `num_groups` groups of channels (Wu and He, 2018), then scale and shift.
+
+    Args:
+        t: (batch, channels, ...).
+        weight, bias: (channels,), of any float dtype.
+        eps: added to the variance.
+    """
+    attrs = {"num_groups": int(num_groups), "eps": float(eps)}
+    return emit(_GROUP_NORM, [t, weight, bias], attrs)[0]
+
+
+def _batch_norm(
+    x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: float, momentum: float
+) -> Any:
+    parameters = {"scale": scale, "bias": bias, "mean": mean, "var": var}
+    s, b, m, v = (_per_channel(x, p, name) for name, p in parameters.items())
+    return (x - m) * lax.rsqrt(v + epsilon) * s + b
+
+
+_BATCH_NORM = define("batch_norm_inference", floats(_batch_norm))
+
+
+def batch_norm_inference(
+    t: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+) -> Tensor:
+    """Normalise each channel by given statistics (Ioffe and Szegedy, 2015), scale and shift.
+
+    Args:
+        t: (batch, channels, ...).
+        scale, bias, mean, var: (channels,), of any float dtype.
+        epsilon: added to the variance.
+        momentum: of the running statistics, which inference leaves alone; no effect.
+    """
+    attrs = {"epsilon": float(epsilon), "momentum": float(momentum)}
+    return emit(_BATCH_NORM, [t, scale, bias, mean, var], attrs)[0]

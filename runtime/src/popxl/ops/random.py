@@ -1,0 +1,169 @@
+"""Random numbers and dropout.
+
+All of them are functions of a seed tensor (uint32 of shape (2,), see `popxl.create_seeds`), the
+shape and the parameters: the same seed gives the same numbers on every device and replica, and
+when a forward pass is recomputed. The generator is Threefry-2x32 (Salmon et al., 2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from popxl import dtypes
+from popxl._core.op import emit
+from popxl._core.opdef import NoGrad, define
+from popxl.ops._numerics import check_floating, widen
+from popxl.tensor import Tensor
+
+_NO_GRAD = NoGrad("random numbers are no differentiable function of the seed")
+
+
+def _key(seed: Any) -> Any:
+    if seed.dtype != jnp.uint32 or seed.shape != (2,):
+        raise TypeError(f"a seed must be uint32 of shape (2,), not {seed.dtype} of {seed.shape}")
+    return jax.random.wrap_key_data(seed, impl="threefry2x32")
+
+
+# ---- seeds --------------------------------------------------------------------------------------
+def _split_seed(seed: Any, n: int) -> tuple[Any, ...]:
+    children = jax.random.key_data(jax.random.split(_key(seed), n))
+    return tuple(children[i] for i in range(n))
+
+
+_SPLIT = define("split_random_seed", _split_seed, grad=_NO_GRAD)
+
+
+def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
+    """Make `n` independent seeds from one, which must not be used again.
+
+    Args:
+        seed: uint32 of shape (2,).
+
+    Returns:
+        `n` tensors, uint32 of shape (2,).
+    """
+    if n < 1:
+        raise ValueError(f"split_random_seed: n must be at least 1, but is {n}")
+    return emit(_SPLIT, [seed], {"n": int(n)}, names=["seed"] * n)
+
+
+def _create_seed(seed: Any, modifier: Any) -> Any:
+    key = _key(seed)
+    for value in modifier.astype(jnp.uint32).reshape(-1):
+        key = jax.random.fold_in(key, value)
+    return jax.random.key_data(key)
+
+
+_CREATE = define("create_random_seed", _create_seed, grad=_NO_GRAD)
+
+
+def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
+    """Make a seed from a seed and integers, such as a step number or an index.
+
+    Args:
+        seed: uint32 of shape (2,).
+        modifier: integers of any small shape, mixed in one after the other.
+    """
+    return emit(_CREATE, [seed, modifier], names=["seed"])[0]
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+def _uniform(
+    seed: Any, shape: tuple[int, ...], low: float, high: float, dtype: dtypes.dtype
+) -> Any:
+    unit = jax.random.uniform(_key(seed), shape, jnp.float32)
+    return (low + unit * (high - low)).astype(dtype.as_jax())
+
+
+_UNIFORM = define("random_uniform", _uniform, grad=_NO_GRAD)
+
+
+def random_uniform(
+    seed_tensor: Tensor,
+    shape: Iterable[int],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: dtypes.dtype = dtypes.float32,
+) -> Tensor:
+    """Numbers distributed evenly over [low, high).
+
+    Args:
+        seed_tensor: uint32 of shape (2,).
+        dtype: a float dtype; drawn in float32 and rounded to it (which may give `high`).
+    """
+    attrs = {"shape": tuple(shape), "low": float(low), "high": float(high), "dtype": dtype}
+    return emit(_UNIFORM, [seed_tensor], attrs)[0]
+
+
+def _normal(seed: Any, shape: tuple[int, ...], mean: float, std: float, dtype: dtypes.dtype) -> Any:
+    unit = jax.random.normal(_key(seed), shape, jnp.float32)
+    return (mean + unit * std).astype(dtype.as_jax())
+
+
+_NORMAL = define("random_normal", _normal, grad=_NO_GRAD)
+
+
+def random_normal(
+    seed_tensor: Tensor,
+    shape: Iterable[int],
+    mean: float = 0.0,
+    std: float = 1.0,
+    dtype: dtypes.dtype = dtypes.float32,
+) -> Tensor:
+    """Numbers from a normal distribution.
+
+    Args:
+        seed_tensor: uint32 of shape (2,).
+        dtype: a float dtype; drawn in float32 and rounded to it.
+    """
+    attrs = {"shape": tuple(shape), "mean": float(mean), "std": float(std), "dtype": dtype}
+    return emit(_NORMAL, [seed_tensor], attrs)[0]
+
+
+# ---- dropout ------------------------------------------------------------------------------------
+def _dropout(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
+    check_floating(x)
+    if jnp.broadcast_shapes(shape, x.shape) != x.shape:
+        raise ValueError(f"mask of shape {shape} does not broadcast to {x.shape}")
+    if p == 0:
+        return x
+    threshold = min(round((1 - p) * 2**32), 2**32 - 1)
+    keep = jax.random.bits(_key(seed), shape, jnp.uint32) < jnp.uint32(threshold)
+    scaled = (widen(x) * (1 / (1 - p))).astype(x.dtype)
+    return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
+
+
+def _dropout_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
+    """The same mask, from the same seed, on the gradient."""
+    return [emit(_DROPOUT, [dy, ctx.fwd(op.inputs[1])], op.attrs)[0], None]
+
+
+_DROPOUT = define("dropout", _dropout, grad=_dropout_grad, tags=("elementwise",))
+
+
+def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
+    """Set elements to 0 with probability `p` and scale the others by 1 / (1 - p).
+
+    Args:
+        seed_tensor: uint32 of shape (2,); it alone decides, with the shape, which elements go.
+
+    Raises:
+        ValueError: `p` is not in [0, 1).
+    """
+    return shaped_dropout(t, seed_tensor, t.shape, p)
+
+
+def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float) -> Tensor:
+    """Dropout with a mask of `shape`, broadcast to `t`: whole rows, channels or heads go.
+
+    Raises:
+        ValueError: `ratio` is not in [0, 1).
+    """
+    if not 0 <= ratio < 1:
+        raise ValueError(f"dropout: the probability for {t.id!r} must be in [0, 1), not {ratio}")
+    attrs = {"shape": tuple(shape), "p": float(ratio)}
+    return emit(_DROPOUT, [t, seed_tensor], attrs)[0]

@@ -1,0 +1,232 @@
+"""Reductions over axes, and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import NoGrad, OpDef, define
+from popxl.ops._args import Axes, axes_of, axis_of
+from popxl.ops._numerics import check_arithmetic, floats, widen
+from popxl.ops.shape import broadcast_to
+
+if TYPE_CHECKING:
+    from popxl.tensor import Tensor
+
+
+def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn(x, axes, keepdims)`, in float32 for half types, rounded to the dtype of `x`."""
+
+    def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+        check_arithmetic(x)
+        return fn(widen(x), axes, keepdims).astype(x.dtype)
+
+    return lower
+
+
+def _reduce(defn: OpDef, t: Tensor, axis: Axes, keepdims: bool) -> Tensor:
+    attrs = {"axes": axes_of(defn.name, t, axis), "keepdims": bool(keepdims)}
+    return emit(defn, [t], attrs)[0]
+
+
+# ---- sums ---------------------------------------------------------------------------------------
+def _spread(op: Any, dy: Tensor) -> Tensor:
+    """The gradient of a reduced tensor, repeated along the axes that were reduced."""
+    x = op.inputs[0]
+    kept = tuple(1 if i in op.attrs["axes"] else n for i, n in enumerate(x.shape))
+    return broadcast_to(dy if dy.shape == kept else ops.reshape(dy, kept), x.shape)
+
+
+def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    return [_spread(op, dy)]
+
+
+_SUM = define(
+    "sum", _reduction(lambda x, axes, keepdims: jnp.sum(x, axes, keepdims=keepdims)),
+    grad=_sum_grad,
+)  # fmt: skip
+
+
+def sum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Sum over `axis`: an axis, several, or all (None). Half types accumulate in float32.
+
+    Args:
+        keepdims: keep the axes, with size 1.
+
+    Raises:
+        ValueError: `t` has no such axis.
+    """
+    return _reduce(_SUM, t, axis, keepdims)
+
+
+def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    x, y = op.inputs[0], op.outputs[0]
+    return [_spread(op, dy * (y.nelms / x.nelms))]
+
+
+_MEAN = define(
+    "mean", floats(lambda x, axes, keepdims: jnp.mean(x, axes, keepdims=keepdims)),
+    grad=_mean_grad,
+)  # fmt: skip
+
+
+def mean(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Mean over `axis`, as `sum`."""
+    return _reduce(_MEAN, t, axis, keepdims)
+
+
+_SUMSQUARE = define(
+    "sumsquare",
+    _reduction(lambda x, axes, keepdims: jnp.sum(x * x, axes, keepdims=keepdims)),
+)
+
+
+def sumsquare(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Sum of squares over `axis`, as `sum`."""
+    return _reduce(_SUMSQUARE, t, axis, keepdims)
+
+
+def _lamb_square(x: Any) -> Any:
+    wide = widen(x)
+    return jnp.sum(wide * wide)
+
+
+_LAMB_SQUARE = define("lamb_square", _lamb_square)
+
+
+def lamb_square(t: Tensor) -> Tensor:
+    """Sum of the squares of all elements as a float32 scalar, for the trust ratio of LAMB."""
+    return emit(_LAMB_SQUARE, [t])[0]
+
+
+def _l1(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    # The sign, not abs's derivative of 1, so that the gradient at 0 is 0.
+    return jnp.sum(x * jax.lax.stop_gradient(jnp.sign(x)), axes, keepdims=keepdims)
+
+
+_L1 = define("l1", _reduction(_l1))
+
+
+def l1(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Sum of absolute values over `axis`, as `sum`. The gradient at 0 is 0."""
+    return _reduce(_L1, t, axis, keepdims)
+
+
+def _l2(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return jnp.sqrt(jnp.sum(x * x, axes, keepdims=keepdims))
+
+
+_L2 = define("l2", _reduction(_l2))
+
+
+def l2(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Euclidean norm over `axis`, as `sum`."""
+    return _reduce(_L2, t, axis, keepdims)
+
+
+_LOGSUM = define(
+    "logsum", floats(lambda x, axes, keepdims: jnp.log(jnp.sum(x, axes, keepdims=keepdims)))
+)
+
+
+def logsum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Logarithm of the sum over `axis`, as `sum`."""
+    return _reduce(_LOGSUM, t, axis, keepdims)
+
+
+_LOGSUMEXP = define(
+    "logsumexp",
+    floats(lambda x, axes, keepdims: jax.nn.logsumexp(x, axes, keepdims=keepdims)),
+)
+
+
+def logsumexp(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """log(sum(exp(t))) over `axis`, without overflow, as `sum`."""
+    return _reduce(_LOGSUMEXP, t, axis, keepdims)
+
+
+_PROD = define("prod", _reduction(lambda x, axes, keepdims: jnp.prod(x, axes, keepdims=keepdims)))
+
+
+def prod(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Product over `axis`, as `sum`."""
+    return _reduce(_PROD, t, axis, keepdims)
+
+
+# ---- extremes -----------------------------------------------------------------------------------
+_MAX = define("max", _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)))
+
+
+def max(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Largest element over `axis`, as `sum`. Equal largest elements share the gradient."""
+    return _reduce(_MAX, t, axis, keepdims)
+
+
+_MIN = define("min", _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)))
+
+
+def min(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Smallest element over `axis`, as `sum`. Equal smallest elements share the gradient."""
+    return _reduce(_MIN, t, axis, keepdims)
+
+
+def _median(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    count = len(axes)
+    rows = jnp.moveaxis(x, axes, range(x.ndim - count, x.ndim))
+    rows = rows.reshape((*rows.shape[: x.ndim - count], -1))
+    middle = jnp.sort(rows, -1)[..., (rows.shape[-1] - 1) // 2]
+    return jnp.expand_dims(middle, axes) if keepdims else middle
+
+
+_MEDIAN = define("median", _reduction(_median))
+
+
+def median(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Median over `axis`, as `sum`; the lower of the two middle elements of an even number."""
+    return _reduce(_MEDIAN, t, axis, keepdims)
+
+
+def _arg(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, axis, keepdims: fn(x, axis, keepdims=keepdims).astype(jnp.int32)
+
+
+_ARGMAX = define("argmax", _arg(jnp.argmax), grad=NoGrad("integer output"))
+_ARGMIN = define("argmin", _arg(jnp.argmin), grad=NoGrad("integer output"))
+
+
+def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
+    """Index of the largest element along `dim`, as int32; the first of equal ones.
+
+    Args:
+        dim: the axis; None: the index into the flattened tensor.
+        keepdim: keep the axis, with size 1.
+    """
+    return emit(_ARGMAX, [t], _arg_attrs("argmax", t, dim, keepdim))[0]
+
+
+def argmin(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
+    """Index of the smallest element along `dim`, as `argmax`."""
+    return emit(_ARGMIN, [t], _arg_attrs("argmin", t, dim, keepdim))[0]
+
+
+def _arg_attrs(op: str, t: Tensor, dim: int | None, keepdim: bool | None) -> dict[str, Any]:
+    return {"axis": None if dim is None else axis_of(op, t, dim), "keepdims": bool(keepdim)}
+
+
+# ---- running sums -------------------------------------------------------------------------------
+def _cumsum(x: Any, axis: int) -> Any:
+    check_arithmetic(x)
+    return jnp.cumsum(widen(x), axis).astype(x.dtype)
+
+
+_CUMSUM = define("cumsum", _cumsum)
+
+
+def cumsum(t: Tensor, dim: int | None = 0) -> Tensor:
+    """Sum of the elements up to and including each one along axis `dim`."""
+    return emit(_CUMSUM, [t], {"axis": axis_of("cumsum", t, dim or 0)})[0]

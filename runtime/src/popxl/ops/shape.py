@@ -1,0 +1,241 @@
+"""Ops that move elements: reshape, transpose, slice, split, concatenate.
+
+The names that end in `_` return views: reading one reads its owner, writing one writes the owner.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops._args import axis_of
+from popxl.ops._grads import sum_to, zeros_like
+from popxl.tensor import Tensor
+
+
+# ---- reshape ------------------------------------------------------------------------------------
+def _reshape_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    return [ops.reshape(dy, op.inputs[0].shape)]
+
+
+_RESHAPE = define(
+    "reshape",
+    lambda x, shape: x.reshape(shape),
+    grad=_reshape_grad,
+    view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),),
+)
+
+
+def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
+    """`shape` with a single -1 replaced by the size that fits the elements of `t`.
+
+    Raises:
+        ValueError: more than one -1, another negative size, or a shape that does not fit.
+    """
+    dims = tuple(int(d) for d in shape)
+    if dims.count(-1) > 1 or builtins.any(d < -1 for d in dims):
+        raise ValueError(f"reshape: shape {dims} of {t.id!r} may have one -1 and no other negative")
+    if -1 in dims:
+        rest = -math.prod(dims)
+        if rest == 0 or t.nelms % rest:
+            raise ValueError(f"reshape: {t.id!r} of shape {t.shape} cannot be reshaped to {dims}")
+        dims = tuple(t.nelms // rest if d == -1 else d for d in dims)
+    if math.prod(dims) != t.nelms:
+        raise ValueError(f"reshape: {t.id!r} of shape {t.shape} cannot be reshaped to {dims}")
+    return dims
+
+
+def reshape(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The same elements in another shape, in C order.
+
+    Args:
+        shape: at most one size may be -1; it follows from the others.
+
+    Raises:
+        ValueError: the number of elements would change.
+    """
+    return emit(_RESHAPE, [t], {"shape": reshape_handle_negative_axis(t, shape)})[0]
+
+
+def reshape_(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """As `reshape`, as a view of `t`."""
+    return emit(_RESHAPE, [t], {"shape": reshape_handle_negative_axis(t, shape)}, view=True)[0]
+
+
+def flatten(t: Tensor) -> Tensor:
+    """The same elements with one axis."""
+    return reshape(t, (t.nelms,))
+
+
+def flatten_(t: Tensor) -> Tensor:
+    """As `flatten`, as a view of `t`."""
+    return reshape_(t, (t.nelms,))
+
+
+def squeeze(t: Tensor, axes: list[int] | None = None) -> Tensor:
+    """Remove axes of size 1.
+
+    Args:
+        axes: the axes; default: all of size 1.
+
+    Raises:
+        ValueError: an axis has another size.
+    """
+    if axes is None:
+        drop = {i for i, n in enumerate(t.shape) if n == 1}
+    else:
+        drop = {axis_of("squeeze", t, a) for a in axes}
+    wrong = [a for a in sorted(drop) if t.shape[a] != 1]
+    if wrong:
+        raise ValueError(f"squeeze: axes {wrong} of {t.id!r} of shape {t.shape} have no size 1")
+    return reshape(t, tuple(n for i, n in enumerate(t.shape) if i not in drop))
+
+
+def _broadcast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    return [sum_to(dy, op.inputs[0].shape)]
+
+
+_BROADCAST_TO = define(
+    "broadcast_to", lambda x, shape: jnp.broadcast_to(x, shape), grad=_broadcast_grad
+)
+
+
+def broadcast_to(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """`t` repeated to `shape` by numpy's rules; `t` itself if it has that shape."""
+    if t.shape == tuple(shape):
+        return t
+    return emit(_BROADCAST_TO, [t], {"shape": tuple(shape)})[0]
+
+
+# ---- transpose ----------------------------------------------------------------------------------
+def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argsort(permutation))
+
+
+def _transpose_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    return [ops.transpose(dy, _inverse(op.attrs["permutation"]))]
+
+
+_TRANSPOSE = define(
+    "transpose",
+    lambda x, permutation: jnp.transpose(x, permutation),
+    grad=_transpose_grad,
+    view_write=lambda inputs, value, permutation: (jnp.transpose(value, _inverse(permutation)),),
+)
+
+
+def _permutation(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
+    if permutation is None:
+        return tuple(reversed(range(t.rank)))
+    axes = tuple(axis_of("transpose", t, a) for a in permutation)
+    if sorted(axes) != list(range(t.rank)):
+        raise ValueError(
+            f"transpose: permutation {axes} does not name each axis of {t.id!r} of shape "
+            f"{t.shape} once"
+        )
+    return axes
+
+
+def transpose(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
+    """Permute the axes: axis i of the result is axis `permutation[i]` of `t`.
+
+    Args:
+        permutation: negative axes count from the end; default: reverse the axes.
+
+    Raises:
+        ValueError: it does not name each axis once.
+    """
+    return emit(_TRANSPOSE, [t], {"permutation": _permutation(t, permutation)})[0]
+
+
+def transpose_(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
+    """As `transpose`, as a view of `t`."""
+    return emit(_TRANSPOSE, [t], {"permutation": _permutation(t, permutation)}, view=True)[0]
+
+
+# ---- split and concatenate ----------------------------------------------------------------------
+def _parts(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
+    ends = np.cumsum(sizes).tolist()
+    return tuple(
+        lax.slice_in_dim(x, end - size, end, axis=axis)
+        for end, size in zip(ends, sizes, strict=True)
+    )
+
+
+def _concat_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    axis = op.attrs["axis"]
+    return ops.split(dy, [t.shape[axis] for t in op.inputs], axis)
+
+
+_CONCAT = define(
+    "concat",
+    lambda *xs, axis: lax.concatenate(xs, axis),
+    grad=_concat_grad,
+    dtypes="same",
+    view_write=lambda inputs, value, axis: _parts(value, [x.shape[axis] for x in inputs], axis),
+)
+
+
+def _concat(ts: Iterable[Tensor], axis: int, view: bool) -> Tensor:
+    tensors = list(ts)
+    if not tensors:
+        raise ValueError("concat: at least one tensor is needed")
+    attrs = {"axis": axis_of("concat", tensors[0], axis)}
+    return emit(_CONCAT, tensors, attrs, view=view)[0]
+
+
+def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
+    """Join tensors along an axis. The other sizes and the dtypes must be equal.
+
+    Raises:
+        ValueError: no tensors, or the first has no such axis.
+    """
+    return _concat(ts, axis, view=False)
+
+
+def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
+    """As `concat`, as a view of all `ts`."""
+    return _concat(ts, axis, view=True)
+
+
+def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
+    known = [zeros_like(y) if dy is None else dy for y, dy in zip(op.outputs, dys, strict=True)]
+    return [ops.concat(known, op.attrs["axis"])]
+
+
+_SPLIT = define("split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad)
+
+
+def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
+    """Cut a tensor along an axis.
+
+    Args:
+        splits: the number of equal parts, or the size of each.
+
+    Raises:
+        ValueError: the axis cannot be cut like that.
+    """
+    axis = axis_of("split", t, axis)
+    size = t.shape[axis]
+    if isinstance(splits, int):
+        if splits < 1 or size % splits:
+            raise ValueError(
+                f"split: axis {axis} of {t.id!r} of shape {t.shape} has no {splits} equal parts"
+            )
+        sizes = (size // splits,) * splits
+    else:
+        sizes = tuple(int(n) for n in splits)
+    if builtins.sum(sizes) != size or builtins.any(n < 0 for n in sizes):
+        raise ValueError(
+            f"split: parts {sizes} do not add up to axis {axis} of {t.id!r} of shape {t.shape}"
+        )
+    return list(emit(_SPLIT, [t], {"sizes": sizes, "axis": axis}))

@@ -1,0 +1,181 @@
+"""Static slices: regular parts of a tensor, given by start, stop and step for each axis.
+
+An op stores, for each axis, `(first, count, step)`: the index of the first element it takes, how
+many it takes, and the distance to the next one, which may be negative.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+from jax import lax
+
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops._args import axis_of, same_length
+from popxl.tensor import Tensor
+
+INT_MIN = -(2**31)
+INT_MAX = 2**31 - 1
+
+Region = tuple[tuple[int, int, int], ...]
+_Bound = int | list[int | None] | None
+
+
+# ---- meaning ------------------------------------------------------------------------------------
+def _ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """The region with positive steps, and the axes that have to be reversed."""
+    reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
+    up = [
+        (first + builtins.max(count - 1, 0) * step, count, -step) if step < 0 else
+        (first, count, step)
+        for first, count, step in region
+    ]  # fmt: skip
+    return up, reverse
+
+
+def _read(x: Any, region: Region) -> Any:
+    up, reverse = _ascending(region)
+    starts = [first for first, _, _ in up]
+    stops = [first + (count - 1) * step + 1 if count else first for first, count, step in up]
+    part = lax.slice(x, starts, stops, [step for _, _, step in up])
+    return lax.rev(part, reverse) if reverse else part
+
+
+def _write(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
+    x = inputs[0]
+    up, reverse = _ascending(region)
+    part = lax.rev(value, reverse) if reverse else value
+    if builtins.all(step == 1 for _, _, step in up):
+        updated = lax.dynamic_update_slice(x, part, [first for first, _, _ in up])
+        # XLA's CPU compiler misplaces an update of a buffer with a shifted part of itself when a
+        # reshape follows (openxla/xla#49176); behind a barrier the two are not fused.
+        return (lax.optimization_barrier(updated),)
+    at = tuple(builtins.slice(first, first + count * step, step) for first, count, step in up)
+    return (x.at[at].set(part),)
+
+
+def _pad(dy: Any, region: Region, shape: tuple[int, ...]) -> Any:
+    up, reverse = _ascending(region)
+    part = lax.rev(dy, reverse) if reverse else dy
+    padding = [
+        (first, n - (first + (count - 1) * step + 1) if count else n - first, step - 1)
+        for (first, count, step), n in zip(up, shape, strict=True)
+    ]
+    return lax.pad(part, lax.full((), 0, dy.dtype), padding)
+
+
+_SLICE_GRAD = define("slice_grad", _pad)
+
+
+def _slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    attrs = {"region": op.attrs["region"], "shape": op.inputs[0].shape}
+    return [emit(_SLICE_GRAD, [dy], attrs)[0]]
+
+
+_SLICE = define("slice", _read, grad=_slice_grad, view_write=_write)
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+def _as_list(value: Any, count: int, default: int | None) -> list[int | None]:
+    if value is None or isinstance(value, Integral):
+        return [default if value is None else value] * count
+    return [default if v is None else v for v in value]
+
+
+def process_args(
+    start: _Bound = None,
+    stop: _Bound = None,
+    step: _Bound = None,
+    axis: int | list[int] | None = None,
+) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Starts, stops, steps and axes of a slice, as lists of integers of one length.
+
+    Missing bounds become the extremes of int32, which the slice clips to the tensor.
+
+    Raises:
+        ValueError: lists of different lengths, or a step of 0.
+    """
+    given = {"start": start, "stop": stop, "step": step, "axis": axis}
+    lists = {k: v for k, v in given.items() if v is not None and not isinstance(v, Integral)}
+    same_length("slice", **lists)
+    count = len(next(iter(lists.values()))) if lists else 1
+    steps = [int(s) for s in _as_list(step, count, 1)]  # type: ignore[arg-type]
+    if 0 in steps:
+        raise ValueError(f"slice: step {step} must not be 0")
+    starts = [
+        (0 if by > 0 else INT_MAX) if s is None else int(s)
+        for s, by in zip(_as_list(start, count, None), steps, strict=True)
+    ]
+    stops = [
+        (INT_MAX if by > 0 else INT_MIN) if s is None else int(s)
+        for s, by in zip(_as_list(stop, count, None), steps, strict=True)
+    ]
+    if axis is None:
+        axes = list(range(count))
+    else:
+        axes = [int(axis)] * count if isinstance(axis, Integral) else [int(a) for a in axis]
+    return starts, stops, steps, axes
+
+
+def _region(t: Tensor, args: Iterable[list[int]]) -> Region:
+    region = [(0, n, 1) for n in t.shape]
+    for start, stop, step, given in zip(*args, strict=True):
+        axis = axis_of("slice", t, given)
+        taken = range(*builtins.slice(start, stop, step).indices(t.shape[axis]))
+        region[axis] = (taken.start if taken else 0, len(taken), step)
+    return tuple(region)
+
+
+def slice(
+    t: Tensor,
+    start: int | list[int | None] | None = None,
+    stop: int | list[int | None] | None = None,
+    step: int | list[int | None] | None = None,
+    axis: int | list[int] | None = None,
+) -> Tensor:
+    """Take elements start, start + step, ... before stop, along some axes, as Python slices do.
+
+    Args:
+        start, stop, step: one number or one for each axis; None as in a Python slice.
+        axis: the axes sliced; default: the first ones.
+
+    Raises:
+        ValueError: lists of different lengths, a step of 0, or no such axis.
+    """
+    region = _region(t, process_args(start, stop, step, axis))
+    return emit(_SLICE, [t], {"region": region})[0]
+
+
+def slice_(
+    t: Tensor,
+    start: int | list[int | None] | None = None,
+    stop: int | list[int | None] | None = None,
+    step: int | list[int | None] | None = None,
+    axis: int | list[int] | None = None,
+) -> Tensor:
+    """As `slice`, as a view of `t`."""
+    region = _region(t, process_args(start, stop, step, axis))
+    return emit(_SLICE, [t], {"region": region}, view=True)[0]
+
+
+def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
+    """Every `strides`-th element along each axis.
+
+    Args:
+        strides: one number for all axes, or one for each.
+
+    Raises:
+        ValueError: another number of strides than axes, or a stride below 1.
+    """
+    steps = [strides] * t.rank if isinstance(strides, int) else list(strides)
+    if len(steps) != t.rank or builtins.any(s < 1 for s in steps):
+        raise ValueError(
+            f"subsample: strides {steps} must be one positive number for each axis of {t.id!r} "
+            f"of shape {t.shape}"
+        )
+    region = tuple((0, -(-n // s), s) for n, s in zip(t.shape, steps, strict=True))
+    return emit(_SLICE, [t], {"region": region})[0]

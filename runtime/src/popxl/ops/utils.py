@@ -1,0 +1,68 @@
+"""Helpers that programs which define ops of their own take from PopXL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from popxl import ops
+from popxl._core.op import check_in_graph as _check_tensors
+from popxl._core.op import check_placement
+from popxl.dtypes import dtype
+from popxl.graph import Graph
+from popxl.ops._args import axis_of
+from popxl.tensor import Tensor
+
+__all__ = [
+    "cast_if_needed",
+    "check_in_graph",
+    "check_tensor_ipu_and_tile_set",
+    "convert_optional_dtype",
+    "convert_optional_float",
+    "convert_optional_int",
+    "convert_optional_int64_list",
+    "handle_negative_axis",
+]
+
+
+def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
+    """`t` itself if it has that dtype, otherwise `ops.cast(t, data_type)`."""
+    return t if t.dtype == data_type else ops.cast(t, data_type)
+
+
+def check_in_graph(graph: Graph, *args: Any, **tensors: Tensor) -> None:
+    """Raise ValueError unless all tensors belong to `graph`."""
+    _check_tensors(graph, _tensors(args, tensors), "op")
+
+
+def check_tensor_ipu_and_tile_set(*args: Any, **tensors: Tensor) -> None:
+    """Raise ValueError if tensors are placed on different IPUs or tile sets."""
+    check_placement(_tensors(args, tensors), "op")
+
+
+def _tensors(args: tuple[Any, ...], named: dict[str, Tensor]) -> list[Tensor]:
+    return [t for t in (*args, *named.values()) if isinstance(t, Tensor)]
+
+
+def handle_negative_axis(t: Tensor, axis: int) -> int:
+    """`axis` counted from the front. Raises ValueError if `t` has no such axis."""
+    return axis_of("axis", t, axis)
+
+
+def convert_optional_float(v: float | None) -> float | None:
+    """`v` as a float; None stays None."""
+    return None if v is None else float(v)
+
+
+def convert_optional_int(v: int | None) -> int | None:
+    """`v` as an int; None stays None."""
+    return None if v is None else int(v)
+
+
+def convert_optional_dtype(dt: dtype | None) -> dtype | None:
+    """`dt` itself."""
+    return dt
+
+
+def convert_optional_int64_list(l: list[int] | None) -> list[int] | None:
+    """`l` as a list of ints; None stays None."""
+    return None if l is None else [int(v) for v in l]

@@ -1,0 +1,158 @@
+"""Accumulators: gradient sums and running moments, updated in place.
+
+All of them compute in float32 and round once to the accumulator's dtype, so `X` may have another
+float dtype. Factors are numbers or scalar tensors. Each returns the updated tensor, an alias of
+`t`.
+"""
+
+# ruff: noqa: N803 - names of PopXL's arguments
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from popxl._core.opdef import define
+from popxl.ops._args import axis_of
+from popxl.ops._scalars import emit_with_scalars, with_scalars
+from popxl.ops.gathering import check_indices
+from popxl.ops.var_updates._store import NO_GRAD, store, wide
+from popxl.tensor import Tensor
+
+_TAGS = ("elementwise",)
+
+
+# ---- sums ---------------------------------------------------------------------------------------
+@with_scalars
+def _accumulate(t: Any, x: Any, f: Any = 1.0) -> Any:
+    return store(wide(t) + wide(f) * wide(x), t.dtype)
+
+
+_ACCUMULATE = define("accumulate", _accumulate, grad=NO_GRAD, tags=_TAGS)
+
+
+def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
+    """t += X, or t += f * X."""
+    return emit_with_scalars(_ACCUMULATE, [t, X], {"f": f}, inplace=0)[0]
+
+
+@with_scalars
+def _accumulate_square(t: Any, x: Any, f: Any = 1.0) -> Any:
+    return store(wide(t) + wide(f) * jnp.square(wide(x)), t.dtype)
+
+
+_ACCUMULATE_SQUARE = define("accumulate_square", _accumulate_square, grad=NO_GRAD, tags=_TAGS)
+
+
+def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
+    """t += f * X²."""
+    return emit_with_scalars(_ACCUMULATE_SQUARE, [t, X], {"f": f}, inplace=0)[0]
+
+
+@with_scalars
+def _accumulate_mean(t: Any, x: Any, step: Any) -> Any:
+    count = jnp.asarray(step).astype(jnp.float32)
+    return store((wide(t) * count + wide(x)) / (count + 1), t.dtype)
+
+
+_ACCUMULATE_MEAN = define("accumulate_mean", _accumulate_mean, grad=NO_GRAD, tags=_TAGS)
+
+
+def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
+    """The mean of `step` + 1 values, from `t`, the mean of the first `step`, and the last, `X`.
+
+    Args:
+        step: how many values `t` is the mean of; 0 overwrites `t`.
+    """
+    return emit_with_scalars(_ACCUMULATE_MEAN, [t, X], {"step": step}, inplace=0)[0]
+
+
+# ---- moving averages ----------------------------------------------------------------------------
+@with_scalars
+def _moving_average(t: Any, x: Any, f: Any) -> Any:
+    return store(wide(f) * wide(t) + (1 - wide(f)) * wide(x), t.dtype)
+
+
+_MOVING_AVERAGE = define("accumulate_moving_average", _moving_average, grad=NO_GRAD, tags=_TAGS)
+
+
+def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tensor:
+    """t = f * t + (1 - f) * X."""
+    return emit_with_scalars(_MOVING_AVERAGE, [t, X], {"f": f}, inplace=0)[0]
+
+
+@with_scalars
+def _moving_average_square(t: Any, x: Any, f: Any) -> Any:
+    return store(wide(f) * wide(t) + (1 - wide(f)) * jnp.square(wide(x)), t.dtype)
+
+
+_MOVING_AVERAGE_SQUARE = define(
+    "accumulate_moving_average_square", _moving_average_square, grad=NO_GRAD, tags=_TAGS
+)
+
+
+def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: float | Tensor) -> Tensor:
+    """t = f * t + (1 - f) * X²."""
+    return emit_with_scalars(_MOVING_AVERAGE_SQUARE, [t, X], {"f": f}, inplace=0)[0]
+
+
+# ---- scale and zero -----------------------------------------------------------------------------
+@with_scalars
+def _scale(t: Any, f: Any) -> Any:
+    factor = wide(f)
+    # A factor of 0 clears the accumulator, also of infinities and NaNs.
+    return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), wide(t) * factor), t.dtype)
+
+
+_SCALE = define("accumulator_scale", _scale, grad=NO_GRAD, tags=_TAGS)
+
+
+def accumulator_scale_(t: Tensor, f: float | Tensor) -> Tensor:
+    """t *= f. A factor of 0 sets `t` to 0 whatever it holds."""
+    return emit_with_scalars(_SCALE, [t], {"f": f}, inplace=0)[0]
+
+
+def accumulator_zero_(t: Tensor) -> Tensor:
+    """t = 0, whatever it holds."""
+    return accumulator_scale_(t, 0.0)
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+@with_scalars
+def _sparse_accumulate(t: Any, x: Any, indices: Any, axis: int, f: Any = 1.0) -> Any:
+    if x.shape[axis] != indices.size:
+        raise ValueError(f"X has {x.shape[axis]} slices along axis {axis}, but there are "
+                         f"{indices.size} indices")  # fmt: skip
+    rows = jnp.moveaxis(wide(x), axis, 0) * wide(f)
+    size = jnp.asarray(t.shape[axis], indices.dtype)
+    valid = (indices >= 0) & (indices < size)
+    where = jnp.where(valid, indices, size).reshape(-1)
+    total = jnp.moveaxis(wide(t), axis, 0).at[where].add(rows, mode="drop")
+    return store(jnp.moveaxis(total, 0, axis), t.dtype)
+
+
+_SPARSE_ACCUMULATE = define("sparse_accumulate", _sparse_accumulate, grad=NO_GRAD)
+
+
+def sparse_accumulate_(
+    t: Tensor,
+    X: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    f: float | Tensor | None = None,
+    W: Tensor | None = None,
+) -> Tensor:
+    """t[indices[i]] += f * X[i] along `axis`: the gradient of a gather, accumulated.
+
+    Args:
+        t: an accumulator.
+        X: as `t`, but with one slice for each index along `axis`.
+        indices: integers; the same one may come several times, one out of range is left out.
+        W: the gathered variable, which gives `t` its layout on IPUs; no effect.
+
+    Raises:
+        ValueError: `t` has no such axis, or the indices are not integers.
+    """
+    check_indices("sparse_accumulate", indices)
+    attrs = {"axis": axis_of("sparse_accumulate", t, axis)}
+    return emit_with_scalars(_SPARSE_ACCUMULATE, [t, X, indices], {"f": f}, attrs, inplace=0)[0]

@@ -1,0 +1,176 @@
+"""The update terms of Adam (Kingma and Ba, 2015), AdaMax (ibid.) and LAMB (You et al., 2020).
+
+An updater turns the moments into an update; `adam_var_update` subtracts it from the weight. Time
+steps count updates: the op that uses one increments it first, in place, so it starts at 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from popxl._core.op import emit
+from popxl._core.opdef import OpDef, define
+from popxl.ops._scalars import emit_with_scalars, with_scalars
+from popxl.ops.var_updates._store import NO_GRAD, wide
+from popxl.tensor import Tensor
+
+_TAGS = ("elementwise",)
+
+
+def _count(step: Any) -> Any:
+    return step + jnp.ones((), step.dtype)
+
+
+_NEXT_STEP = define("next_time_step", _count, grad=NO_GRAD, tags=_TAGS)
+
+
+def _corrected(moment: Any, beta: Any, step: Any) -> Any:
+    """A moving average that started at 0, divided by the sum of its weights: 1 - beta^step."""
+    return moment if step is None else moment / (1 - jnp.power(wide(beta), step))
+
+
+def _decayed(update: Any, weight: Any, weight_decay: Any) -> Any:
+    return update if weight_decay is None else update + wide(weight_decay) * weight
+
+
+def _operands(arrays: tuple[Any, ...], with_weight: bool, with_step: bool) -> list[Any]:
+    """Moments, weight and time step in float32; what was not given is None."""
+    rest = list(arrays)
+    first, second = wide(rest.pop(0)), wide(rest.pop(0))
+    weight = wide(rest.pop(0)) if with_weight else None
+    step = rest.pop(0).astype(jnp.float32).reshape(()) if with_step else None
+    return [first, second, weight, step]
+
+
+@with_scalars
+def _adam(
+    *arrays: Any,
+    with_weight: bool,
+    with_step: bool,
+    epsilon: Any,
+    weight_decay: Any = None,
+    beta1: Any = None,
+    beta2: Any = None,
+) -> Any:
+    m, v, weight, step = _operands(arrays, with_weight, with_step)
+    update = _corrected(m, beta1, step) / (jnp.sqrt(_corrected(v, beta2, step)) + wide(epsilon))
+    return _decayed(update, weight, weight_decay)
+
+
+@with_scalars
+def _adamax(
+    *arrays: Any,
+    with_weight: bool,
+    with_step: bool,
+    epsilon: Any,
+    beta1: Any,
+    weight_decay: Any = None,
+) -> Any:
+    m, largest, weight, step = _operands(arrays, with_weight, with_step)
+    return _decayed(_corrected(m, beta1, step) / (largest + wide(epsilon)), weight, weight_decay)
+
+
+_ADAM = define("adam_updater", _adam, grad=NO_GRAD, tags=_TAGS)
+_ADAMAX = define("adamax_updater", _adamax, grad=NO_GRAD, tags=_TAGS)
+
+
+def weight_decay_is_required(weight_decay: None | float | Tensor) -> bool:
+    """Whether there is a weight decay that could have an effect."""
+    return isinstance(weight_decay, Tensor) or bool(weight_decay)
+
+
+def _emit_updater(
+    defn: OpDef,
+    moments: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    time_step: Tensor | None,
+    weight_decay: float | Tensor | None,
+    **scalars: float | Tensor | None,
+) -> Tensor:
+    decay = weight_decay if weight_decay_is_required(weight_decay) else None
+    if decay is not None and weight is None:
+        raise ValueError(f"{defn.name}: weight_decay needs the weight")
+    operands = [*moments]
+    if decay is not None and weight is not None:
+        operands.append(weight)
+    if time_step is not None:
+        operands.append(emit(_NEXT_STEP, [time_step], inplace=0)[0])
+    attrs = {"with_weight": decay is not None, "with_step": time_step is not None}
+    return emit_with_scalars(defn, operands, {**scalars, "weight_decay": decay}, attrs)[0]
+
+
+def adam_updater(
+    acc_first_order: Tensor,
+    acc_second_order: Tensor,
+    weight: Tensor | None = None,
+    time_step: Tensor | None = None,
+    weight_decay: float | Tensor | None = None,
+    beta1: float | Tensor | None = None,
+    beta2: float | Tensor | None = None,
+    epsilon: float | Tensor = 1e-07,
+) -> Tensor:
+    """The update of Adam, m / (sqrt(v) + epsilon) + weight_decay * weight, in float32.
+
+    Args:
+        acc_first_order, acc_second_order: moving averages m of the gradient and v of its square.
+        weight: needed for weight decay.
+        time_step: number of updates made before, a float32 or int32 tensor of one element. If
+            given, it is incremented in place, and m and v are divided by 1 - beta^time_step.
+        beta1, beta2: decay rates of the moving averages, needed with `time_step`.
+
+    Raises:
+        ValueError: weight decay without a weight, or a time step without both betas.
+    """
+    if time_step is not None and (beta1 is None or beta2 is None):
+        raise ValueError("adam_updater: bias correction by time_step needs beta1 and beta2")
+    betas = {} if time_step is None else {"beta1": beta1, "beta2": beta2}
+    moments = (acc_first_order, acc_second_order)
+    return _emit_updater(_ADAM, moments, weight, time_step, weight_decay, epsilon=epsilon, **betas)
+
+
+def lamb_updater(
+    acc_first_order: Tensor,
+    acc_second_order: Tensor,
+    weight: Tensor | None = None,
+    time_step: Tensor | None = None,
+    weight_decay: float | Tensor | None = None,
+    beta1: float | Tensor | None = None,
+    beta2: float | Tensor | None = None,
+    epsilon: float | Tensor = 1e-07,
+) -> Tensor:
+    """The update of LAMB before its trust ratio, which `adam_var_update` applies.
+
+    The formula and the arguments are those of `adam_updater`.
+    """
+    return adam_updater(
+        acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon
+    )
+
+
+def adamax_updater(
+    acc_first_order: Tensor,
+    acc_second_order: Tensor,
+    weight: Tensor | None = None,
+    time_step: Tensor | None = None,
+    weight_decay: float | Tensor | None = None,
+    beta1: float | Tensor = 0.9,
+    epsilon: float | Tensor = 1e-07,
+) -> Tensor:
+    """The update of AdaMax, m / (1 - beta1^time_step) / (u + epsilon) + weight_decay * weight.
+
+    Args:
+        acc_first_order: moving average m of the gradient.
+        acc_second_order: decayed maximum u of its absolute value.
+        time_step: as for `adam_updater`, but required.
+
+    Raises:
+        ValueError: no time step, or weight decay without a weight.
+    """
+    if time_step is None:
+        raise ValueError("adamax_updater: time_step is needed for the bias correction")
+    moments = (acc_first_order, acc_second_order)
+    return _emit_updater(
+        _ADAMAX, moments, weight, time_step, weight_decay, epsilon=epsilon, beta1=beta1
+    )

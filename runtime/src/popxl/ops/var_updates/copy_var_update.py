@@ -1,0 +1,27 @@
+"""Overwriting a variable."""
+
+# ruff: noqa: N803 - names of PopXL's arguments
+from __future__ import annotations
+
+from typing import Any
+
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops.var_updates._store import NO_GRAD
+from popxl.tensor import Tensor
+
+
+def _copy(t: Any, x: Any) -> Any:
+    if (t.shape, t.dtype) != (x.shape, x.dtype):
+        raise ValueError(
+            f"{t.dtype}{list(t.shape)} cannot become a copy of {x.dtype}{list(x.shape)}"
+        )
+    return x
+
+
+_COPY = define("copy_var_update", _copy, grad=NO_GRAD, tags=("elementwise",))
+
+
+def copy_var_update_(t: Tensor, X: Tensor) -> Tensor:
+    """t = X, in place. Shapes and dtypes must be equal. Returns the updated tensor."""
+    return emit(_COPY, [t, X], inplace=0)[0]
