@@ -1,0 +1,1 @@
+"""Models as programs of phases."""

@@ -1,0 +1,14 @@
+"""Phased execution, once for all families.
+
+A model is cut into phases (a layer, the embeddings, the head). One phase at a time is on the
+device: its variables are loaded from remote buffers and gathered, then all micro-batches of the
+step pass through it, read from and written to rows of activation buffers.
+"""
+
+from modelling.phases.head import LossPhase as LossPhase
+from modelling.phases.phase import Phase as Phase
+from modelling.phases.phase import Port as Port
+from modelling.phases.rows import ActivationRows as ActivationRows
+from modelling.phases.rows import InputBuffers as InputBuffers
+from modelling.phases.rows import over_rows as over_rows
+from modelling.phases.settings import Settings as Settings

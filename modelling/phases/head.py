@@ -1,0 +1,91 @@
+"""The last phase: the loss and its gradient in one pass over the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import popxl
+import popxl_addons as addons
+from popxl_addons.transforms.batch_serialisation import batch_serialise
+
+from modelling.phases.phase import Phase, Port
+from modelling.phases.settings import Settings
+
+
+class LossPhase(Phase):
+    """A phase whose output is the loss.
+
+    `backward` runs it forwards and backwards at once, without recomputation: nothing lies between
+    the two. Each micro-batch's loss, unscaled, goes to `loss_stream`.
+
+    Args:
+        module: `build(*inputs, seed=None)` returns a float32 scalar.
+    """
+
+    def __init__(
+        self, name: str, module: addons.Module, inputs: Mapping[str, Port], settings: Settings
+    ) -> None:
+        self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
+        super().__init__(name, module, inputs, None, settings)
+
+    def _build_graphs(
+        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: None
+    ) -> None:
+        settings = self._settings
+        with_grad = [
+            t
+            for t, port in zip(forward.graph.inputs, inputs.values(), strict=False)
+            if port.grad is not None
+        ]
+        self._grad_facts, grad = addons.autodiff_with_accumulation(
+            forward, forward.args.tensors, grads_required=with_grad
+        )
+        both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])
+        tensors = dict(zip(inputs, both.graph.inputs, strict=False))
+        seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
+        loss, *grads = both.graph.outputs
+        with_grad_ports = [port for port in inputs.values() if port.grad is not None]
+        serialised = batch_serialise(
+            both,
+            settings.steps,
+            load_handles={tensors[n]: port.value for n, port in inputs.items()},
+            store_streams={loss: self.loss_stream},
+            store_buffers={g: p.grad for g, p in zip(grads, with_grad_ports, strict=True)},
+            seed_input=seed,
+            rows=2,  # with a row input, as all phases have
+            io_mode="compute",
+        )
+        self.fwd = self.bwd = serialised.graph
+
+    def _loss_and_grad(
+        self,
+        forward: addons.GraphWithNamedArgs,
+        grad: addons.GraphWithNamedArgs,
+        specs: list[popxl.TensorSpec],
+    ) -> addons.GraphWithNamedArgs:
+        """One graph of the forward graph followed by its gradient graph."""
+        scaling = self._settings.config.execution.loss_scaling
+        named: dict[str, popxl.Tensor] = {}
+
+        def build(
+            inputs: list[popxl.Tensor], seed: popxl.Tensor | None
+        ) -> list[popxl.Tensor]:
+            for source in (forward.args, grad.args):
+                for name, t in source.to_dict().items():
+                    named[name] = popxl.graph_input(
+                        t.shape, t.dtype, name, by_ref=source is grad.args
+                    )
+            args = addons.NamedTensors.from_dict(named)
+            seeds = [] if seed is None else [seed]
+            info = forward.bind(args).call_with_info(*inputs, *seeds)
+            grads = grad.bind(args).call(
+                popxl.constant(scaling, popxl.float32),
+                args=grad.grad_graph_info.inputs_dict(info),
+            )
+            return [info.parent_output(0), *grads]
+
+        graph = popxl.gir().create_graph(build, specs, self._settings.seed_spec)
+        return addons.GraphWithNamedArgs(graph, addons.NamedTensors.from_dict(named))
+
+    def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
+        """Nothing: the loss is computed together with its gradient."""

@@ -1,0 +1,115 @@
+"""AdamW on sharded variables, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import popxl
+import popxl_addons as addons
+from popxl import ops
+from popxl_addons.optimizers.adam import AdamOptimizerStep
+from popxl_addons.remote import (
+    NamedRemoteBuffers,
+    load_remote_graph,
+    named_variable_buffers,
+    store_remote_graph,
+)
+from popxl_addons.variable_factory import NamedVariableFactories
+
+from modelling.phases.settings import Settings
+from modelling.phases.state import VariableStore
+
+_SCALAR = popxl.TensorSpec((), popxl.float32)
+
+
+@dataclass(frozen=True)
+class OptimizerStore:
+    """The optimizer state of a phase, and the graphs that update its variables."""
+
+    facts: NamedVariableFactories
+    buffers: NamedRemoteBuffers
+    steps: dict[str, addons.GraphWithNamedArgs]
+    load: addons.GraphWithNamedArgs
+    store: addons.GraphWithNamedArgs
+    store_variables: addons.GraphWithNamedArgs
+
+    @classmethod
+    def create(
+        cls, variables: VariableStore, entries: int, settings: Settings
+    ) -> OptimizerStore:
+        """State and graphs for all variables; vectors (norms, biases) have no weight decay."""
+        facts, steps = NamedVariableFactories(), {}
+        loaded = dict(zip(variables.facts.keys_flat(), variables.load.graph.outputs, strict=True))
+        for name, shard in loaded.items():
+            factory = variables.facts.get(name)
+            decay = len(factory.shape_on_replica) > 1
+            var_facts, steps[name] = _adam_graph(
+                shard.spec, factory.replica_grouping, settings, decay
+            )
+            facts.insert(name, var_facts)
+        buffers = named_variable_buffers(facts, entries, False)
+        load, _ = load_remote_graph(buffers)
+        return cls(
+            facts,
+            buffers,
+            steps,
+            load,
+            store_remote_graph(buffers),
+            store_remote_graph(variables.buffers),
+        )
+
+    def update(
+        self,
+        variables: VariableStore,
+        row: popxl.Tensor,
+        grads: addons.NamedTensors,
+        learning_rate: popxl.Tensor,
+        norm: popxl.Tensor,
+    ) -> None:
+        """One optimizer step on the variables of layer `row`.
+
+        Args:
+            grads: mean gradients, times the loss scaling, sharded as the variables.
+            norm: global norm of the unscaled gradients, float32 scalar.
+        """
+        shards = variables.load_shards(row)
+        state = addons.NamedTensors.pack(self.facts.keys_flat(), self.load.call(row))
+        for name, step in self.steps.items():
+            step.bind(state.get(name)).call(shards.get(name), grads.get(name), learning_rate, norm)
+        self.store_variables.bind(shards).call(row)
+        self.store.bind(state).call(row)
+
+
+def _adam_graph(
+    spec: popxl.TensorSpec,
+    grouping: popxl.ReplicaGrouping,
+    settings: Settings,
+    decay: bool,
+) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
+    optimizer = settings.config.training.optimizer
+    grad = popxl.TensorSpec(spec.shape, popxl.float32, spec.meta_shape)
+    return AdamOptimizerStep().create_graph(
+        spec,
+        grad,
+        replica_grouping=grouping,
+        lr=_SCALAR,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay if decay else 0.0,
+        first_order_dtype=popxl.float32,
+        loss_scaling=settings.config.execution.loss_scaling,
+        global_norm=_SCALAR,
+        global_norm_max=optimizer.gradient_clipping,
+    )
+
+
+def weighted_squares(
+    grads: dict[str, popxl.Tensor], variables: VariableStore, loss_scaling: float
+) -> popxl.Tensor:
+    """This replica's part of the sum of squares of unscaled gradients, float32 scalar."""
+    total = popxl.constant(0.0, popxl.float32)
+    for name, grad in grads.items():
+        part = ops.sumsquare(grad / loss_scaling)
+        total = total + part * variables.square_weight(name)
+    return total

@@ -1,0 +1,216 @@
+"""A phase: one kind of layer, forwards, backwards and in the optimizer."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import popxl
+import popxl_addons as addons
+from popxl import ops
+from popxl.ops.random_seed import create_random_seed
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.rts import reduce_replica_sharded_graph
+from popxl_addons.transforms.batch_serialisation import (
+    RemoteHandle,
+    batch_serialise_fwd_and_grad,
+)
+from popxl_addons.variable_factory import NamedVariableFactories
+
+from modelling.phases.optimizer import OptimizerStore, weighted_squares
+from modelling.phases.settings import Settings
+from modelling.phases.state import VariableStore
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a layer: its spec and rows of buffers.
+
+    Attributes:
+        spec: of one micro-batch on one replica.
+        value: where the value is loaded from (input) or stored to (output).
+        grad: where its gradient is stored to (input) or loaded from (output); None: it has none.
+    """
+
+    spec: popxl.TensorSpec
+    value: RemoteHandle
+    grad: RemoteHandle | None = None
+
+
+class Phase:
+    """A layer's graphs, and its variables for each of `entries` layers of its kind.
+
+    The forward graph is called for all micro-batches of a step in a loop, with variables loaded
+    once before it; so is the gradient graph, which recomputes the layer and adds up gradients.
+
+    Args:
+        module: the layer; `build(*inputs, seed=None)` returns one tensor.
+        inputs: its inputs by name, in the order of `build`'s parameters.
+        output: its output; the spec may be left to the graph.
+        entries: number of layers of this kind.
+        shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
+            The name of a tree of variables stands for all of them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: addons.Module,
+        inputs: Mapping[str, Port],
+        output: Port,
+        settings: Settings,
+        entries: int = 1,
+        shared: Mapping[str, Phase] | None = None,
+    ) -> None:
+        self.name, self.entries, self._settings = name, entries, settings
+        specs = [port.spec for port in inputs.values()]
+        self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
+        self.names = forward.args.keys_flat()
+        self._build_graphs(forward, inputs, output)
+        self._own(dict(shared or {}))
+
+    # ---- graphs ---------------------------------------------------------------------------------
+    def _build_graphs(
+        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port
+    ) -> None:
+        settings = self._settings
+        tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
+        seed = forward.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
+        with_grad = [tensors[n] for n, port in inputs.items() if port.grad is not None]
+        result = forward.graph.outputs[0]
+        self._grad_facts, grad = addons.autodiff_with_accumulation(
+            forward, forward.args.tensors, grads_provided=[result], grads_required=with_grad
+        )
+        grad = addons.recompute_graph(grad)
+        loads = {tensors[n]: port.value for n, port in inputs.items()}
+        loads[grad.graph.inputs[0]] = output.grad
+        stores = {result: output.value}
+        stores.update(
+            (out, port.grad)
+            for out, port in zip(
+                grad.graph.outputs, (p for p in inputs.values() if p.grad), strict=True
+            )
+        )
+        fwd, bwd = batch_serialise_fwd_and_grad(
+            forward,
+            grad,
+            forward.args,
+            settings.steps,
+            load_handles=loads,
+            store_streams={},
+            store_buffers=stores,
+            seed_input=seed,
+            rows=self.entries + 1,  # always with a row input, also for a single layer
+            io_mode="compute",
+        )
+        self.fwd, self.bwd = fwd.graph, bwd.graph
+
+    def _own(self, shared: dict[str, Phase]) -> None:
+        """Split the variables into own ones, which get buffers, and those of other phases."""
+        settings = self._settings
+        self._owner = {
+            name: owner
+            for name in self.names
+            for prefix, owner in shared.items()
+            if name == prefix or name.startswith(f"{prefix}.")
+        }
+        own = {n: f for n, f in self._facts.to_dict().items() if n not in self._owner}
+        facts = NamedVariableFactories.from_dict(own)
+        self.variables = VariableStore.create(facts, self.entries, settings) if own else None
+        self.optimizer = (
+            OptimizerStore.create(self.variables, self.entries, settings)
+            if self.variables
+            else None
+        )
+        self._lent: set[str] = set()  # own variables to whose gradients other phases add
+        for name, owner in self._owner.items():
+            owner._lent.add(name)
+        groups = {n: self._store_of(n).shard_groups[n] for n in self.names}
+        accumulated = self._accumulators(self.bwd.args)
+        self._reduce, _ = reduce_replica_sharded_graph(
+            accumulated,
+            "mean",
+            shard_groups=NamedReplicaGrouping.from_dict(groups),
+            replica_group=settings.groups.dp,
+        )
+
+    def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
+        return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.names})
+
+    def _store_of(self, name: str) -> VariableStore:
+        store = self._owner[name].variables if name in self._owner else self.variables
+        assert store is not None
+        return store
+
+    # ---- running --------------------------------------------------------------------------------
+    def _load(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """Whole variables, own and borrowed."""
+        found: dict[str, popxl.Tensor] = {}
+        if self.variables:
+            found.update(self.variables.load_whole(row).to_dict())
+        for owner in dict.fromkeys(self._owner.values()):
+            assert owner.variables is not None
+            theirs = owner.variables.load_whole(popxl.constant(0, popxl.int32)).to_dict()
+            found.update((n, theirs[n]) for n, o in self._owner.items() if o is owner)
+        return addons.NamedTensors.from_dict(found)
+
+    def _seed(self, row: popxl.Tensor, seed: popxl.Tensor | None) -> list[popxl.Tensor]:
+        """The seed of layer `row`, the same forwards and backwards."""
+        if self._settings.seed_spec is None:
+            return []
+        assert seed is not None
+        tag = popxl.constant(_tag(self.name), popxl.uint32)
+        return [create_random_seed(create_random_seed(seed, tag), ops.cast(row, popxl.uint32))]
+
+    def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
+        """Run layer `row` on all micro-batches."""
+        self.fwd.bind(self._load(row)).call(row, *self._seed(row, seed))
+
+    def backward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> popxl.Tensor:
+        """Run the gradient of layer `row` on all micro-batches; reduce and store gradients.
+
+        Returns:
+            This replica's part of the sum of squares of the gradients that are complete now.
+        """
+        accumulators = self._grad_facts.init_zero()
+        values = {**self._load(row).to_dict(), **accumulators.to_dict()}
+        self.bwd.bind(addons.NamedTensors.from_dict(values)).call(row, *self._seed(row, seed))
+        return self._finish_gradients(row, self._accumulators(accumulators))
+
+    def _finish_gradients(
+        self, row: popxl.Tensor, accumulated: addons.NamedTensors
+    ) -> popxl.Tensor:
+        reduced = dict(zip(self.names, self._reduce.bind(accumulated).call(), strict=True))
+        complete = {}
+        for name, grad in reduced.items():
+            foreign = name in self._owner
+            buffer = self._store_of(name).grads.get(name)
+            at = popxl.constant(0, popxl.int32) if foreign else row
+            if foreign or name in self._lent:
+                grad = grad + ops.remote_load(buffer, at)
+            ops.remote_store(buffer, at, grad)
+            if not foreign:
+                complete[name] = grad
+        if not self.variables:
+            return popxl.constant(0.0, popxl.float32)
+        scaling = self._settings.config.execution.loss_scaling
+        return weighted_squares(complete, self.variables, scaling)
+
+    def update(self, row: popxl.Tensor, learning_rate: popxl.Tensor, norm: popxl.Tensor) -> None:
+        """Optimizer step of layer `row`. Gradients that other phases add to start from zero."""
+        if not self.variables or not self.optimizer:
+            return
+        buffers = self.variables.grads
+        grads = {n: ops.remote_load(b, row) for n, b in buffers.to_dict().items()}
+        self.optimizer.update(
+            self.variables, row, addons.NamedTensors.from_dict(grads), learning_rate, norm
+        )
+        for name in sorted(self._lent):
+            zero = ops.init(grads[name].shape, popxl.float32, meta_shape=grads[name].meta_shape)
+            ops.remote_store(buffers.get(name), row, zero)
+
+
+def _tag(name: str) -> int:
+    """A number for the name of a phase, the same in every process."""
+    return zlib.crc32(name.encode())

@@ -1,0 +1,126 @@
+"""Activation and input buffers, whose rows hold all micro-batches of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import popxl
+import popxl_addons as addons
+from popxl import ops
+from popxl_addons.transforms.batch_serialisation import RemoteHandle
+
+from modelling.phases.settings import Settings
+
+
+def fixed_row(
+    buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
+) -> RemoteHandle:
+    """A row of a buffer, whichever row a phase is at."""
+    return RemoteHandle(buffer, lambda _: popxl.constant(row, popxl.int32), shard_group)
+
+
+@dataclass(frozen=True)
+class ActivationRows:
+    """The values between the phases of a stack, and their gradients.
+
+    Row r of `x` is the input of layer r, row r of `dx` its gradient; each row holds one entry for
+    each micro-batch. Entries are cut over `shards`.
+    """
+
+    x: popxl.RemoteBuffer
+    dx: popxl.RemoteBuffer
+    shards: popxl.ReplicaGrouping | None
+
+    @classmethod
+    def create(cls, spec: popxl.TensorSpec, rows: int, settings: Settings) -> ActivationRows:
+        """Buffers of `rows` rows for activations of `spec`, [batch, sequence, hidden]."""
+        shards = settings.activation_shards
+        x, dx = (activation_buffer(spec, rows, settings) for _ in range(2))
+        return cls(x, dx, shards)
+
+    def value(self, offset: int = 0) -> RemoteHandle:
+        """Row `offset` beyond the phase's own row."""
+        return RemoteHandle(self.x, offset, self.shards)
+
+    def grad(self, offset: int = 0) -> RemoteHandle:
+        """Gradient of `value(offset)`."""
+        return RemoteHandle(self.dx, offset, self.shards)
+
+    def value_at(self, row: int) -> RemoteHandle:
+        """Row `row`, whichever row the phase is at."""
+        return fixed_row(self.x, row, self.shards)
+
+
+def activation_buffer(
+    spec: popxl.TensorSpec, rows: int, settings: Settings
+) -> popxl.RemoteBuffer:
+    """A buffer of `rows` rows for activations of `spec`."""
+    shards = settings.activation_shards
+    return addons.transforms.batch_serialisation.batch_serial_buffer(
+        spec, steps=settings.steps, rows=rows, shard_group=shards
+    )
+
+
+class InputBuffers:
+    """The batch on the device side of the host link: loaded once, read by any phase.
+
+    Args:
+        specs: of one micro-batch on one replica, by name.
+    """
+
+    def __init__(self, specs: Mapping[str, popxl.TensorSpec], settings: Settings) -> None:
+        self.streams = {
+            name: popxl.h2d_stream(spec.shape, spec.dtype, name) for name, spec in specs.items()
+        }
+        self.buffers = {
+            name: popxl.remote_buffer(spec.shape, spec.dtype, settings.steps)
+            for name, spec in specs.items()
+        }
+        self._steps = settings.steps
+
+    def __getitem__(self, name: str) -> RemoteHandle:
+        """Where a phase loads the input `name` from."""
+        return fixed_row(self.buffers[name], 0)
+
+    def load(self) -> None:
+        """Bring all micro-batches of the step from the host."""
+
+        def load_one(step: popxl.Tensor) -> popxl.Tensor:
+            for name, stream in self.streams.items():
+                ops.remote_store(self.buffers[name], step, ops.host_load(stream))
+            return step + 1
+
+        start = popxl.constant(0, popxl.int32)
+        graph = popxl.gir().create_graph(load_one, start)
+        ops.repeat(graph, self._steps, start)
+
+
+def over_rows(
+    rows: Sequence[int] | range,
+    body: Callable[..., Sequence[popxl.Tensor]],
+    carried: Sequence[popxl.Tensor] = (),
+    invariant: Sequence[popxl.Tensor] = (),
+) -> list[popxl.Tensor]:
+    """Run a phase for each of `rows` in one loop of the program.
+
+    Args:
+        rows: an arithmetic sequence.
+        body: `body(row, *carried, *invariant) -> new carried`, adding ops to the loop's graph.
+            It must use no tensors but its arguments.
+
+    Returns:
+        The carried tensors after the last row.
+    """
+    if len(rows) == 0:
+        return list(carried)
+    stride = rows[1] - rows[0] if len(rows) > 1 else 1
+
+    def one_row(
+        row: popxl.Tensor, carried: list[popxl.Tensor], invariant: list[popxl.Tensor]
+    ) -> list[popxl.Tensor]:
+        return [row + stride, *body(row, *carried, *invariant)]
+
+    first = popxl.constant(rows[0], popxl.int32)
+    graph = popxl.gir().create_graph(one_row, first, list(carried), list(invariant))
+    return list(ops.repeat(graph, len(rows), first, *carried, *invariant))[1:]

@@ -1,0 +1,51 @@
+"""What all phases of a program have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import popxl
+from config.sections import RunConfig
+
+from modelling.layers.parallel import Groups
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Facts of a run that graphs are built from.
+
+    Attributes:
+        config: the run's configuration.
+        groups: replica groups of data and tensor parallelism.
+    """
+
+    config: RunConfig
+    groups: Groups
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches in an optimizer step on one replica."""
+        return self.config.gradient_accumulation
+
+    @property
+    def dtype(self) -> popxl.dtype:
+        """Type of weights and activations."""
+        return popxl.dtype.from_name(self.config.model.precision)
+
+    @property
+    def activation_shards(self) -> popxl.ReplicaGrouping | None:
+        """Replicas over which activations between phases are cut; None: not cut."""
+        wanted = self.config.execution.rts_activations and self.groups.tensor_parallel > 1
+        return self.groups.tp if wanted else None
+
+    @property
+    def seed_spec(self) -> popxl.TensorSpec | None:
+        """Spec of the seed of a phase; None if nothing is random."""
+        model = self.config.model
+        random = model.dropout_prob > 0 and not model.eval
+        return popxl.TensorSpec((2,), popxl.uint32) if random else None
+
+    def shards(self, nelms: int, grouping: popxl.ReplicaGrouping) -> int:
+        """Over how many replicas a variable of `nelms` elements is sharded."""
+        small = nelms < self.config.execution.rts_weights_threshold
+        return 1 if small else grouping.group_size

@@ -1,0 +1,86 @@
+"""A phase's variables, optimizer state and gradients in remote buffers, sharded over replicas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import popxl
+import popxl_addons as addons
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer, named_variable_buffers
+from popxl_addons.rts import all_gather_replica_sharded_graph
+from popxl_addons.variable_factory import NamedVariableFactories
+
+from modelling.phases.settings import Settings
+
+
+@dataclass(frozen=True)
+class VariableStore:
+    """The variables a phase owns: where they are and how to bring them to the device.
+
+    Attributes:
+        facts: the variables' factories.
+        buffers: their remote buffers; one entry for each layer of the phase.
+        grads: buffers of float32 gradients, sharded as the variables are.
+        shard_groups: for each variable, the replicas it is sharded over (a group of 1: not).
+        load: graph that loads the entry of a layer.
+        gather: graph from what `load` gives to whole variables.
+    """
+
+    facts: NamedVariableFactories
+    buffers: NamedRemoteBuffers
+    grads: NamedRemoteBuffers
+    shard_groups: dict[str, popxl.ReplicaGrouping]
+    load: addons.GraphWithNamedArgs
+    gather: addons.GraphWithNamedArgs
+
+    @classmethod
+    def create(
+        cls, facts: NamedVariableFactories, entries: int, settings: Settings
+    ) -> VariableStore:
+        """Buffers and graphs for `entries` layers' worth of the variables of `facts`."""
+        groupings = facts.replica_groupings.to_dict()
+        shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
+        over = {n: settings.shards(math.prod(shapes[n]), groupings[n]) for n in shapes}
+        alone = popxl.gir().replica_grouping(group_size=1)
+        buffers = named_variable_buffers(facts, entries, over)
+        load, names = addons.load_remote_graph(buffers)
+        shards = addons.NamedTensors.pack(names, load.graph.outputs)
+        gather, _ = all_gather_replica_sharded_graph(
+            shards, replica_groups=NamedReplicaGrouping.from_dict(groupings)
+        )
+        return cls(
+            facts,
+            buffers,
+            buffers.map(lambda b: _float32_buffer(b, entries)),
+            {n: groupings[n] if over[n] > 1 else alone for n in shapes},
+            load,
+            gather,
+        )
+
+    def load_shards(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """The variables of layer `row` as this replica stores them."""
+        return addons.NamedTensors.pack(self.facts.keys_flat(), self.load.call(row))
+
+    def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """The variables of layer `row`, gathered."""
+        shards = self.load_shards(row)
+        return addons.NamedTensors.pack(
+            self.facts.keys_flat(), self.gather.bind(shards).call()
+        )
+
+    def square_weight(self, name: str) -> float:
+        """Weight of a replica's sum of squares of a gradient in the sum over all replicas.
+
+        Replicas that hold the same elements each count their part.
+        """
+        group = self.facts.get(name).replica_grouping
+        return self.shard_groups[name].group_size / group.group_size
+
+
+def _float32_buffer(buffer: popxl.RemoteBuffer, entries: int) -> popxl.RemoteBuffer:
+    spec = popxl.TensorSpec(buffer.tensor_shape, popxl.float32, buffer.meta_shape)
+    return create_remote_buffer(spec, entries)
+
+
