@@ -11,6 +11,7 @@ overwrites (`inplace`), or that its result is a view of its inputs (`view`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,6 +52,7 @@ class OpDef:
         effects: state the op touches itself: `effects(op) -> Effects`.
         flops: `flops(op) -> int`: floating-point operations of one execution.
         tags: words for tools, such as "elementwise", "collective".
+        home: module that defined it; ops of other packages are cached by what they lower to.
     """
 
     name: str
@@ -64,6 +66,7 @@ class OpDef:
     effects: Callable[[Op], Any] | None = None
     flops: Callable[[Op], int] | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
+    home: str = ""
 
     def __post_init__(self) -> None:
         if (self.lower is None) == (self.execute is None):
@@ -77,7 +80,11 @@ _REGISTRY: dict[str, OpDef] = {}
 
 
 def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) -> OpDef:
-    """Register an op definition and return it. Arguments as for `OpDef`; `tags` any iterable."""
+    """Register an op definition and return it. Arguments as for `OpDef`; `tags` any iterable.
+
+    `home` is the calling module; a function that defines ops on behalf of others must pass theirs.
+    """
+    kwargs.setdefault("home", sys._getframe(1).f_globals.get("__name__", ""))
     if name in _REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
     kwargs["tags"] = frozenset(kwargs.get("tags", ()))

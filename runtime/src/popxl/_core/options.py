@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("popxl")
 
-_MEANINGFUL = {
+MEANINGFUL = {
     "cachePath",
     "enableEngineCaching",
     "enableStochasticRounding",
@@ -76,7 +76,7 @@ class SessionOptions:
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _MEANINGFUL and value != _DEFAULTS.get(name):
+        if name not in MEANINGFUL and value != _DEFAULTS.get(name):
             _mention(name)
         self._values[name] = value
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from popxl._core.aliases import modified_owners
 from popxl._core.effects import Effects, program_effects
+from popxl._lower.cache import statistics
 from popxl._lower.collective import AXIS
 from popxl._lower.compile import compile_lowered, switches
 from popxl._lower.devices import per_replica, replicated
@@ -75,8 +76,11 @@ class Program:
         return sorted(self.effects.stores, key=lambda s: s.tensor_id)
 
     # ---- the function ---------------------------------------------------------------------------
-    def function(self, changing: State, fixed: State, constants: Any, inputs: Any, zero: Any) -> Any:
+    def function(
+        self, changing: State, fixed: State, constants: Any, inputs: Any, zero: Any
+    ) -> Any:
         """The program of one replica; arrays have this replica's part of the first axis."""
+        statistics.traces += 1
         machine = Machine(
             zero=zero,
             guard_reads=self.platform == "cpu",
@@ -143,6 +147,16 @@ class Program:
             jax.ShapeDtypeStruct((), np.int32, sharding=whole),
         )
 
+    @property
+    def result_specs(self) -> tuple[Any, ...]:
+        """`ShapeDtypeStruct`s with shardings: changed state, outputs."""
+        r, t = self.ir.replication_factor, self.ir.num_host_transfers
+        changed = self._state_specs(True)
+        outputs = {
+            s.tensor_id: _spec((r, t, *s.shape), s.dtype, per_replica(self.mesh)) for s in self.d2h
+        }
+        return changed, outputs
+
     # ---- compiling ------------------------------------------------------------------------------
     def lower(self) -> Any:
         """Trace and lower: a `jax.stages.Lowered`."""
@@ -158,10 +172,13 @@ class Program:
         def popxl_program(*args: Any) -> Any:
             return mapped(*args)
 
-        return jax.jit(popxl_program, donate_argnums=(0,)).lower(*self.argument_specs)
+        # Unused arguments are kept, so that the executable's arguments are exactly the program's.
+        jitted = jax.jit(popxl_program, donate_argnums=(0,), keep_unused=True)
+        return jitted.lower(*self.argument_specs)
 
     def compile(self) -> Any:
         """Lower and compile: a `jax.stages.Compiled`."""
+        statistics.compiles += 1
         return compile_lowered(self.lower(), self.platform)
 
     @property
@@ -171,5 +188,3 @@ class Program:
 
 def _spec(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(shape), dtype.as_jax(), sharding=sharding)
-
-
