@@ -6,6 +6,8 @@ may be created (not entered) with no graph active.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -184,7 +186,9 @@ def op_debug_context(name: Any) -> Any:
     return lambda fn: fn
 
 
-_LIBRARY = ("/popxl/", "/popxl_addons/", "\\popxl\\", "\\popxl_addons\\", "contextlib.py")
+# By folder, not by name: a user's own folder may be called popxl as well.
+_PACKAGE = os.path.dirname(__file__)
+_LIBRARY = (_PACKAGE + os.sep, _PACKAGE + "_addons" + os.sep, contextlib.__file__)
 
 
 def get_source_location(offset: int = 0) -> str:
@@ -194,7 +198,7 @@ def get_source_location(offset: int = 0) -> str:
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not any(part in path for part in _LIBRARY):
+        if not path.startswith(_LIBRARY):
             if offset == 0:
                 return f"{path}:{frame.f_lineno}"
             offset -= 1

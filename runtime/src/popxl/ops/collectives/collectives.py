@@ -26,7 +26,7 @@ class CommGroupType(enum.Enum):
 class CommGroup:
     """A communication group: a type and a group size."""
 
-    def __init__(self, type: CommGroupType = CommGroupType.All, replicaGroupSize: int = 0) -> None:  # noqa: A002, N803
+    def __init__(self, type: CommGroupType = CommGroupType.All, replicaGroupSize: int = 0) -> None:  # noqa: N803
         self.type = type
         self.replicaGroupSize = replicaGroupSize
 

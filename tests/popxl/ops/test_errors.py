@@ -1,0 +1,91 @@
+"""Misuse: the error names the op, the tensor and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from popxl.errors import SpecError
+
+A = popxl.TensorSpec((2, 6), popxl.float32)
+HALF = popxl.TensorSpec((2, 6), popxl.float16)
+INT = popxl.TensorSpec((2, 6), popxl.int32)
+SEED = popxl.TensorSpec((2,), popxl.uint32)
+
+WRONG: list[tuple[str, tuple[popxl.TensorSpec, ...], Callable[..., Any], str]] = [
+    ("dtypes", (A, HALF), ops.add, "add.*float32.*float16.*ops.cast"),
+    ("dtypes of where", (INT, A, HALF), ops.where, "where.*one dtype"),
+    ("dtypes of layers", (A, INT), ops.matmul, "matmul.*one dtype"),
+    ("shapes", (A, A), ops.matmul, r"matmul\(.*\[2, 6\]"),
+    ("integers in exp", (INT,), ops.exp, "exp.*floating-point.*int32"),
+    ("softmax axis", (A,), lambda t: ops.softmax(t, 2), "softmax: axis 2.*(2, 6)"),
+    ("sum axis", (A,), lambda t: ops.sum(t, [0, -3]), "sum: axis -3"),
+    ("axis twice", (A,), lambda t: ops.max(t, [0, -2]), "max: axis.*twice"),
+    ("in place broadcast", (A,), lambda t: ops.add_(ops.slice(t, 0, 1), t), "add_.*in place"),
+    ("reshape", (A,), lambda t: ops.reshape(t, (5, -1)), r"reshape.*cannot be reshaped to"),
+    ("reshape two", (A,), lambda t: ops.reshape(t, (-1, -1)), "reshape.*one -1"),
+    ("reshape count", (A,), lambda t: t.reshape((3, 5)), "cannot be reshaped"),
+    ("squeeze", (A,), lambda t: ops.squeeze(t, [0]), "squeeze: axes .0."),
+    ("permutation", (A,), lambda t: ops.transpose(t, (0, 0)), "transpose: permutation"),
+    ("no tensors", (), lambda: ops.concat([]), "concat: at least one"),
+    ("equal parts", (A,), lambda t: ops.split(t, 4, 1), "split.*no 4 equal parts"),
+    ("parts", (A,), lambda t: ops.split(t, [2, 3], 1), r"split: parts \(2, 3\)"),
+    ("slice lists", (A,), lambda t: ops.slice(t, [0, 1], [1]), "slice:.*start has 2, stop has 1"),
+    ("slice step", (A,), lambda t: ops.slice(t, step=0), "slice: step 0"),
+    ("slice axis", (A,), lambda t: ops.slice(t, 0, 1, axis=2), "slice: axis 2"),
+    ("strides", (A,), lambda t: ops.subsample(t, [2]), "subsample: strides"),
+    ("clip", (A,), lambda t: ops.clip(t, 2, 1), "clip: min=2 is above max=1"),
+    ("modulus", (INT,), lambda t: ops.increment_mod(t, 1, 0), "increment_mod: the modulus"),
+    ("indices", (A, A), ops.gather, "gather: indices.*float32"),
+    ("groups", (A, INT), lambda t, i: ops.groupedgather(t, i, 0, 3), "groupedgather: the first"),
+    ("scatter", (A, INT, HALF), ops.scatter, "scatter.*float16.*ops.cast"),
+    ("topk", (A,), lambda t: ops.topk(t, 7, 1, True, True), "topk: k=7"),
+    ("one-hot", (INT, INT), lambda t, n: ops.onehot(t, n, n, 0), "onehot: num_classes.*constant"),
+    ("dynamic size", (A, SEED), lambda t, i: ops.dynamic_slice(t, i, [0, 1], [1, 7], True),
+     "dynamic_slice: size 7"),
+    ("dynamic index", (A, SEED), lambda t, i: ops.dynamic_slice(t, i, [0], [1], True),
+     "dynamic_slice.*2 elements for 1 axes"),
+    ("probability", (A, SEED), lambda t, s: ops.dropout(t, s, 1.0), r"\[0, 1\), not 1.0"),
+    ("seed", (A, INT), lambda t, s: ops.dropout(t, s, 0.1), "a seed must be uint32"),
+    ("reduction", (A, INT), lambda p, l: ops.nll_loss(p, l, reduction="max"), "nll_loss.*'max'"),
+    ("labels", (A, INT), ops.nll_loss, "nll_loss.*labels"),
+    ("cast to float8", (A,), lambda t: ops.cast(t, popxl.float8_143), "pow2scale_cast_to_fp8"),
+    ("norm", (A, SEED, SEED), ops.layer_norm, "layer_norm.*weight has shape"),
+    ("decay", (A, A), lambda m, v: ops.var_updates.adam_updater(m, v, weight_decay=0.1),
+     "weight_decay needs the weight"),
+    ("betas", (A, A, SEED), lambda m, v, s: ops.var_updates.adam_updater(m, v, time_step=s),
+     "needs beta1 and beta2"),
+    ("AdaMax", (A, A), ops.var_updates.adamax_updater, "time_step is needed"),
+    ("copy", (A, HALF), ops.var_updates.copy_var_update_, "copy_var_update_.*copy of float16"),
+    ("factor", (A, A), lambda t, f: ops.scaled_add(t, t, a=f), "a must be a scalar"),
+    ("sparse", (A, A, SEED), lambda t, x, i: ops.var_updates.sparse_accumulate_(t, x, i, 1),
+     "6 slices along axis 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("specs", "build", "message"), [w[1:] for w in WRONG],
+                         ids=[w[0] for w in WRONG])  # fmt: skip
+def test_message(specs: tuple[popxl.TensorSpec, ...], build: Any, message: str) -> None:
+    ir = popxl.Ir()
+    # ValueError, TypeError: a SpecError is both
+    with pytest.raises((ValueError, TypeError), match=message):
+        ir.create_graph(lambda *ts: build(*ts), *specs)
+
+
+def test_spec_errors_name_the_line() -> None:
+    with pytest.raises(SpecError, match=r"test_errors\.py:\d+"):
+        popxl.Ir().create_graph(ops.add, A, HALF)
+
+
+def test_the_graph_is_unchanged_after_an_error() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        t = popxl.variable(np.ones(3, np.float32))
+        with pytest.raises(SpecError):
+            ops.add(t, popxl.constant(1, popxl.int32))
+        assert ir.main_graph.ops == ()

@@ -1,0 +1,76 @@
+"""Every op against its record: values, gradients, dtypes, the verifier, the text form."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from popxl._core.opdef import registry
+from tests.popxl.ops.harness import Case, cases_of, check, run_cases
+
+FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py"))
+
+# Ops that act on the program's state or on graphs, which tests of their own cover.
+STRUCTURAL = {
+    "call", "code_copy", "conditional", "copy", "flow_vjp", "host_load", "host_store", "init",
+    "io_tile_copy", "ipu_copy", "print_tensor", "remote_load", "remote_store", "repeat",
+}  # fmt: skip
+# Ops that autodiff makes.
+OF_GRADIENTS = {"grad_sum", "vjp"}
+# Ops whose results have properties but no reference: test_random.py.
+RANDOM = {
+    "create_random_seed", "dropout", "random_normal", "random_uniform", "split_random_seed",
+}  # fmt: skip
+COLLECTIVE_FAMILY = ("replica", "all_reduce")
+DEFINED = {
+    name for name, defn in registry().items()
+    if "collective" not in defn.tags and not name.startswith(COLLECTIVE_FAMILY)
+}  # fmt: skip
+
+
+def _family(name: str) -> list[Case]:
+    return cases_of(importlib.import_module(f"tests.popxl.ops.records.{name}").RECORDS)
+
+
+CASES = {family: {case.id: case for case in _family(family)} for family in FAMILIES}
+
+
+@cache
+def _run(family: str) -> None:
+    run_cases(list(CASES[family].values()))
+
+
+@pytest.mark.parametrize(
+    ("family", "case_id"),
+    [
+        pytest.param(family, case_id, id=f"{family}-{case_id}")
+        for family, cases in CASES.items()
+        for case_id in cases
+    ],
+)
+def test_op(family: str, case_id: str) -> None:
+    """Values, dtypes and gradients are those of the reference."""
+    _run(family)
+    check(CASES[family][case_id])
+
+
+def test_text_form_names_the_ops() -> None:
+    for family, cases in CASES.items():
+        _run(family)
+        for case in cases.values():
+            assert case.graph is not None
+            for op in case.graph.ops:
+                assert f"{op.name}(" in str(case.graph)
+
+
+def test_each_op_has_a_record() -> None:
+    used: set[str] = set()
+    for family, cases in CASES.items():
+        _run(family)
+        for case in cases.values():
+            used |= case.used
+    missing = DEFINED - used - STRUCTURAL - OF_GRADIENTS - RANDOM
+    assert not missing, f"ops without a record: {sorted(missing)}"
