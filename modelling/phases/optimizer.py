@@ -28,6 +28,7 @@ class OptimizerStore:
 
     facts: NamedVariableFactories
     buffers: NamedRemoteBuffers
+    clips: bool
     steps: dict[str, addons.GraphWithNamedArgs]
     load: addons.GraphWithNamedArgs
     store: addons.GraphWithNamedArgs
@@ -52,6 +53,7 @@ class OptimizerStore:
         return cls(
             facts,
             buffers,
+            settings.config.training.optimizer.gradient_clipping is not None,
             steps,
             load,
             store_remote_graph(buffers),
@@ -75,9 +77,15 @@ class OptimizerStore:
         shards = variables.load_shards(row)
         state = addons.NamedTensors.pack(self.facts.keys_flat(), self.load.call(row))
         for name, step in self.steps.items():
-            step.bind(state.get(name)).call(shards.get(name), grads.get(name), learning_rate, norm)
+            step.bind(state.get(name)).call(
+                shards.get(name), grads.get(name), learning_rate, *self._norm(norm)
+            )
         self.store_variables.bind(shards).call(row)
         self.store.bind(state).call(row)
+
+    def _norm(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
+        """The global norm, if the optimizer graphs take it."""
+        return [norm] if self.clips else []
 
 
 def _adam_graph(
@@ -87,6 +95,9 @@ def _adam_graph(
     decay: bool,
 ) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     optimizer = settings.config.training.optimizer
+    clipping = {}
+    if optimizer.gradient_clipping is not None:
+        clipping = {"global_norm": _SCALAR, "global_norm_max": optimizer.gradient_clipping}
     grad = popxl.TensorSpec(spec.shape, popxl.float32, spec.meta_shape)
     return AdamOptimizerStep().create_graph(
         spec,
@@ -99,8 +110,7 @@ def _adam_graph(
         weight_decay=optimizer.weight_decay if decay else 0.0,
         first_order_dtype=popxl.float32,
         loss_scaling=settings.config.execution.loss_scaling,
-        global_norm=_SCALAR,
-        global_norm_max=optimizer.gradient_clipping,
+        **clipping,
     )
 
 

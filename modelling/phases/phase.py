@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl.ops.random_seed import create_random_seed
+from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.rts import reduce_replica_sharded_graph
 from popxl_addons.transforms.batch_serialisation import (
@@ -50,7 +50,7 @@ class Phase:
         output: its output; the spec may be left to the graph.
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
-            The name of a tree of variables stands for all of them.
+            The name of a tree of variables stands for all of them, "" for all variables.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Phase:
             name: owner
             for name in self.names
             for prefix, owner in shared.items()
-            if name == prefix or name.startswith(f"{prefix}.")
+            if not prefix or name == prefix or name.startswith(f"{prefix}.")
         }
         own = {n: f for n, f in self._facts.to_dict().items() if n not in self._owner}
         facts = NamedVariableFactories.from_dict(own)
@@ -142,6 +142,26 @@ class Phase:
         store = self._owner[name].variables if name in self._owner else self.variables
         assert store is not None
         return store
+
+    def init_variables(self) -> list[addons.NamedTensors]:
+        """Create the variables and optimizer state of each layer, with zeros as values.
+
+        Returns:
+            For each layer, trees `fwd` (variables) and `optim` (their optimizer state by name).
+        """
+        if not self.variables or not self.optimizer:
+            return []
+        return [
+            addons.NamedTensors(
+                fwd=self.variables.facts.init_remote(
+                    self.variables.buffers, row, f"{self.name}.{row}", empty=True
+                ),
+                optim=self.optimizer.facts.init_remote(
+                    self.optimizer.buffers, row, f"{self.name}.{row}.optim", empty=True
+                ),
+            )
+            for row in range(self.entries)
+        ]
 
     # ---- running --------------------------------------------------------------------------------
     def _load(self, row: popxl.Tensor) -> addons.NamedTensors:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import popxl
-import popxl_addons as addons
 from popxl import ops
+from popxl_addons.remote import create_remote_buffer
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
 from modelling.phases.settings import Settings
@@ -57,9 +57,8 @@ def activation_buffer(
 ) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
-    return addons.transforms.batch_serialisation.batch_serial_buffer(
-        spec, steps=settings.steps, rows=rows, shard_group=shards
-    )
+    count = 1 if shards is None else shards.group_size
+    return create_remote_buffer(spec, rows * settings.steps, shards, count)
 
 
 class InputBuffers:
@@ -124,3 +123,26 @@ def over_rows(
     first = popxl.constant(rows[0], popxl.int32)
     graph = popxl.gir().create_graph(one_row, first, list(carried), list(invariant))
     return list(ops.repeat(graph, len(rows), first, *carried, *invariant))[1:]
+
+
+def sum_rows(
+    source: popxl.RemoteBuffer, rows: int, target: popxl.RemoteBuffer, target_row: int, steps: int
+) -> None:
+    """Store the sum of the first `rows` rows of `source` as a row of `target`.
+
+    The buffers' entries must be of one spec; shards stay shards.
+    """
+
+    def add(at: popxl.Tensor, total: popxl.Tensor) -> tuple[popxl.Tensor, popxl.Tensor]:
+        return at + steps, total + ops.remote_load(source, at)
+
+    def one_step(step: popxl.Tensor) -> popxl.Tensor:
+        at = step + 0  # row 0; a copy, since the loop carries it on
+        zero = ops.init(source.tensor_shape, source.tensor_dtype, meta_shape=source.meta_shape)
+        graph = popxl.gir().create_graph(add, at, zero)
+        _, total = ops.repeat(graph, rows, at, zero)
+        ops.remote_store(target, step + target_row * steps, total)
+        return step + 1
+
+    first = popxl.constant(0, popxl.int32)
+    ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)

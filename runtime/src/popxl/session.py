@@ -12,6 +12,7 @@ from popxl._core.verify import verify_if_asked
 from popxl._lower import hostdata
 from popxl._lower.cache import load_or_compile
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
+from popxl._lower.memory import MemoryUse, memory_use
 from popxl._lower.program import Program, State
 from popxl.errors import popart_exception
 from popxl.ir import Ir
@@ -88,6 +89,10 @@ class Session:
     def expected_inputs(self) -> list[HostToDeviceStream]:
         """The streams that `run` needs data for."""
         return list(self._program.h2d)
+
+    def memory_use(self) -> MemoryUse:
+        """Bytes of device and host memory for one replica, by XLA's account of the program."""
+        return memory_use(self._program, self._executable)
 
     # ---- running --------------------------------------------------------------------------------
     def run(

@@ -1,0 +1,145 @@
+"""The fine-tuning session of a configured model. Run directly: a benchmark on generated data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import popxl
+from config.sections import RunConfig
+from data.feed import replicate
+from modelling.phases.training import build_training
+from modelling.spec import Batch, family_of
+from popxl_addons import TaskSession
+
+DEVICES = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step reports.
+
+    Attributes:
+        loss: mean over the target tokens of the global batch, before the update.
+        gradient_norm: global norm of the gradients, before clipping.
+    """
+
+    loss: float
+    gradient_norm: float
+
+
+class FineTuning:
+    """Trains a model. Use it as a context; weights must be written before the first step.
+
+    Raises:
+        DeviceError: fewer devices than data_parallel x tensor_parallel.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._family = family_of(config)
+        self.program = build_training(config, self._family.layout)
+        self._table = self._family.weights(config)
+        self.session = popxl.Session(self.program.ir, DEVICES[config.execution.device])
+
+    # ---- state ----------------------------------------------------------------------------------
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Set weights, and optimizer state if there is any, from whole tensors by logical name."""
+        self.session.write_variables_data(self._table.to_variables(tensors, self.program.variables))
+
+    def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
+        """Weights, and optimizer state if asked, as whole tensors by logical name."""
+        variables = self._table.variables(self.program.variables, optimizer)
+        data = self.session.get_tensors_data(variables)
+        return self._table.to_logical(data, self.program.variables, optimizer)
+
+    # ---- training -------------------------------------------------------------------------------
+    def run(
+        self, batches: Sequence[Batch], learning_rates: Sequence[float], first_step: int = 0
+    ) -> list[StepResult]:
+        """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
+
+        Args:
+            first_step: number of the first step; dropout's randomness depends on it.
+        """
+        iterations = self.config.execution.device_iterations
+        if len(batches) != iterations or len(learning_rates) != iterations:
+            raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
+        fed = [self._feed(batch) for batch in batches]
+        inputs = {
+            stream: np.concatenate([f[name] for f in fed])
+            for name, stream in self.program.inputs.items()
+        }
+        inputs[self.program.learning_rate] = self._per_step(np.float32(learning_rates))
+        if self.program.seed is not None:
+            inputs[self.program.seed] = self._seeds(first_step)
+        outputs = self.session.run(inputs)
+        return self._results(outputs)
+
+    def _feed(self, batch: Batch) -> dict[str, np.ndarray]:
+        """A global batch as (micro-batches, replicas, ...) arrays by stream name."""
+        c = self.config
+        arrays = self._family.training_inputs(batch)
+        split = (c.execution.data_parallel, c.execution.tensor_parallel, c.gradient_accumulation)
+        fed = {name: replicate(x, *split) for name, x in arrays.items()}
+        # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
+        # so that the average is the mean over all target tokens of the global batch.
+        share = c.gradient_accumulation * c.execution.data_parallel
+        weight = share / max(self._family.target_tokens(batch), 1)
+        fed["weight"] = np.full((c.gradient_accumulation, c.replicas), weight, np.float32)
+        return fed
+
+    def _per_step(self, values: np.ndarray) -> np.ndarray:
+        """Values of each step for a stream that is loaded once a step: (transfers, replicas, ...).
+
+        A stream has as many transfers as micro-batches; the rest is never loaded.
+        """
+        shape = (self.program.ir.num_host_transfers, self.config.replicas, *values.shape[1:])
+        out = np.zeros(shape, values.dtype)
+        out[: len(values)] = values[:, None]
+        return out
+
+    def _seeds(self, first_step: int) -> np.ndarray:
+        """Seeds by step and data-parallel replica; tensor-parallel ones share theirs."""
+        c = self.config
+        steps = range(first_step, first_step + c.execution.device_iterations)
+        per_step = [
+            popxl.create_seeds(c.model.seed, step, replicas=c.execution.data_parallel).reshape(-1, 2)
+            for step in steps
+        ]
+        out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
+        out[: len(per_step)] = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
+        return out
+
+    def _results(
+        self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray]
+    ) -> list[StepResult]:
+        c = self.config
+        n, replicas = c.execution.device_iterations, c.replicas
+        losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
+        norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
+        means = losses.astype(np.float64).mean(axis=(1, 2))
+        return [StepResult(float(a), float(b)) for a, b in zip(means, norms, strict=True)]
+
+    # ---- context --------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        self.session.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.session.__exit__(kind, error, traceback)
+
+
+if __name__ == "__main__":
+    from benchmarks.finetuning import main
+
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""A model family is one record: what the scripts need to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from config.sections import RunConfig
+
+from modelling.phases.settings import Settings
+from modelling.phases.training import Layout
+from modelling.weights import WeightTable
+
+Batch = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A family of models.
+
+    Attributes:
+        layout: builds the phases of training in the current Ir.
+        weights: which Hugging Face tensors are in which variables, for a configuration.
+        training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of
+            the training program's streams.
+        target_tokens: number of tokens of a global batch that the loss is the mean of.
+    """
+
+    layout: Callable[[Settings], Layout]
+    weights: Callable[[Any], WeightTable]
+    training_inputs: Callable[[Batch], dict[str, np.ndarray]]
+    target_tokens: Callable[[Batch], int]
+
+
+def family_of(config: RunConfig) -> ModelFamily:
+    """The record of a configuration's family."""
+    from modelling import t5
+
+    return {"t5": t5.FAMILY}[config.family]

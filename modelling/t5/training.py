@@ -1,0 +1,202 @@
+"""FLAN-T5's phases and their order in training.
+
+Buffers, with L layers in each stack: row 0 of the encoder's rows is the embeddings' output, rows 1
+to L the layers', row L + 1 the encoder head's, which every decoder layer reads. The decoder's rows
+are 0 to L. Each decoder layer stores the gradient of the encoder's output in a row of its own;
+their sum is the gradient that enters the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import popxl
+from config.t5 import T5Config
+from popxl_addons.transforms.batch_serialisation import RemoteHandle
+
+from modelling.phases import ActivationRows, InputBuffers, LossPhase, Phase, Port, Settings
+from modelling.phases import over_rows
+from modelling.phases.rows import activation_buffer, sum_rows
+from modelling.t5.blocks import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
+
+RELATIVE_POSITION = "relative_position"
+
+
+class T5Layout:
+    """The phases of FLAN-T5. See `modelling.phases.training.Layout`."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert isinstance(settings.config, T5Config)
+        self._settings, self._config = settings, settings.config
+        self._layers = self._config.model.layers
+        self._specs()
+        self._encoder_phases()
+        self._decoder_phases()
+        self.phases = [
+            p
+            for p in (
+                self.embeddings, self.first_encoder, self.encoder, self.encoder_head,
+                self.decoder_embeddings, self.first_decoder, self.decoder, self.head,
+            )
+            if p is not None
+        ]  # fmt: skip
+
+    def _specs(self) -> None:
+        model, settings = self._config.model, self._settings
+        batch = self._config.execution.micro_batch_size
+        enc, dec = model.sequence_length, model.decoder_sequence_length
+        self._enc = popxl.TensorSpec((batch, enc, model.hidden_size), settings.dtype)
+        self._dec = popxl.TensorSpec((batch, dec, model.hidden_size), settings.dtype)
+        self.inputs = InputBuffers(
+            {
+                "words": popxl.TensorSpec((batch, enc), popxl.int32),
+                "mask": popxl.TensorSpec((batch, enc), popxl.int32),
+                "decoder_words": popxl.TensorSpec((batch, dec), popxl.int32),
+                "labels": popxl.TensorSpec((batch, dec), popxl.int32),
+                "weight": popxl.TensorSpec((), popxl.float32),
+            },
+            settings,
+        )
+        self._encoder_rows = ActivationRows.create(self._enc, self._layers + 2, settings)
+        self._decoder_rows = ActivationRows.create(self._dec, self._layers + 1, settings)
+        self._encoded_grads = activation_buffer(self._enc, self._layers, settings)
+
+    def _input(self, name: str) -> Port:
+        stream = self.inputs.streams[name]
+        return Port(stream.spec, self.inputs[name])
+
+    # ---- encoder --------------------------------------------------------------------------------
+    def _encoder_row(self, offset: int) -> Port:
+        rows = self._encoder_rows
+        return Port(self._enc, rows.value(offset), rows.grad(offset))
+
+    def _encoder_phases(self) -> None:
+        config, settings, row = self._config, self._settings, self._encoder_row
+        self.embeddings = Phase(
+            "embeddings", Embeddings(config), {"words": self._input("words")}, row(0), settings
+        )
+
+        def inputs(offset: int) -> dict[str, Port]:
+            return {"x": row(offset), "mask": self._input("mask")}
+
+        self.first_encoder = Phase(
+            "first_encoder_layer", EncoderBlock(config), inputs(0), row(1), settings
+        )
+        self.encoder = self._remaining(
+            "encoder_block", EncoderBlock(config), inputs(1), row(2), self.first_encoder
+        )
+        self.encoder_head = Phase(
+            "encoder_head",
+            EncoderHead(config),
+            {"x": row(self._layers)},
+            row(self._layers + 1),
+            settings,
+        )
+
+    def _remaining(self, name: str, module, inputs, output: Port, first: Phase) -> Phase | None:  # type: ignore[no-untyped-def]
+        """The phase of the layers after the first, which lends its relative positions."""
+        if self._layers == 1:
+            return None
+        lent = {n: first for n in first.names if RELATIVE_POSITION in n.split(".")}
+        return Phase(name, module, inputs, output, self._settings, self._layers - 1, lent)
+
+    # ---- decoder --------------------------------------------------------------------------------
+    def _decoder_row(self, offset: int) -> Port:
+        rows = self._decoder_rows
+        return Port(self._dec, rows.value(offset), rows.grad(offset))
+
+    def _decoder_phases(self) -> None:
+        config, settings, row = self._config, self._settings, self._decoder_row
+        self.decoder_embeddings = Phase(
+            "decoder_embeddings",
+            Embeddings(config),
+            {"words": self._input("decoder_words")},
+            row(0),
+            settings,
+            shared={"": self.embeddings},
+        )
+        encoded = self._encoder_rows.value_at(self._layers + 1)
+        shards = settings.activation_shards
+
+        def inputs(offset: int) -> dict[str, Port]:
+            grads = RemoteHandle(self._encoded_grads, offset, shards)
+            return {
+                "x": row(offset),
+                "encoded": Port(self._enc, encoded, grads),
+                "mask": self._input("mask"),
+            }
+
+        self.first_decoder = Phase(
+            "first_decoder_layer", DecoderBlock(config), inputs(0), row(1), settings
+        )
+        self.decoder = self._remaining(
+            "decoder_block", DecoderBlock(config), inputs(1), row(2), self.first_decoder
+        )
+        head_inputs = {
+            "x": row(self._layers),
+            "labels": self._input("labels"),
+            "weight": self._input("weight"),
+        }
+        self.head = LossPhase("head", Head(config), head_inputs, settings)
+
+    # ---- order ----------------------------------------------------------------------------------
+    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
+        """All phases but the optimizer's; see `Layout`."""
+        seeds = [] if seed is None else [seed]
+        zero = popxl.constant(0, popxl.int32)
+        self.embeddings.forward(zero, seed)
+        self._stack_forward(self.first_encoder, self.encoder, seeds)
+        self.encoder_head.forward(zero, seed)
+        self.decoder_embeddings.forward(zero, seed)
+        self._stack_forward(self.first_decoder, self.decoder, seeds)
+
+        squares = self.head.backward(zero, seed)
+        squares = self._stack_backward(self.first_decoder, self.decoder, squares, seeds)
+        squares = squares + self.decoder_embeddings.backward(zero, seed)
+        sum_rows(
+            self._encoded_grads,
+            self._layers,
+            self._encoder_rows.dx,
+            self._layers + 1,
+            self._settings.steps,
+        )
+        squares = squares + self.encoder_head.backward(zero, seed)
+        squares = self._stack_backward(self.first_encoder, self.encoder, squares, seeds)
+        return squares + self.embeddings.backward(zero, seed)
+
+    def _stack_forward(
+        self, first: Phase, others: Phase | None, seeds: list[popxl.Tensor]
+    ) -> None:
+        first.forward(popxl.constant(0, popxl.int32), *seeds)
+        if others is not None:
+            over_rows(range(others.entries), _forward(others), (), seeds)
+
+    def _stack_backward(
+        self,
+        first: Phase,
+        others: Phase | None,
+        squares: popxl.Tensor,
+        seeds: list[popxl.Tensor],
+    ) -> popxl.Tensor:
+        """The first layer comes last, when the others have added to what it lends them."""
+        if others is not None:
+            rows = range(others.entries - 1, -1, -1)
+            (squares,) = over_rows(rows, _backward(others), [squares], seeds)
+        return squares + first.backward(popxl.constant(0, popxl.int32), *seeds)
+
+
+def _forward(phase: Phase) -> Callable[..., list[popxl.Tensor]]:
+    def body(row: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
+        phase.forward(row, *seeds)
+        return []
+
+    return body
+
+
+def _backward(phase: Phase) -> Callable[..., list[popxl.Tensor]]:
+    def body(
+        row: popxl.Tensor, squares: popxl.Tensor, *seeds: popxl.Tensor
+    ) -> list[popxl.Tensor]:
+        return [squares + phase.backward(row, *seeds)]
+
+    return body
