@@ -1,0 +1,68 @@
+"""Small programs for the tests of the core: write a main graph, run it, get arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import popxl
+from popxl import ops
+from popxl._core.verify import verify_ir
+
+Build = Callable[..., Any]
+
+
+def f32(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal numbers in float32."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def as_list(tensors: Any) -> list[Any]:
+    """A list of a function's results: none, one, or several."""
+    if tensors is None:
+        return []
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+def run(
+    build: Build, *inputs: np.ndarray, replicas: int = 1, transfers: int = 1
+) -> list[np.ndarray]:
+    """Outputs of a program whose main graph is `build(*tensors)`.
+
+    Args:
+        inputs: (transfers, replicas, *shape) without leading dimensions equal to 1; each becomes
+            one host load.
+
+    Returns:
+        Arrays of the same form.
+    """
+    ir = popxl.Ir(replication=replicas)
+    ir.num_host_transfers = transfers
+    leading = (transfers > 1) + (replicas > 1)
+    with ir.main_graph:
+        streams = [
+            popxl.h2d_stream(x.shape[leading:], popxl.dtype.as_dtype(x.dtype)) for x in inputs
+        ]
+        outputs = as_list(build(*map(ops.host_load, streams)))
+        results = [store(t) for t in outputs]
+    verify_ir(ir)
+    with popxl.Session(ir) as session:
+        found = session.run(dict(zip(streams, inputs, strict=True)))
+    return [found[s] for s in results]
+
+
+def store(t: Any) -> popxl.DeviceToHostStream:
+    """A stream of its own for `t`."""
+    stream = popxl.d2h_stream(t.shape, t.dtype)
+    ops.host_store(stream, t)
+    return stream
+
+
+def run_ir(ir: popxl.Ir, results: Sequence[popxl.DeviceToHostStream] = ()) -> list[np.ndarray]:
+    """Outputs of a program without inputs."""
+    verify_ir(ir)
+    with popxl.Session(ir) as session:
+        found = session.run()
+    return [found[s] for s in results]
