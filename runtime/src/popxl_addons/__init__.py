@@ -1,0 +1,64 @@
+"""Modules, layers, optimizers and graph transforms on top of popxl."""
+
+from importlib import metadata as _metadata
+
+from popxl_addons import array_munging as array_munging
+from popxl_addons.debugging import print_tensor as print_tensor
+from popxl_addons.debugging import print_text as print_text
+from popxl_addons.dot_tree import DotTree as DotTree
+from popxl_addons.graph import BoundGraph as BoundGraph
+from popxl_addons.graph import GraphWithNamedArgs as GraphWithNamedArgs
+from popxl_addons.graph_cache import GraphCache as GraphCache
+from popxl_addons.module import Module as Module
+from popxl_addons.module import create_grad_graph_info as create_grad_graph_info
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping as NamedReplicaGrouping
+from popxl_addons.named_tensors import NamedTensorData as NamedTensorData
+from popxl_addons.named_tensors import NamedTensors as NamedTensors
+from popxl_addons.ops import cross_entropy as cross_entropy
+from popxl_addons.ops import cross_entropy_with_grad as cross_entropy_with_grad
+from popxl_addons.ops import host_load as host_load
+from popxl_addons.ops import host_store as host_store
+from popxl_addons.remote import NamedRemoteBuffers as NamedRemoteBuffers
+from popxl_addons.remote import create_remote_buffer as create_remote_buffer
+from popxl_addons.remote import load_remote_graph as load_remote_graph
+from popxl_addons.remote import named_buffers as named_buffers
+from popxl_addons.remote import named_variable_buffers as named_variable_buffers
+from popxl_addons.remote import store_remote_graph as store_remote_graph
+from popxl_addons.seed_variable import seed_variable as seed_variable
+from popxl_addons.streams import InputStreams as InputStreams
+from popxl_addons.streams import OutputStreams as OutputStreams
+from popxl_addons.task_session import TaskSession as TaskSession
+from popxl_addons.task_session import write_variables_pb as write_variables_pb
+from popxl_addons.transforms import RemoteHandle as RemoteHandle
+from popxl_addons.transforms import add_recompute_inputs as add_recompute_inputs
+from popxl_addons.transforms import autodiff as autodiff
+from popxl_addons.transforms import autodiff_with_accumulation as autodiff_with_accumulation
+from popxl_addons.transforms import batch_serial_buffer as batch_serial_buffer
+from popxl_addons.transforms import batch_serialise as batch_serialise
+from popxl_addons.transforms import batch_serialise_fwd_and_grad as batch_serialise_fwd_and_grad
+from popxl_addons.transforms import disable_fc_pass as disable_fc_pass
+from popxl_addons.transforms import enable_fc_pass as enable_fc_pass
+from popxl_addons.transforms import recompute_graph as recompute_graph
+from popxl_addons.transforms import (
+    set_available_memory_proportion_by_ipu as set_available_memory_proportion_by_ipu,
+)
+from popxl_addons.transforms import (
+    set_graph_available_memory_proportion_by_ipu as set_graph_available_memory_proportion_by_ipu,
+)
+from popxl_addons.utils import OrderedDict as OrderedDict
+from popxl_addons.utils import WeightsDict as WeightsDict
+from popxl_addons.utils import timer as timer
+from popxl_addons.variable_factory import NamedVariableFactories as NamedVariableFactories
+from popxl_addons.variable_factory import VariableFactory as VariableFactory
+
+
+def _version() -> str:
+    try:
+        return _metadata.version("popxl-xla")
+    except _metadata.PackageNotFoundError:  # run from the source tree
+        return "unknown"
+
+
+__version__ = _version()
+GIT_COMMIT = f"popxl-xla {__version__}"
+"""What programs log to say which popxl_addons they ran on."""

@@ -1,0 +1,228 @@
+"""A tree of named leaves that reads like attributes and flattens to dotted names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from popxl_addons.utils import OrderedDict
+
+L = TypeVar("L")
+K = TypeVar("K")
+V = TypeVar("V")
+CLS = TypeVar("CLS", bound="DotTree[Any]")
+
+_UNSAFE = re.compile(r"\W")
+
+
+def sanitise(name: str | int) -> str:
+    """One part of a key: text in which everything that a Python name cannot hold is `_`.
+
+    Integers keep their digits, so that children of a list are `"0"`, `"1"`, ...
+
+    Raises:
+        ValueError: the name is empty.
+    """
+    text = _UNSAFE.sub("_", str(name))
+    if not text:
+        raise ValueError("a key of a tree cannot be empty")
+    return text
+
+
+def _parts(key: str | int) -> list[str]:
+    return [sanitise(part) for part in str(key).split(".")]
+
+
+class DotTree(Generic[L]):
+    """Nested names with leaves of one type, in order of insertion.
+
+    `tree.a.b`, `tree["a.b"]` and `tree.get("a.b")` are the same leaf; integers name the children
+    of lists: `tree[0]` is `tree["0"]`. Subtrees have the class of the tree.
+
+    Example:
+        >>> tree = DotTree(a=1, b=DotTree(c=2))
+        >>> tree.b.c, tree["b.c"], tree.to_dict()
+        (2, 2, OrderedDict({'a': 1, 'b.c': 2}))
+    """
+
+    _map: OrderedDict[str, Any]
+
+    def __init__(self, **kwargs: Any) -> None:
+        object.__setattr__(self, "_map", OrderedDict())
+        for key, value in kwargs.items():
+            self.insert(key, value)
+
+    # ---- one entry ------------------------------------------------------------------------------
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):
+            raise AttributeError(key)
+        try:
+            return self.get(key)
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key.startswith("_"):
+            object.__setattr__(self, key, value)
+        else:
+            self.insert(key, value, overwrite=True)
+
+    def __getitem__(self, key: str | int) -> Any:
+        return self.get(key)
+
+    def __setitem__(self, key: str | int, value: Any) -> None:
+        self.insert(key, value, overwrite=True)
+
+    def get(self, key: str | int) -> Any:
+        """The leaf or subtree called `key`, which may be dotted.
+
+        Raises:
+            KeyError: there is none; the message lists the names at that level.
+        """
+        node: Any = self
+        for part in _parts(key):
+            if not isinstance(node, DotTree) or part not in node._map:
+                names = list(node._map) if isinstance(node, DotTree) else []
+                raise KeyError(
+                    f"{type(self).__name__} has no {str(key)!r}: {part!r} not in {names}"
+                )
+            node = node._map[part]
+        return node
+
+    def insert(self, key: str | int, value: Any, overwrite: bool = False) -> None:
+        """Add a leaf or a subtree. Missing levels of a dotted key are created.
+
+        Raises:
+            KeyError: the key exists and `overwrite` is not set, or goes through a leaf.
+        """
+        *path, last = _parts(key)
+        node: Any = self
+        for part in path:
+            node = node._map.setdefault(part, type(self)())
+            if not isinstance(node, DotTree):
+                raise KeyError(f"cannot insert {str(key)!r}: {part!r} is a leaf")
+        if last in node._map and not overwrite:
+            raise KeyError(f"{str(key)!r} exists already: pass overwrite=True to replace it")
+        node._map[last] = value
+
+    def pop(self, key: str | int) -> Any:
+        """Remove and return a leaf or subtree. Raises KeyError if there is none."""
+        value = self.get(key)
+        *path, last = _parts(key)
+        parent = self.get(".".join(path)) if path else self
+        del parent._map[last]
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self.get(key)  # type: ignore[arg-type]
+        except (KeyError, ValueError):
+            return False
+        return True
+
+    # ---- whole trees ----------------------------------------------------------------------------
+    def update(self, values: DotTree[L] | Mapping[str, L], overwrite: bool = False) -> None:
+        """Insert every leaf of `values`. Raises KeyError as `insert` does."""
+        flat = values.to_dict() if isinstance(values, DotTree) else values
+        for key, leaf in flat.items():
+            self.insert(key, leaf, overwrite)
+
+    def copy(self: CLS) -> CLS:
+        """A tree with the same leaves and subtrees of its own."""
+        return self.map(lambda leaf: leaf)
+
+    def map(self: CLS, fn: Callable[[Any], Any]) -> CLS:
+        """A tree of the same class and names with the leaves `fn(leaf)`."""
+        out = type(self)()
+        for key, value in self._map.items():
+            out._map[key] = value.map(fn) if isinstance(value, DotTree) else fn(value)
+        return out
+
+    def filter_keys(self: CLS, keys: Iterable[str | int]) -> CLS:
+        """The tree of those leaves that `keys` names, themselves or by a level above them.
+
+        The order stays that of this tree. Names it does not have are ignored.
+        """
+        wanted = {".".join(_parts(key)) for key in keys}
+        chosen = {
+            name: leaf
+            for name, leaf in self.to_dict().items()
+            if any(prefix in wanted for prefix in _prefixes(name))
+        }
+        return self.from_dict(chosen)
+
+    # ---- flat views -----------------------------------------------------------------------------
+    def _flat(self) -> Iterator[tuple[str, Any]]:
+        for key, value in self._map.items():
+            if isinstance(value, DotTree):
+                yield from ((f"{key}.{name}", leaf) for name, leaf in value._flat())
+            else:
+                yield key, value
+
+    def keys(self) -> list[str]:
+        """Names of the first level."""
+        return list(self._map)
+
+    def keys_flat(self) -> list[str]:
+        """Dotted names of all leaves."""
+        return [name for name, _ in self._flat()]
+
+    def values(self) -> list[Any]:
+        """Leaves and subtrees of the first level."""
+        return list(self._map.values())
+
+    def values_flat(self) -> list[Any]:
+        """All leaves."""
+        return [leaf for _, leaf in self._flat()]
+
+    def len(self) -> int:
+        """Number of names on the first level."""
+        return len(self._map)
+
+    def len_flat(self) -> int:
+        """Number of leaves."""
+        return sum(1 for _ in self._flat())
+
+    def to_dict(self) -> OrderedDict[str, L]:
+        """All leaves by dotted name."""
+        return OrderedDict(self._flat())
+
+    @classmethod
+    def from_dict(cls: type[CLS], d: Mapping[Any, Any]) -> CLS:
+        """The tree with these leaves or subtrees; keys may be dotted."""
+        out = cls()
+        for key, value in d.items():
+            out.insert(key, value)
+        return out
+
+    def unpack(self) -> tuple[list[str], list[L]]:
+        """(dotted names, leaves) in the same order. The inverse of `pack`."""
+        return self.keys_flat(), self.values_flat()
+
+    @classmethod
+    def pack(cls: type[CLS], keys: Iterable[str], values: Iterable[Any]) -> CLS:
+        """The tree of `values` under `keys`. Raises ValueError if their numbers differ."""
+        return cls.from_dict(OrderedDict(zip(keys, values, strict=True)))
+
+    def to_mapping(self, values: DotTree[V]) -> dict[L, V]:
+        """Map each leaf of this tree to the leaf of the same name in `values`.
+
+        Names that only one of the trees has are left out: a graph may be bound in steps.
+        """
+        flat = values.to_dict()
+        return {leaf: flat[name] for name, leaf in self._flat() if name in flat}
+
+    def __repr__(self) -> str:
+        body = ", ".join(f"{name}={leaf!r}" for name, leaf in self._flat())
+        return f"{type(self).__name__}({body})"
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[: i + 1]) for i in range(len(parts)))
+
+
+def to_mapping(key: DotTree[K], value: DotTree[V]) -> dict[K, V]:
+    """See `DotTree.to_mapping`."""
+    return key.to_mapping(value)

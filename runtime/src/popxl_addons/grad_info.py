@@ -1,0 +1,47 @@
+"""Gradient information for gradient graphs that transforms of this package make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import popxl
+from popxl.transforms import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
+
+Connection = tuple[popxl.Tensor, ExpectedConnectionType]
+
+
+def fwd(t: popxl.Tensor) -> Connection:
+    """A connection to a tensor of the forward graph."""
+    return t, ExpectedConnectionType.Fwd
+
+
+def fwd_grad(t: popxl.Tensor) -> Connection:
+    """A connection to the gradient of a tensor of the forward graph."""
+    return t, ExpectedConnectionType.FwdGrad
+
+
+def is_fwd(connection: ExpectedConnection) -> bool:
+    """Whether the connection is to a tensor itself, and not to its gradient."""
+    return connection.connection_type is ExpectedConnectionType.Fwd
+
+
+def make_grad_graph_info(
+    graph: popxl.Graph,
+    forward: popxl.Graph,
+    inputs: Iterable[Connection | ExpectedConnection],
+    outputs: Iterable[Connection | ExpectedConnection],
+) -> GradGraphInfo:
+    """Say what a graph that computes gradients of `forward` expects and returns.
+
+    Args:
+        graph: the gradient graph. It may have further inputs after the expected ones.
+        inputs: for each of its first inputs in order.
+        outputs: for each of its outputs in order.
+    """
+    return GradGraphInfo._make(
+        graph, forward, [_connection(c) for c in inputs], [_connection(c) for c in outputs]
+    )
+
+
+def _connection(c: Connection | ExpectedConnection) -> ExpectedConnection:
+    return c if isinstance(c, ExpectedConnection) else ExpectedConnection._make(*c)

@@ -1,0 +1,216 @@
+"""Graphs whose inputs have names, and graphs some of whose inputs are already chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import popxl
+from popxl import ops
+from popxl.ops import CallSiteInfo
+from popxl.tensor import TensorLike
+from popxl.transforms import GradGraphInfo
+from popxl_addons.graph_common import CalledGraphsGradInfoLike, as_called_graphs_grad_info
+from popxl_addons.named_tensors import NamedTensors, TensorMap
+
+if TYPE_CHECKING:
+    from popxl_addons.module import Module
+
+Inputs = TensorLike | list[popxl.Tensor]
+AutodiffMethod = Literal["auto", "build_grad", "autodiff"]
+
+
+class Aux(dict[str, Any]):
+    """Values a module's `build` keeps for its `build_grad`; also reachable as attributes."""
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(f"nothing was kept as aux[{key!r}]") from None
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+class BoundGraph:
+    """A graph with values for some of its inputs. Calls provide the rest.
+
+    Args:
+        args: tensors of the graph that will call, by the input tensors of `graph`.
+    """
+
+    def __init__(self, graph: popxl.Graph, args: TensorMap | None = None) -> None:
+        self.graph = graph
+        self.args: dict[popxl.Tensor, popxl.Tensor] = dict(args or {})
+
+    def call(self, *targs: Inputs, args: TensorMap | None = None) -> tuple[popxl.Tensor, ...]:
+        """Call the graph; returns its outputs.
+
+        Args:
+            targs: tensors or numbers for the inputs that are not bound, in the order of the
+                graph's inputs; lists are flattened.
+            args: further tensors by graph input. They take precedence over bound ones.
+
+        Raises:
+            ValueError: too many or too few inputs.
+        """
+        return self.call_with_info(*targs, args=args).outputs
+
+    def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
+        """As `call`, but return information on the call site."""
+        merged = {**self.args, **(args or {})}
+        return ops.call_with_info(self.graph, *targs, inputs_dict=merged)
+
+    def bind(self, args: TensorMap) -> BoundGraph:
+        """Bind further inputs. Later ones take precedence."""
+        return BoundGraph(self.graph, {**self.args, **args})
+
+    def subgraph_io_map(
+        self,
+        *targs: popxl.Tensor,
+        args: TensorMap | None = None,
+        outs: Iterable[popxl.Tensor] | None = None,
+    ) -> dict[popxl.Tensor, popxl.Tensor]:
+        """Tensors of the caller by the graph's inputs and, if `outs` is given, outputs."""
+        merged = {**self.args, **(args or {})}
+        free = [t for t in self.graph.inputs if t not in merged]
+        pairs = dict(zip(free, targs, strict=False))
+        return {**merged, **pairs, **dict(zip(self.graph.outputs, outs or (), strict=False))}
+
+
+class GraphWithNamedArgs:
+    """A graph of which some inputs have names.
+
+    Args:
+        args: the named inputs, tensors of `graph`.
+        grad_graph_info: of a gradient graph: what it expects and returns.
+        from_module: the module that built the graph.
+        aux: what the module kept for its `build_grad`.
+        called_graphs_grad_info: gradients to use for graphs that `graph` calls.
+    """
+
+    def __init__(
+        self,
+        graph: popxl.Graph,
+        args: NamedTensors | None = None,
+        grad_graph_info: GradGraphInfo | None = None,
+        from_module: Module | None = None,
+        aux: Aux | None = None,
+        called_graphs_grad_info: CalledGraphsGradInfoLike | None = None,
+    ) -> None:
+        self.graph = graph
+        self.args = NamedTensors() if args is None else args
+        self._grad_graph_info = grad_graph_info
+        self._from_module = from_module
+        self._aux = Aux() if aux is None else aux
+        self.called_graphs_grad_info = as_called_graphs_grad_info(called_graphs_grad_info)
+        self.autodiff_applied = False
+
+    @classmethod
+    def from_grad_graph(
+        cls, grad_graph_info: GradGraphInfo, args: NamedTensors | None = None
+    ) -> GraphWithNamedArgs:
+        """The gradient graph of `grad_graph_info`."""
+        return cls(grad_graph_info.graph, args, grad_graph_info)
+
+    @property
+    def grad_graph_info(self) -> GradGraphInfo:
+        """Of a gradient graph: what it expects and returns. Raises ValueError otherwise."""
+        if self._grad_graph_info is None:
+            raise ValueError(f"graph {self.graph.id!r} is no gradient graph")
+        return self._grad_graph_info
+
+    @grad_graph_info.setter
+    def grad_graph_info(self, info: GradGraphInfo) -> None:
+        self._grad_graph_info = info
+
+    # ---- calls ----------------------------------------------------------------------------------
+    def bind(self, args: NamedTensors | None = None) -> BoundGraph:
+        """Bind the named inputs to the tensors of the same names. Other names are ignored."""
+        return BoundGraph(self.graph, {} if args is None else self.args.to_mapping(args))
+
+    def call(self, *targs: Inputs, args: TensorMap | None = None) -> tuple[popxl.Tensor, ...]:
+        """Call the graph; see `BoundGraph.call`."""
+        return self.bind().call(*targs, args=args)
+
+    def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
+        """As `call`, but return information on the call site."""
+        return self.bind().call_with_info(*targs, args=args)
+
+    # ---- gradients ------------------------------------------------------------------------------
+    def autodiff(
+        self,
+        grads_provided: Iterable[popxl.Tensor] | None = None,
+        grads_required: Iterable[popxl.Tensor] | None = None,
+        called_graphs_grad_info: CalledGraphsGradInfoLike | None = None,
+        method: AutodiffMethod = "auto",
+        force: bool = False,
+    ) -> GraphWithNamedArgs:
+        """Create the gradient graph.
+
+        Args:
+            grads_provided: outputs whose gradients are given; default: all.
+            grads_required: inputs whose gradients are wanted; default: all.
+            called_graphs_grad_info: gradients for called graphs, besides those the graph knows.
+            method: "build_grad": the module's own; "autodiff": the transform; "auto": the
+                module's own if it has one.
+            force: differentiate even though it has been done before.
+
+        Raises:
+            ValueError: it has been done before, or the module has no `build_grad`.
+        """
+        if self.autodiff_applied and not force:
+            raise ValueError(
+                f"graph {self.graph.id!r} has been differentiated already: reuse that gradient "
+                "graph, or pass force=True"
+            )
+        module = self._from_module
+        has_own = module is not None and module.implements_grad_graph
+        if method == "build_grad" and not has_own:
+            raise ValueError(f"graph {self.graph.id!r} comes from no module with `build_grad`")
+        if has_own and method != "autodiff":
+            assert module is not None
+            result = module.create_grad_graph(self, grads_provided, grads_required)
+        else:
+            infos = {
+                **self.called_graphs_grad_info,
+                **as_called_graphs_grad_info(called_graphs_grad_info),
+            }
+            info = popxl.transforms.autodiff(self.graph, grads_provided, grads_required, infos)
+            result = GraphWithNamedArgs.from_grad_graph(info)
+        self.autodiff_applied = True
+        return result
+
+    # ---- Python ---------------------------------------------------------------------------------
+    def copy(self) -> GraphWithNamedArgs:
+        """The same graph with a copy of the named arguments."""
+        out = GraphWithNamedArgs(
+            self.graph,
+            self.args.copy(),
+            self._grad_graph_info,
+            self._from_module,
+            self._aux,
+            self.called_graphs_grad_info,
+        )
+        out.autodiff_applied = self.autodiff_applied
+        return out
+
+    def print_schedule(self) -> None:
+        """Print the graph in execution order."""
+        print(self.graph)
+
+    def __hash__(self) -> int:
+        return hash(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        # Mappings from graphs (called_graphs_grad_info) take either kind of graph as key.
+        return other is self or (isinstance(other, popxl.Graph) and other is self.graph)
+
+    def __repr__(self) -> str:
+        return f"GraphWithNamedArgs({self.graph!r}, args={self.args.keys_flat()})"
+
+
+def names_of(args: NamedTensors) -> Mapping[popxl.Tensor, str]:
+    """The name of each tensor."""
+    return {t: name for name, t in args.to_dict().items()}

@@ -1,0 +1,108 @@
+"""Graphs made once for each set of arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import popxl
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons.utils import OrderedDict
+
+
+def bound_arguments(fn: Any, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
+    """Arguments by parameter name, with defaults filled in."""
+    target = fn.build if isinstance(fn, popxl.Module) else fn
+    bound = inspect.signature(target).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return OrderedDict(bound.arguments)
+
+
+def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
+    """What two tensors share if a graph made for one can be called with the other."""
+    return "tensor", t.shape, t.dtype, t.meta_shape
+
+
+def argument_hash(arg: Any) -> Hashable:
+    """A key that is equal for arguments which give the same graph.
+
+    Raises:
+        TypeError: the argument is neither a tensor, a container of such, nor hashable.
+    """
+    if isinstance(arg, (Tensor, TensorSpec)):
+        return tensor_hash(arg)
+    if isinstance(arg, (list, tuple)):
+        return tuple(argument_hash(a) for a in arg)
+    if isinstance(arg, dict):
+        return tuple((key, argument_hash(value)) for key, value in arg.items())
+    try:
+        hash(arg)
+    except TypeError:
+        raise TypeError(
+            f"a graph cannot be cached for argument {arg!r}: {type(arg).__name__} is not hashable"
+        ) from None
+    # 1, 1.0 and True are equal to Python but not to a program.
+    return type(arg), arg
+
+
+def get_function_hash(fn: Any, *args: Any, **kwargs: Any) -> Hashable:
+    """The key of the graph of `fn` for these arguments."""
+    return id(fn), argument_hash(bound_arguments(fn, *args, **kwargs))
+
+
+class GraphCache:
+    """Graphs by function and arguments."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[Hashable, popxl.Graph] = {}
+        self._functions: list[Any] = []  # kept alive, so that an id is never used twice
+
+    def find(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph | None:
+        """The graph made earlier for these arguments in the current Ir, if there is one."""
+        return self._graphs.get(self._key(fn, args, kwargs))
+
+    def create_graph(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph:
+        """As `ir.create_graph`, but return the graph made earlier for such arguments.
+
+        Tensors are told apart by shape, dtype and meta_shape, other arguments by value.
+        """
+        key = self._key(fn, args, kwargs)
+        if key not in self._graphs:
+            self._graphs[key] = popxl.gcg().ir.create_graph(fn, *args, **kwargs)
+            self._functions.append(fn)
+        return self._graphs[key]
+
+    @staticmethod
+    def _key(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        return popxl.gcg().ir.id, get_function_hash(fn, *args, **kwargs)
+
+
+def _tensors_of(arg: Any) -> list[Tensor]:
+    if isinstance(arg, Tensor):
+        return [arg]
+    items = arg.values() if isinstance(arg, dict) else arg
+    if isinstance(arg, (list, tuple, dict)):
+        return [t for item in items for t in _tensors_of(item)]
+    return []
+
+
+def function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: make each call of `fn` a call of a graph, shared by calls with like arguments.
+
+    `fn` takes tensors (and hashable settings) and returns nothing, a tensor, or tensors.
+    """
+    cache = GraphCache()
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        graph = cache.create_graph(fn, *args, **kwargs)
+        # Defaults are no tensors, so the arguments that were given hold all inputs in order.
+        given = inspect.signature(fn).bind(*args, **kwargs).arguments
+        outputs = ops.call(graph, *_tensors_of(given))
+        if not outputs:
+            return None
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return wrapped

@@ -1,0 +1,5 @@
+"""Layers."""
+
+from popxl_addons.layers.embedding import Embedding as Embedding
+from popxl_addons.layers.layer_norm import LayerNorm as LayerNorm
+from popxl_addons.layers.linear import Linear as Linear

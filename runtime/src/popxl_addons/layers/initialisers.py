@@ -1,0 +1,26 @@
+"""Initial values of weights.
+
+They come from numpy's global generator, so that `np.random.seed` makes a program repeatable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+
+def normal(shape: Sequence[int], std: float = 0.02) -> Callable[[], np.ndarray]:
+    """Draws from a normal distribution around 0."""
+    return partial(np.random.normal, 0, std, tuple(shape))
+
+
+def zeros(shape: Sequence[int]) -> Callable[[], np.ndarray]:
+    """Zeros."""
+    return partial(np.zeros, tuple(shape), np.float32)
+
+
+def ones(shape: Sequence[int]) -> Callable[[], np.ndarray]:
+    """Ones."""
+    return partial(np.ones, tuple(shape), np.float32)

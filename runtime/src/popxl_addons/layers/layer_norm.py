@@ -1,0 +1,38 @@
+"""Layer normalisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import popxl
+from popxl import ops
+from popxl.utils import to_numpy
+from popxl_addons.layers.initialisers import ones, zeros
+from popxl_addons.module import Module
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.utils import WeightsDict
+
+
+class LayerNorm(Module):
+    """Normalise over the last axis, then scale and shift (Ba et al., 2016).
+
+    Variables: `weight` and `bias`, both (features,).
+    """
+
+    def build(self, x: popxl.Tensor, eps: float = 1e-05) -> popxl.Tensor:
+        """x: (..., features) -> the same shape."""
+        self.weight = self.add_variable_input("weight", ones(x.shape[-1:]), x.dtype)
+        self.bias = self.add_variable_input("bias", zeros(x.shape[-1:]), x.dtype)
+        return ops.layer_norm(x, self.weight, self.bias, eps)
+
+    @staticmethod
+    def torch_mapping(
+        variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
+    ) -> WeightsDict:
+        """The weights of a `torch.nn.LayerNorm` for the variables of this layer."""
+        return WeightsDict(
+            {
+                variables.weight: to_numpy(nn_layer.weight, dtype),
+                variables.bias: to_numpy(nn_layer.bias, dtype),
+            }
+        )

@@ -1,0 +1,42 @@
+"""Trees of tensors, and of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+import popxl
+from popxl import ops
+from popxl_addons.dot_tree import DotTree
+
+TensorMap = Mapping[popxl.Tensor, popxl.Tensor]
+
+
+class NamedTensorData(DotTree[np.ndarray]):
+    """Host data by name."""
+
+
+class NamedTensors(DotTree[popxl.Tensor]):
+    """Tensors by name."""
+
+    @property
+    def tensors(self) -> tuple[popxl.Tensor, ...]:
+        """All tensors, in order of insertion."""
+        return tuple(self.values_flat())
+
+    @property
+    def named_tensors(self) -> dict[str, popxl.Tensor]:
+        """All tensors by dotted name."""
+        return self.to_dict()
+
+    def remap(self, mapping: TensorMap) -> NamedTensors:
+        """The same names for the tensors that `mapping` gives; KeyError if one is missing."""
+        return self.map(lambda t: mapping[t])
+
+
+def print_named_tensors(named_tensors: NamedTensors) -> NamedTensors:
+    """Print each tensor with its name when the program runs; returns the printed tensors."""
+    names, tensors = named_tensors.unpack()
+    printed = [ops.print_tensor(t, name) for name, t in zip(names, tensors, strict=True)]
+    return NamedTensors.pack(names, printed)

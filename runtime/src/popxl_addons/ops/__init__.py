@@ -1,0 +1,6 @@
+"""Ops built on popxl's."""
+
+from popxl_addons.ops.cross_entropy import cross_entropy as cross_entropy
+from popxl_addons.ops.cross_entropy import cross_entropy_with_grad as cross_entropy_with_grad
+from popxl_addons.ops.streams import host_load as host_load
+from popxl_addons.ops.streams import host_store as host_store

@@ -1,0 +1,115 @@
+"""Cross entropy of logits whose vocabulary is sharded over replicas."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+import popxl
+from popxl import ReplicaGrouping, Tensor, ops
+from popxl.ops.collectives.collectives import CollectiveOps
+from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
+    define_identical_grad_inputs,
+    emit_all_reduce,
+)
+
+__all__ = ["cross_entropy_sharded_loss"]
+
+REDUCTION_TYPE = Literal["mean", "sum", "none"]
+
+# The gradient of a sum over the shards is the same for each of them: the identity.
+_SUM_OVER_SHARDS = define_identical_grad_inputs("cross_entropy_sum_over_shards")
+
+
+def _global(t: Tensor, group: ReplicaGrouping | None, op: CollectiveOps = "add") -> Tensor:
+    return emit_all_reduce(_SUM_OVER_SHARDS, t, op, group)
+
+
+def cross_entropy_sharded_loss(
+    logits: Tensor,
+    indices: Tensor,
+    ignore_index: Tensor | None = None,
+    replica_grouping: ReplicaGrouping | None = None,
+    reduction: REDUCTION_TYPE = "mean",
+    available_memory_proportion: float = 0.4,
+) -> Tensor:
+    """Cross entropy without gathering the logits.
+
+    Three numbers for each position are exchanged: the largest logit, the sum of exponentials and
+    the label's logit. The gradient, softmax - onehot on each replica's part of the vocabulary,
+    needs no communication.
+
+    Args:
+        logits: (n, vocabulary / group size): this replica's part.
+        indices: integers (n,): the labels minus the first label of this replica's part. An index
+            outside [0, vocabulary / group size) is a label of another replica's part.
+        ignore_index: the value of `indices` (a scalar, with this replica's offset subtracted as
+            well) whose positions count neither in the sum nor in the mean.
+        replica_grouping: replicas that hold the parts, in the order of the vocabulary; default:
+            all.
+        reduction: "mean" or "sum" over positions, giving a scalar, or "none", giving (n,).
+        available_memory_proportion: no effect.
+
+    Returns:
+        The loss in the dtype of `logits`, identical on the replicas of a group. It is computed in
+        float32.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown reduction.
+    """
+    if logits.rank != 2 or indices.shape != logits.shape[:1]:
+        raise ValueError(
+            "cross_entropy_sharded_loss takes logits (n, classes) and indices (n,), but got "
+            f"{logits.shape} and {indices.shape}"
+        )
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"unknown reduction {reduction!r}: use 'mean', 'sum' or 'none'")
+    wide = logits if logits.dtype == popxl.float32 else ops.cast(logits, popxl.float32)
+    # Any shift gives the same loss, so no gradient flows through the maximum.
+    largest = ops.detach(ops.max(wide, axis=-1, keepdims=True))
+    shift = ops.collectives.replicated_all_reduce(largest, "max", replica_grouping)
+    shifted = wide - ops.detach(shift)
+    total = _global(ops.sum(ops.exp(shifted), axis=-1), replica_grouping)
+    label = _global(_pick(shifted, indices), replica_grouping)
+    loss = ops.log(total) - label
+    return _reduced(loss, indices, ignore_index, reduction, logits.dtype)
+
+
+def _pick(t: Tensor, indices: Tensor) -> Tensor:
+    """t[i, indices[i]] for each i, or 0 where the index is out of range."""
+    n, classes = t.shape
+    rows = popxl.constant(np.arange(n) * classes, popxl.int32)
+    local = _as_int32(indices)
+    # Out of range of its row must be out of range of the flattened tensor.
+    outside = popxl.constant(-1, popxl.int32)
+    inside = ops.logical_and(
+        ops.greater(local, outside), ops.greater(popxl.constant(classes, popxl.int32), local)
+    )
+    flat = ops.where(inside, rows + local, outside)
+    return ops.gather(ops.reshape(t, (n * classes,)), flat, axis=0, zero_OOR=True)
+
+
+def _as_int32(t: Tensor) -> Tensor:
+    return t if t.dtype == popxl.int32 else ops.cast(t, popxl.int32)
+
+
+def _reduced(
+    loss: Tensor,
+    indices: Tensor,
+    ignore_index: Tensor | int | None,
+    reduction: REDUCTION_TYPE,
+    dtype: popxl.dtype,
+) -> Tensor:
+    """Apply `ignore_index` and `reduction` to losses by position."""
+    count: float | Tensor = loss.shape[0]
+    if ignore_index is not None:
+        if not isinstance(ignore_index, Tensor):
+            ignore_index = popxl.constant(ignore_index, indices.dtype)
+        kept = ops.cast(ops.logical_not(ops.equal(indices, ignore_index)), popxl.float32)
+        loss = loss * kept
+        count = ops.maximum(ops.sum(kept), popxl.constant(1, popxl.float32))
+    if reduction != "none":
+        loss = ops.sum(loss)
+        loss = loss / count if reduction == "mean" else loss
+    return loss if dtype == popxl.float32 else ops.cast(loss, dtype)

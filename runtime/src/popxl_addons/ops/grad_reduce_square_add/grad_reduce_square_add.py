@@ -1,0 +1,27 @@
+"""A tensor's share of the global gradient norm."""
+
+from __future__ import annotations
+
+import popxl
+from popxl import ops
+
+__all__ = ["grad_reduce_square_add"]
+
+
+def grad_reduce_square_add(
+    t: popxl.Tensor, loss_scaling: int | float | popxl.Tensor
+) -> popxl.Tensor:
+    """Sum of the squares of `t / loss_scaling`, in float32: a scalar.
+
+    Add the results of all gradients (over replicas too, if they hold parts of them); the square
+    root of the total is the global norm.
+
+    Args:
+        t: a gradient of any floating-point type. It is divided in float32 before it is squared, so
+            that half types neither overflow nor lose small values.
+        loss_scaling: by which the loss was multiplied.
+    """
+    if isinstance(loss_scaling, popxl.Tensor) and loss_scaling.dtype != popxl.float32:
+        loss_scaling = ops.cast(loss_scaling, popxl.float32)
+    wide = t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+    return ops.sumsquare(wide / loss_scaling, keepdims=False)

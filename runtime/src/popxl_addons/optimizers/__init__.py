@@ -1,0 +1,3 @@
+"""Optimizers."""
+
+from popxl_addons.optimizers.adam import AdamOptimizerStep as AdamOptimizerStep

@@ -1,0 +1,145 @@
+"""Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import popxl
+from popxl import ReplicaGrouping, ops
+from popxl_addons.layers.initialisers import zeros
+from popxl_addons.module import Module
+from popxl_addons.sharding import shards_of
+
+__all__ = ["AdamOptimizerStep"]
+
+Number = float | popxl.Tensor
+
+
+def _wide(t: popxl.Tensor) -> popxl.Tensor:
+    return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+
+
+def _as_tensor(x: Number) -> popxl.Tensor:
+    return _wide(x) if isinstance(x, popxl.Tensor) else popxl.constant(x, popxl.float32)
+
+
+class AdamOptimizerStep(Module):
+    """One step of AdamW (Loshchilov and Hutter, 2019) for one variable, in place.
+
+    Variables: `first_order` (of `first_order_dtype`), `second_order` (float32), both of the shape
+    of the variable, and, with bias correction, `step` (float32 scalar). For a replica's part of a
+    variable they are parts too.
+
+    Arithmetic is float32; each value is rounded once, when it is stored.
+
+    Args:
+        cache: reuse the graph for variables of the same shape and the same settings.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    def build(
+        self,
+        var: popxl.TensorByRef,
+        grad: popxl.Tensor,
+        replica_grouping: ReplicaGrouping | None = None,
+        *,
+        lr: Number,
+        beta1: Number = 0.9,
+        beta2: Number = 0.999,
+        eps: Number = 1e-5,
+        weight_decay: Number = 0.01,
+        first_order_dtype: popxl.dtype = popxl.float16,
+        bias_correction: bool = True,
+        loss_scaling: Number = 1,
+        global_norm: popxl.Tensor | None = None,
+        global_norm_max: Number | None = None,
+    ) -> None:
+        """Update `var` and the state.
+
+        Args:
+            var: the variable, or a replica's part of it.
+            grad: its gradient, of the same shape and any floating-point dtype.
+            replica_grouping: replicas that share the value of the variable.
+            lr: learning rate. All numbers may be scalar tensors instead.
+            eps: added to the root of the second moment, after bias correction.
+            weight_decay: the variable shrinks by lr * weight_decay in each step.
+            bias_correction: divide the moments by 1 - beta**step.
+            loss_scaling: by which the loss was multiplied: the gradient is divided by it.
+            global_norm: norm of all gradients, without loss scaling.
+            global_norm_max: scale the gradients down so that the norm is at most this.
+
+        Raises:
+            ValueError: shapes differ, or only one of the norms is given.
+        """
+        if var.shape != grad.shape:
+            raise ValueError(
+                f"the gradient {grad.id!r} has shape {grad.shape}, its variable {var.shape}"
+            )
+        gradient = self._unscaled(grad, loss_scaling, global_norm, global_norm_max)
+        update = self._moments(
+            var, gradient, replica_grouping, beta1, beta2, eps, first_order_dtype, bias_correction
+        )
+        if isinstance(weight_decay, popxl.Tensor) or weight_decay != 0:
+            update = update + _wide(var) * _as_tensor(weight_decay)
+        step_size = ops.negate(_wide(lr)) if isinstance(lr, popxl.Tensor) else -lr
+        ops.var_updates.accumulate_(var, update, step_size)
+
+    @staticmethod
+    def _unscaled(
+        grad: popxl.Tensor,
+        loss_scaling: Number,
+        global_norm: popxl.Tensor | None,
+        global_norm_max: Number | None,
+    ) -> popxl.Tensor:
+        """The gradient in float32, without loss scaling, clipped."""
+        if (global_norm is None) != (global_norm_max is None):
+            raise ValueError("gradient clipping needs both global_norm and global_norm_max")
+        gradient = _wide(grad)
+        if isinstance(loss_scaling, popxl.Tensor) or loss_scaling != 1:
+            gradient = gradient / _as_tensor(loss_scaling)
+        if global_norm is not None and global_norm_max is not None:
+            limit = _as_tensor(global_norm_max)
+            gradient = gradient * (limit / ops.maximum(_wide(global_norm), limit))
+        return gradient
+
+    def _moments(
+        self,
+        var: popxl.Tensor,
+        gradient: popxl.Tensor,
+        group: ReplicaGrouping | None,
+        beta1: Number,
+        beta2: Number,
+        eps: Number,
+        first_order_dtype: popxl.dtype,
+        bias_correction: bool,
+    ) -> popxl.Tensor:
+        """Update the moments; returns the direction of the step in float32."""
+        updates = ops.var_updates
+        first = self._state("first_order", var, first_order_dtype, group)
+        second = self._state("second_order", var, popxl.float32, group)
+        mean = _wide(updates.accumulate_moving_average_(first, gradient, _scalar(beta1)))
+        square = updates.accumulate_moving_average_square_(second, gradient, _scalar(beta2))
+        if bias_correction:
+            counter = self.add_variable_input("step", zeros(()), popxl.float32, by_ref=True)
+            step = updates.accumulate_(counter, popxl.constant(1, popxl.float32))
+            mean = mean / (1 - ops.pow(_as_tensor(beta1), step))
+            square = square / (1 - ops.pow(_as_tensor(beta2), step))
+        return mean / (ops.sqrt(square) + _as_tensor(eps))
+
+    def _state(
+        self, name: str, var: popxl.Tensor, dtype: popxl.dtype, group: ReplicaGrouping | None
+    ) -> popxl.Tensor:
+        """A variable of zeros like `var`."""
+        if not var.meta_shape:
+            return self.add_variable_input(name, zeros(var.shape), dtype, True, group)
+        whole = popxl.gcg().ir.replica_grouping() if group is None else group
+        shards = shards_of(var.spec, whole.group_size)
+        return self.add_replica_sharded_variable_input(
+            name, zeros(var.meta_shape), dtype, True, whole, shards
+        )
+
+
+def _scalar(x: Number) -> Number:
+    return _wide(x) if isinstance(x, popxl.Tensor) else float(x)

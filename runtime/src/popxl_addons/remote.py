@@ -1,0 +1,193 @@
+"""Variables in remote buffers: one entry for each layer, loaded and stored by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import popxl
+from popxl import ReplicaGrouping, ops
+from popxl_addons.dot_tree import DotTree
+from popxl_addons.graph import GraphWithNamedArgs
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.sharding import effective_shards
+
+if TYPE_CHECKING:
+    from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+
+__all__ = [
+    "NamedRemoteBuffers",
+    "create_remote_buffer",
+    "load_remote",
+    "load_remote_graph",
+    "named_buffers",
+    "named_variable_buffers",
+    "store_remote",
+    "store_remote_graph",
+]
+
+
+class NamedRemoteBuffers(DotTree[popxl.RemoteBuffer]):
+    """Remote buffers by name."""
+
+
+# ---- buffers ------------------------------------------------------------------------------------
+def create_remote_buffer(
+    spec: popxl.TensorSpec,
+    entries: int = 1,
+    replica_group: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+) -> popxl.RemoteBuffer:
+    """Create a remote buffer for tensors of `spec`.
+
+    Args:
+        spec: of the whole tensor, or (with a `meta_shape`) of a replica's part.
+        entries: number of tensors.
+        replica_group: replicas that share a tensor; default: all.
+        shard_over: cut whole tensors into so many parts, one for each of as many replicas of a
+            group; default: keep them whole. Tensors with fewer elements stay whole.
+
+    Raises:
+        ValueError: `shard_over` does not divide the group size.
+    """
+    shards = effective_shards(spec.shape, shard_over or 1)
+    if spec.meta_shape or shards == 1:
+        buffer = popxl.remote_buffer(spec.shape, spec.dtype, entries)
+        buffer.meta_shape = spec.meta_shape
+        return buffer
+    return popxl.replica_sharded_buffer(spec.shape, spec.dtype, replica_group, shards, entries)
+
+
+def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:
+    """A buffer of `entries` entries for each tensor, by its name."""
+    names, ts = tensors.unpack()
+    return NamedRemoteBuffers.pack(names, [create_remote_buffer(t.spec, entries) for t in ts])
+
+
+def named_variable_buffers(
+    factories: NamedVariableFactories,
+    entries: int = 1,
+    shard_over_dict: Mapping[str, int] | int | bool = True,
+) -> NamedRemoteBuffers:
+    """A buffer of `entries` entries for the variables of each factory, by its name.
+
+    Args:
+        shard_over_dict: over how many replicas variables are sharded: True: over their whole
+            replica group; False: not; a number for all; or numbers by name, where variables that
+            are not named stay whole. Factories of sharded variables know their number.
+    """
+    names, fs = factories.unpack()
+    buffers = [
+        _variable_buffer(f, entries, _shards_wanted(name, f, shard_over_dict))
+        for name, f in zip(names, fs, strict=True)
+    ]
+    return NamedRemoteBuffers.pack(names, buffers)
+
+
+def _shards_wanted(
+    name: str, factory: VariableFactory, wanted: Mapping[str, int] | int | bool
+) -> int:
+    if factory.replica_sharded:
+        return factory.shard_over
+    if wanted is True:
+        return factory.replica_grouping.group_size
+    if isinstance(wanted, Mapping):
+        return wanted.get(name, 1)
+    return max(int(wanted), 1)
+
+
+def _variable_buffer(factory: VariableFactory, entries: int, shards: int) -> popxl.RemoteBuffer:
+    whole = popxl.TensorSpec(factory.shape_on_replica, factory.dtype)
+    return create_remote_buffer(whole, entries, factory.replica_grouping, shards)
+
+
+# ---- load and store -----------------------------------------------------------------------------
+def _check_entries(buffers: NamedRemoteBuffers, entries: int) -> None:
+    for name, buffer in buffers.to_dict().items():
+        if buffer.entries < entries:
+            raise ValueError(f"remote buffer {name!r} has {buffer.entries} entries, not {entries}")
+
+
+def load_remote(
+    buffers: NamedRemoteBuffers, entry: int | popxl.Tensor = 0, use_io_tiles: bool = False
+) -> NamedTensors:
+    """Load entry `entry` of each buffer in the current graph.
+
+    Args:
+        use_io_tiles: load on IO tiles and copy to compute tiles.
+    """
+    loaded = {}
+    for name, buffer in buffers.to_dict().items():
+        if use_io_tiles:
+            with popxl.io_tiles():
+                on_io = ops.remote_load(buffer, entry, name=name)
+            loaded[name] = ops.io_tile_copy(on_io)
+        else:
+            loaded[name] = ops.remote_load(buffer, entry, name=name)
+    return NamedTensors.from_dict(loaded)
+
+
+def store_remote(
+    buffers: NamedRemoteBuffers,
+    tensors: NamedTensors,
+    entry: int | popxl.Tensor = 0,
+    use_io_tiles: bool = False,
+) -> None:
+    """Store each tensor as entry `entry` of the buffer of its name, in the current graph.
+
+    Raises:
+        KeyError: a buffer has no tensor.
+    """
+    for name, buffer in buffers.to_dict().items():
+        t = tensors.get(name)
+        if use_io_tiles:
+            t = ops.io_tile_copy(t)
+            with popxl.io_tiles():
+                ops.remote_store(buffer, entry, t)
+        else:
+            ops.remote_store(buffer, entry, t)
+
+
+_ENTRY = popxl.TensorSpec((), popxl.int32)
+
+
+def load_remote_graph(
+    buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
+) -> tuple[GraphWithNamedArgs, list[str]]:
+    """Create a graph that loads an entry of each buffer.
+
+    Args:
+        entries: how many entries the buffers must have.
+        use_io_tiles: load on IO tiles.
+
+    Returns:
+        The graph, whose only input is the index of the entry (a number or an int32 scalar), and
+        the names of its outputs: `NamedTensors.pack(names, graph.call(entry))`.
+    """
+    _check_entries(buffers, entries)
+
+    def load(entry: popxl.Tensor) -> tuple[popxl.Tensor, ...]:
+        return load_remote(buffers, entry, use_io_tiles).tensors
+
+    graph = popxl.gcg().ir.create_graph(load, _ENTRY)
+    return GraphWithNamedArgs(graph), buffers.keys_flat()
+
+
+def store_remote_graph(
+    buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
+) -> GraphWithNamedArgs:
+    """Create a graph that stores an entry of each buffer.
+
+    Returns:
+        The graph, whose named inputs are the tensors, and whose first input is the index of the
+        entry: `graph.bind(tensors).call(entry)`.
+    """
+    _check_entries(buffers, entries)
+    names, bs = buffers.unpack()
+    specs = [popxl.TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape) for b in bs]
+
+    def store(entry: popxl.Tensor, tensors: list[popxl.Tensor]) -> None:
+        store_remote(buffers, NamedTensors.pack(names, tensors), entry, use_io_tiles)
+
+    graph = popxl.gcg().ir.create_graph(store, _ENTRY, specs)
+    return GraphWithNamedArgs(graph, NamedTensors.pack(names, graph.inputs[1:]))

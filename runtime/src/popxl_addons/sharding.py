@@ -1,0 +1,46 @@
+"""The one rule by which tensors are sharded over replicas.
+
+A tensor is cut into `shards` flat parts of ceil(n / shards) elements. Tensors with fewer elements
+than shards stay whole: cutting a step counter would cost more than it saves, and a scalar has no
+meta_shape to tell its shard from a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from popxl import TensorSpec, dtype
+
+
+def effective_shards(shape: Iterable[int], shards: int) -> int:
+    """Into how many parts a tensor of `shape` is cut when `shards` are asked for: all or 1."""
+    shape = tuple(shape)
+    return shards if shape and math.prod(shape) >= shards else 1
+
+
+def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:
+    """Spec of one of `shards` parts of a tensor, or of the whole if it stays whole."""
+    shape = tuple(shape)
+    shards = effective_shards(shape, shards)
+    if shards == 1:
+        return TensorSpec(shape, dtype)
+    return TensorSpec((-(-math.prod(shape) // shards),), dtype, meta_shape=shape)
+
+
+def shards_of(spec: TensorSpec, group_size: int) -> int:
+    """Into how many parts a tensor with this (shard's) spec is cut: a divisor of `group_size`.
+
+    Raises:
+        ValueError: no divisor gives parts of this size.
+    """
+    if not spec.meta_shape:
+        return 1
+    total, part = math.prod(spec.meta_shape), math.prod(spec.shape)
+    for shards in range(1, group_size + 1):
+        if group_size % shards == 0 and -(-total // shards) == part:
+            return shards
+    raise ValueError(
+        f"a shard of {part} of the {total} elements of shape {spec.meta_shape} does not come from "
+        f"a group of {group_size} replicas"
+    )

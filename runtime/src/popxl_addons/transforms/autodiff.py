@@ -1,0 +1,160 @@
+"""Gradient graphs of graphs with named arguments, and gradients accumulated over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+import popxl
+from popxl import ops
+from popxl.transforms import GradGraphInfo
+from popxl_addons.grad_info import make_grad_graph_info
+from popxl_addons.graph import GraphWithNamedArgs, names_of
+from popxl_addons.graph_common import CalledGraphsGradInfoLike
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.utils import suffix_graph_name
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+
+__all__ = ["autodiff", "autodiff_with_accumulation"]
+
+_COUNTER = "mean_accum_counter"
+
+
+def autodiff(
+    graph: GraphWithNamedArgs | popxl.Graph,
+    grads_provided: Iterable[popxl.Tensor] | None = None,
+    grads_required: Iterable[popxl.Tensor] | None = None,
+    called_graphs_grad_info: CalledGraphsGradInfoLike | None = None,
+) -> GraphWithNamedArgs:
+    """Create the gradient graph of `graph`. See `popxl.transforms.autodiff`.
+
+    Returns:
+        The gradient graph; its `grad_graph_info` says what it expects and returns.
+    """
+    named = graph if isinstance(graph, GraphWithNamedArgs) else GraphWithNamedArgs(graph)
+    return named.autodiff(grads_provided, grads_required, called_graphs_grad_info, force=True)
+
+
+def autodiff_with_accumulation(
+    graph: GraphWithNamedArgs,
+    tensors_to_accumulate_grads: Iterable[popxl.Tensor],
+    grads_provided: Iterable[popxl.Tensor] | None = None,
+    grads_required: Iterable[popxl.Tensor] | None = None,
+    called_graphs_grad_info: CalledGraphsGradInfoLike | None = None,
+    replica_groupings: NamedReplicaGrouping | None = None,
+) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
+    """Create a gradient graph that adds the gradients of some tensors to accumulators.
+
+    The accumulators are by-reference inputs. Each holds the mean over the calls since it was zero
+    together with the counter, whose value is the number of calls.
+
+    Args:
+        graph: the forward graph.
+        tensors_to_accumulate_grads: inputs of `graph` whose gradients are accumulated instead of
+            returned.
+        grads_provided: outputs of `graph` whose gradients are given; default: all.
+        grads_required: inputs of `graph` whose gradients are returned; default: none.
+        called_graphs_grad_info: gradients for graphs that `graph` calls.
+        replica_groupings: groupings of the accumulators, by the names of `graph.args`.
+
+    Returns:
+        Factories of the accumulators: float32 zeros `accum.<name>` of the shape of the tensor
+        called `name` in `graph.args`, and the float32 scalar `mean_accum_counter`; and the graph,
+        whose arguments have these names.
+
+    Raises:
+        ValueError: a tensor is to be both accumulated and returned.
+    """
+    accumulated = list(tensors_to_accumulate_grads)
+    required = list(grads_required or ())
+    both = [t.name for t in accumulated if t in required]
+    if both:
+        raise ValueError(f"gradients of {both} cannot be both accumulated and returned")
+    grad = autodiff(graph, grads_provided, [*required, *accumulated], called_graphs_grad_info)
+    factories = _accumulators(graph, accumulated, replica_groupings)
+    return factories, _accumulate(grad, accumulated, factories)
+
+
+def _accumulators(
+    graph: GraphWithNamedArgs,
+    accumulated: Sequence[popxl.Tensor],
+    replica_groupings: NamedReplicaGrouping | None,
+) -> NamedVariableFactories:
+    """Factories in the order of `accumulated`, the counter last."""
+    names = names_of(graph.args)
+    groups = {} if replica_groupings is None else replica_groupings.to_dict()
+    factories = NamedVariableFactories()
+    for t in accumulated:
+        name = names.get(t, t.name.replace("/", "."))
+        factories.insert(
+            f"accum.{name}",
+            VariableFactory(
+                partial(np.zeros, t.shape, np.float32),
+                popxl.float32,
+                f"accum.{name}",
+                by_ref=True,
+                replica_grouping=groups.get(name, groups.get(f"accum.{name}")),
+            ),
+        )
+    factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
+    return factories
+
+
+def _accumulate(
+    grad: GraphWithNamedArgs,
+    accumulated: Sequence[popxl.Tensor],
+    factories: NamedVariableFactories,
+) -> GraphWithNamedArgs:
+    """A graph that calls `grad`, and accumulates or returns each of its outputs."""
+    info = grad.grad_graph_info
+    graph = info.graph.ir.create_empty_graph(suffix_graph_name(info.graph.name, "accumulate"))
+    with graph:
+        inputs = copy_inputs(info.graph)
+        args = NamedTensors.from_dict(
+            {name: f.create_input() for name, f in factories.to_dict().items()}
+        )
+        into = dict(zip(accumulated, args.tensors, strict=False))  # the counter is left over
+        counter = args.get(_COUNTER)
+        outputs = ops.call(info.graph, *inputs)
+        returned = []
+        for connection, gradient in zip(info.expected_outputs, outputs, strict=True):
+            if connection.fwd_tensor in into:
+                ops.var_updates.accumulate_mean_(into[connection.fwd_tensor], gradient, counter)
+            else:
+                popxl.graph_output(gradient)
+                returned.append(connection)
+        ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))
+    kept = grad.args.remap(dict(zip(info.graph.inputs, inputs, strict=True)))
+    args.update(kept)
+    made = make_grad_graph_info(graph, info.forward_graph, info.expected_inputs, returned)
+    return GraphWithNamedArgs.from_grad_graph(made, args)
+
+
+def copy_inputs(graph: popxl.Graph) -> list[popxl.Tensor]:
+    """Add inputs like those of `graph` to the current graph."""
+    return [copy_input(t) for t in graph.inputs]
+
+
+def copy_input(t: popxl.Tensor) -> popxl.Tensor:
+    """Add an input like `t`, an input of another graph, to the current graph."""
+    return popxl.graph_input(t.shape, t.dtype, t.name, t._by_ref, t.meta_shape)
+
+
+def remap_grad_info(
+    grad_info: GradGraphInfo, forward_graph: popxl.Graph, backward_graph: popxl.Graph
+) -> GradGraphInfo:
+    """The same information for copies of the two graphs, whose tensors have the same names."""
+
+    def same(connections: Iterable[popxl.transforms.ExpectedConnection]) -> list:
+        return [(forward_graph.get_tensor(c.fwd_tensor.name), c.connection_type)
+                for c in connections]  # fmt: skip
+
+    return make_grad_graph_info(
+        backward_graph,
+        forward_graph,
+        same(grad_info.expected_inputs),
+        same(grad_info.expected_outputs),
+    )

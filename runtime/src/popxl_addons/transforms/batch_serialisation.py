@@ -1,0 +1,373 @@
+"""Loops over micro-batches around a graph: load inputs, call, store outputs.
+
+The remote buffers of a serialised graph have `rows * steps` entries: a row for each place the
+graph is used at (a layer), and in it an entry for each step (micro-batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import popxl
+from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, ops
+from popxl.ops.random import create_random_seed
+from popxl_addons.grad_info import is_fwd
+from popxl_addons.graph import GraphWithNamedArgs, names_of
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.remote import create_remote_buffer
+from popxl_addons.rts import gather_replica_sharded_tensor
+from popxl_addons.transforms.autodiff import copy_input
+from popxl_addons.utils import suffix_graph_name
+
+__all__ = [
+    "BatchSerialResult",
+    "RemoteHandle",
+    "batch_serial_buffer",
+    "batch_serialise",
+    "batch_serialise_fwd_and_grad",
+]
+
+IoMode = Literal["compute", "io", "io_overlapped"]
+RemoteBufferWithOffset = tuple[RemoteBuffer, int | None]
+
+
+@dataclass(frozen=True)
+class RemoteHandle:
+    """Where in a remote buffer a tensor of each step is kept.
+
+    Attributes:
+        buffer: the buffer.
+        row_offset: added to the row index that the serialised graph is called with; or a function
+            from that index, an int32 scalar, to the row.
+        shard_group: if entries are sharded: the replicas that hold the parts; default: all.
+    """
+
+    buffer: RemoteBuffer
+    row_offset: int | Callable[[popxl.Tensor], popxl.Tensor] = 0
+    shard_group: ReplicaGrouping | None = None
+
+
+LoadHandle = HostToDeviceStream | RemoteBufferWithOffset | RemoteHandle
+StoreHandle = RemoteBufferWithOffset | RemoteHandle
+
+
+@dataclass(frozen=True)
+class BatchSerialResult:
+    """A serialised graph.
+
+    Attributes:
+        graph: takes the row index (int32 scalar, only if there are several rows), then those
+            inputs of the original graph that are not loaded. It has no outputs.
+        stored_buffers: where tensors of the original graph are stored.
+    """
+
+    graph: GraphWithNamedArgs
+    stored_buffers: dict[popxl.Tensor, RemoteHandle]
+    _inputs: dict[popxl.Tensor, popxl.Tensor] = field(default_factory=dict, repr=False)
+
+    def remap_tensors(self, ts: NamedTensors) -> NamedTensors:
+        """Inputs of the serialised graph for inputs of the original one.
+
+        Raises:
+            KeyError: a tensor is no input of the serialised graph.
+        """
+        return ts.remap(self._inputs)
+
+
+def batch_serial_buffer(
+    t: popxl.Tensor, steps: int = 1, rows: int = 1, shard_group: ReplicaGrouping | None = None
+) -> RemoteBuffer:
+    """Create a remote buffer for `rows` x `steps` values of `t`.
+
+    Args:
+        shard_group: replicas for which `t` has the same value: each keeps its part of it.
+    """
+    shards = 1 if shard_group is None else shard_group.group_size
+    return create_remote_buffer(t.spec, rows * steps, shard_group, shards)
+
+
+# ---- one serialised graph -----------------------------------------------------------------------
+def batch_serialise(
+    graph: GraphWithNamedArgs,
+    steps: int,
+    load_handles: Mapping[popxl.Tensor, LoadHandle],
+    store_streams: Mapping[popxl.Tensor, DeviceToHostStream],
+    store_buffers: Mapping[popxl.Tensor, StoreHandle],
+    seed_input: popxl.Tensor | None = None,
+    rows: int = 1,
+    io_mode: IoMode = "io",
+) -> BatchSerialResult:
+    """Create a graph that calls `graph` once for each step.
+
+    Args:
+        steps: number of calls.
+        load_handles: where inputs of `graph` come from in each step.
+        store_streams, store_buffers: where outputs go in each step. Outputs in neither are
+            dropped.
+        seed_input: input of `graph` that is a seed. Each step gets its own, which depends only on
+            the seed and the step, so that a gradient graph draws the same numbers.
+        rows: number of rows; with several the result takes the row index first.
+        io_mode: "compute", "io" or "io_overlapped": where transfers happen. A hint: XLA overlaps
+            transfers with computation by itself, and results are the same.
+
+    Raises:
+        ValueError: a key is no input (or output) of the graph, or a number or mode is wrong.
+    """
+    _check_mode(steps, rows, io_mode)
+    _check_keys("load_handles", load_handles, graph.graph.inputs, graph)
+    for name, keys in (("store_streams", store_streams), ("store_buffers", store_buffers)):
+        _check_keys(name, keys, (*graph.graph.outputs, *graph.graph.inputs), graph)
+    loop = _Loop(
+        graph,
+        steps,
+        rows,
+        loads={t: _as_handle(h) for t, h in load_handles.items()},
+        streams=dict(store_streams),
+        stores={t: _as_handle(h) for t, h in store_buffers.items()},
+        seeds=() if seed_input is None else (seed_input,),
+        use_io_tiles=io_mode != "compute",
+    )
+    return loop.result()
+
+
+def _check_mode(steps: int, rows: int, io_mode: str) -> None:
+    if steps < 1 or rows < 1:
+        raise ValueError(f"steps and rows must be at least 1, but are {steps} and {rows}")
+    if io_mode not in get_args(IoMode):
+        raise ValueError(f"unknown io_mode {io_mode!r}: use one of {', '.join(get_args(IoMode))}")
+
+
+def _check_keys(
+    what: str, keys: Mapping[popxl.Tensor, Any], allowed: Any, graph: GraphWithNamedArgs
+) -> None:
+    for t in keys:
+        if t not in allowed:
+            raise ValueError(f"{what}: {t!r} cannot be used with graph {graph.graph.id!r}")
+
+
+def _as_handle(handle: Any) -> Any:
+    """A stream or RemoteHandle for any way to write one."""
+    if isinstance(handle, tuple):
+        buffer, offset = handle
+        return RemoteHandle(buffer, offset or 0)
+    return RemoteHandle(handle) if isinstance(handle, RemoteBuffer) else handle
+
+
+@dataclass
+class _Loop:
+    """A serialised graph under construction. `seeds` are inputs that get a seed for each step."""
+
+    graph: GraphWithNamedArgs
+    steps: int
+    rows: int
+    loads: dict[popxl.Tensor, HostToDeviceStream | RemoteHandle]
+    streams: dict[popxl.Tensor, DeviceToHostStream]
+    stores: dict[popxl.Tensor, RemoteHandle]
+    seeds: tuple[popxl.Tensor, ...]
+    use_io_tiles: bool
+
+    def result(self) -> BatchSerialResult:
+        inner = self.graph.graph
+        kept = [t for t in inner.inputs if t not in self.loads]
+        body = self._body(kept)
+        serial = inner.ir.create_empty_graph(suffix_graph_name(inner.name, "batch_serial"))
+        with serial:
+            row = [self._row_input()] if self.rows > 1 else []
+            inputs = {t: copy_input(t) for t in kept}
+            first = popxl.constant(0, popxl.int32)
+            ops.repeat(body, self.steps, first, *row, *inputs.values())
+        args = {n: inputs[t] for n, t in self.graph.args.to_dict().items() if t in inputs}
+        return BatchSerialResult(
+            GraphWithNamedArgs(serial, NamedTensors.from_dict(args)), dict(self.stores), inputs
+        )
+
+    @staticmethod
+    def _row_input() -> popxl.Tensor:
+        return popxl.graph_input((), popxl.int32, "row")
+
+    def _body(self, kept: list[popxl.Tensor]) -> popxl.Graph:
+        """One step: (step, row, kept inputs) -> next step."""
+        inner = self.graph.graph
+        body = inner.ir.create_empty_graph(suffix_graph_name(inner.name, "batch_serial_step"))
+        with body:
+            step = popxl.graph_input((), popxl.int32, "step")
+            row = self._row_input() if self.rows > 1 else None
+            values = {t: copy_input(t) for t in kept}
+            for t in self.seeds:
+                values[t] = create_random_seed(values[t], step)
+            for t, source in self.loads.items():
+                values[t] = self._load(t, source, step, row)
+            outputs = ops.call(inner, inputs_dict=values)
+            values.update(zip(inner.outputs, outputs, strict=True))
+            for t, stream in self.streams.items():
+                with self._io():
+                    ops.host_store(stream, values[t])
+            for t, handle in self.stores.items():
+                self._store(values[t], handle, step, row)
+            popxl.graph_output(step + 1)
+        return body
+
+    def _io(self) -> AbstractContextManager[Any]:
+        return popxl.io_tiles() if self.use_io_tiles else nullcontext()
+
+    def _load(
+        self,
+        t: popxl.Tensor,
+        source: HostToDeviceStream | RemoteHandle,
+        step: popxl.Tensor,
+        row: popxl.Tensor | None,
+    ) -> popxl.Tensor:
+        if isinstance(source, RemoteHandle):
+            entry = self._entry(source, step, row)
+            with self._io():
+                loaded = ops.remote_load(source.buffer, entry, name=t.name)
+        else:
+            with self._io():
+                loaded = ops.host_load(source, t.name)
+        if self.use_io_tiles:
+            loaded = ops.io_tile_copy(loaded)
+        if isinstance(source, RemoteHandle) and not t.meta_shape:
+            return gather_replica_sharded_tensor(loaded, replica_group=source.shard_group)
+        return loaded
+
+    def _store(
+        self,
+        t: popxl.Tensor,
+        handle: RemoteHandle,
+        step: popxl.Tensor,
+        row: popxl.Tensor | None,
+    ) -> None:
+        if handle.buffer.meta_shape and not t.meta_shape:
+            t = ops.collectives.replica_sharded_slice(t, handle.shard_group)
+        entry = self._entry(handle, step, row)
+        with self._io():
+            ops.remote_store(handle.buffer, entry, t)
+
+    def _entry(
+        self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor | None
+    ) -> popxl.Tensor:
+        """row * steps + step, as an int32 scalar."""
+        offset = handle.row_offset
+        if callable(offset):
+            at = offset(popxl.constant(0, popxl.int32) if row is None else row)
+            return at * self.steps + step
+        if row is None:
+            return step + offset * self.steps if offset else step
+        return (row + offset if offset else row) * self.steps + step
+
+
+# ---- a forward graph and its gradient -----------------------------------------------------------
+def batch_serialise_fwd_and_grad(
+    forward_graph: GraphWithNamedArgs,
+    gradient_graph: GraphWithNamedArgs,
+    named_inputs_for_grad_graph: NamedTensors,
+    steps: int,
+    load_handles: Mapping[popxl.Tensor, LoadHandle],
+    store_streams: Mapping[popxl.Tensor, DeviceToHostStream],
+    store_buffers: Mapping[popxl.Tensor, StoreHandle | ReplicaGrouping],
+    seed_input: popxl.Tensor | None = None,
+    rows: int = 1,
+    io_mode: IoMode = "io",
+) -> tuple[BatchSerialResult, BatchSerialResult]:
+    """Serialise a forward graph and its gradient graph, connected through remote buffers.
+
+    What the gradient graph expects from the forward graph is, in this order: a named input, if it
+    is in `named_inputs_for_grad_graph`; the step's seed; loaded from where the forward graph loads
+    or stores it; stored by the forward graph into a new buffer, if it is computed there or comes
+    from a stream; or else an input of the serialised gradient graph too.
+
+    Args:
+        gradient_graph: a gradient graph of `forward_graph`, recomputing or not.
+        named_inputs_for_grad_graph: inputs of `forward_graph` (its weights) that become arguments
+            of the serialised gradient graph under these names.
+        load_handles, store_streams, store_buffers: as for `batch_serialise`, by tensors of either
+            graph. A ReplicaGrouping as value of `store_buffers` asks for a new buffer, sharded over
+            these replicas.
+        seed_input: input of `forward_graph` that is a seed.
+
+    Returns:
+        The serialised forward and gradient graphs.
+
+    Raises:
+        ValueError: as for `batch_serialise`, or if the graphs do not belong together.
+    """
+    _check_mode(steps, rows, io_mode)
+    forward, backward = forward_graph.graph, gradient_graph.graph
+    if gradient_graph.grad_graph_info.forward_graph is not forward:
+        raise ValueError(f"{backward.id!r} is no gradient graph of {forward.id!r}")
+    for t in (*load_handles, *store_streams, *store_buffers):
+        if t not in forward and t not in backward:
+            raise ValueError(f"{t!r} is of neither {forward.id!r} nor {backward.id!r}")
+    connect = _Connections(steps, rows, forward_graph, load_handles, store_buffers)
+    named: dict[str, popxl.Tensor] = gradient_graph.args.to_dict()
+    names = names_of(named_inputs_for_grad_graph)
+    seeds = []
+    grad_loads = {t: _as_handle(h) for t, h in load_handles.items() if t in backward}
+    expected = zip(backward.inputs, gradient_graph.grad_graph_info.expected_inputs, strict=False)
+    for t, connection in expected:
+        if not is_fwd(connection) or t in grad_loads:
+            continue
+        if connection.fwd_tensor in names:
+            named[names[connection.fwd_tensor]] = t
+        elif connection.fwd_tensor is seed_input:
+            seeds.append(t)
+        else:
+            handle = connect.handle_of(connection.fwd_tensor)
+            if handle is not None:
+                grad_loads[t] = handle
+    backward_named = GraphWithNamedArgs(backward, NamedTensors.from_dict(named))
+
+    def serialise(
+        graph: GraphWithNamedArgs, loads: Any, stores: Any, seeds: tuple[popxl.Tensor, ...]
+    ) -> BatchSerialResult:
+        streams = {t: s for t, s in store_streams.items() if t in graph.graph}
+        io = io_mode != "compute"
+        return _Loop(graph, steps, rows, loads, streams, stores, seeds, io).result()
+
+    fwd_seeds = () if seed_input is None else (seed_input,)
+    grad_stores = {t: connect.as_store(t, h) for t, h in store_buffers.items() if t in backward}
+    return (
+        serialise(forward_graph, connect.loads, connect.stores, fwd_seeds),
+        serialise(backward_named, grad_loads, grad_stores, tuple(seeds)),
+    )
+
+
+class _Connections:
+    """Where tensors of the forward graph can be found in the backward pass."""
+
+    def __init__(
+        self,
+        steps: int,
+        rows: int,
+        forward: GraphWithNamedArgs,
+        load_handles: Mapping[popxl.Tensor, LoadHandle],
+        store_buffers: Mapping[popxl.Tensor, StoreHandle | ReplicaGrouping],
+    ) -> None:
+        self._steps, self._rows, self._graph = steps, rows, forward.graph
+        graph = forward.graph
+        self.loads = {t: _as_handle(h) for t, h in load_handles.items() if t in graph}
+        self.stores = {t: self.as_store(t, h) for t, h in store_buffers.items() if t in graph}
+
+    def as_store(self, t: popxl.Tensor, handle: StoreHandle | ReplicaGrouping) -> RemoteHandle:
+        """A handle for any way to say where `t` is stored."""
+        if isinstance(handle, ReplicaGrouping):
+            return self._new(t, handle)
+        return _as_handle(handle)
+
+    def _new(self, t: popxl.Tensor, shard_group: ReplicaGrouping | None = None) -> RemoteHandle:
+        buffer = batch_serial_buffer(t, self._steps, self._rows, shard_group)
+        return RemoteHandle(buffer, 0, shard_group)
+
+    def handle_of(self, t: popxl.Tensor) -> RemoteHandle | None:
+        """Where to load forward tensor `t` from; None for an input that is not loaded."""
+        loaded = self.loads.get(t)
+        if isinstance(loaded, RemoteHandle):
+            return loaded
+        if t not in self.stores:
+            if loaded is None and t in self._graph.inputs:
+                return None
+            self.stores[t] = self._new(t)
+        return self.stores[t]

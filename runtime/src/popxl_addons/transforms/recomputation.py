@@ -1,0 +1,66 @@
+"""Gradient graphs that compute the activations again instead of keeping them."""
+
+from __future__ import annotations
+
+import popxl
+from popxl import ops
+from popxl.transforms import GradGraphInfo
+from popxl_addons.grad_info import Connection, fwd, fwd_grad, is_fwd, make_grad_graph_info
+from popxl_addons.graph import GraphWithNamedArgs
+from popxl_addons.transforms.autodiff import copy_input
+from popxl_addons.utils import suffix_graph_name
+
+__all__ = ["add_recompute_inputs", "recompute_graph"]
+
+
+def add_recompute_inputs(
+    grad_info: GradGraphInfo,
+) -> tuple[list[Connection], dict[popxl.Tensor, popxl.Tensor]]:
+    """Add the inputs of a recomputing gradient graph to the current graph.
+
+    Returns:
+        What they must be connected to: the gradients that the gradient graph expects, then all
+        inputs of the forward graph; and the inputs, by the gradient graph's input for a gradient
+        and by the forward graph's input otherwise.
+    """
+    connections: list[Connection] = []
+    made: dict[popxl.Tensor, popxl.Tensor] = {}
+    for t, expected in zip(grad_info.graph.inputs, grad_info.expected_inputs, strict=False):
+        if not is_fwd(expected):
+            made[t] = copy_input(t)
+            connections.append(fwd_grad(expected.fwd_tensor))
+    for t in grad_info.forward_graph.inputs:
+        made[t] = copy_input(t)
+        connections.append(fwd(t))
+    return connections, made
+
+
+def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
+    """Create a gradient graph that runs the forward graph first.
+
+    Args:
+        grad_graph: a gradient graph, which takes activations as inputs.
+
+    Returns:
+        A graph with the same outputs and named arguments. It expects only the gradients and the
+        inputs of the forward graph, in this order, before the other inputs of `grad_graph`, such
+        as accumulators.
+    """
+    info = grad_graph.grad_graph_info
+    forward = info.forward_graph
+    graph = forward.ir.create_empty_graph(suffix_graph_name(info.graph.name, "recomp"))
+    with graph:
+        connections, made = add_recompute_inputs(info)
+        recomputed = ops.call(forward, inputs_dict={t: made[t] for t in forward.inputs})
+        values = {**dict(zip(forward.outputs, recomputed, strict=True)), **made}
+        inputs: dict[popxl.Tensor, popxl.Tensor] = {}
+        for t, expected in zip(info.graph.inputs, info.expected_inputs, strict=False):
+            inputs[t] = values[expected.fwd_tensor] if is_fwd(expected) else made[t]
+        for t in info.graph.inputs[len(info.expected_inputs) :]:
+            inputs[t] = copy_input(t)
+        for gradient in ops.call(info.graph, inputs_dict=inputs):
+            popxl.graph_output(gradient)
+    args = {name: inputs[t] for name, t in grad_graph.args.to_dict().items()}
+    args = {name: t for name, t in args.items() if t in graph.inputs}
+    result = make_grad_graph_info(graph, forward, connections, info.expected_outputs)
+    return GraphWithNamedArgs.from_grad_graph(result, type(grad_graph.args).from_dict(args))

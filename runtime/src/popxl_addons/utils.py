@@ -1,0 +1,114 @@
+"""Small things that programs import from popxl_addons."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import re
+import time
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from popxl import Variable
+from popxl.utils import to_numpy
+
+logger = logging.getLogger(__name__)
+
+_KT = TypeVar("_KT")
+_VT = TypeVar("_VT")
+E = TypeVar("E")
+
+_SUBGRAPH = re.compile(r"_subgraph(\(\d+\))?$")
+
+
+class OrderedDict(collections.OrderedDict[_KT, _VT], Generic[_KT, _VT]):
+    """A dict whose values can also be reached by position."""
+
+    def idx(self, idx: int) -> _VT:
+        """The value at position `idx`; negative positions count from the end."""
+        return list(self.values())[idx]
+
+
+class WeightsDict(MutableMapping[Variable, np.ndarray]):
+    """Host data for variables, checked and converted when it is put in.
+
+    Arrays take the variable's dtype. Merge two with `weights.update(others)`.
+
+    Raises:
+        TypeError: a key is not a variable.
+        ValueError: an array does not have the variable's `shape_on_host`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.dict: dict[Variable, np.ndarray] = {}
+        self.update(dict(*args, **kwargs))
+
+    def __getitem__(self, key: Variable) -> np.ndarray:
+        return self.dict[key]
+
+    def __setitem__(self, key: Variable, value: np.ndarray) -> None:
+        if not isinstance(key, Variable):
+            raise TypeError(f"keys of a WeightsDict must be variables, but {key!r} is not")
+        data = to_numpy(value, key.dtype, copy=False)
+        if data.shape != key.shape_on_host:
+            raise ValueError(
+                f"data for variable {key.id!r} must have shape {key.shape_on_host}, but has "
+                f"{data.shape}"
+            )
+        self.dict[key] = data
+
+    def __delitem__(self, key: Variable) -> None:
+        del self.dict[key]
+
+    def __len__(self) -> int:
+        return len(self.dict)
+
+    def __iter__(self) -> Iterator[Variable]:
+        return iter(self.dict)
+
+
+@contextmanager
+def null_context() -> Iterator[None]:
+    """A context that does nothing."""
+    yield
+
+
+@contextmanager
+def timer(title: str | None = None, log_to_wandb: bool = True) -> Iterator[None]:
+    """Log how long the body took, in minutes; to W&B as well, if a run is active there."""
+    start = time.perf_counter()
+    yield
+    minutes = (time.perf_counter() - start) / 60
+    name = title or "timer"
+    logger.info("%s duration: %.2f mins", name, minutes)
+    if log_to_wandb:
+        run = active_wandb_run()
+        if run is not None:
+            run.summary[f"{name} (mins)"] = minutes
+
+
+def active_wandb_run() -> Any:
+    """The current W&B run, or None; never imports wandb itself."""
+    import sys
+
+    wandb = sys.modules.get("wandb")
+    return getattr(wandb, "run", None)
+
+
+def suffix_graph_name(name: str, suffix: str) -> str:
+    """Name of a graph derived from the graph called `name`: `f_subgraph(0)` -> `f_grad`."""
+    return f"{_SUBGRAPH.sub('', name)}_{suffix}"
+
+
+def overrides(cls: type, base_cls: type, method: str) -> bool:
+    """Whether `cls` has its own version of a method of `base_cls`."""
+    return getattr(cls, method) is not getattr(base_cls, method)
+
+
+def duplicate_items(iterable: Iterable[E]) -> list[E]:
+    """Items that occur more than once, each once, in order of their first occurrence."""
+    counts = collections.Counter(iterable)
+    return [item for item, n in counts.items() if n > 1]

@@ -1,0 +1,341 @@
+"""Descriptions of the variables a graph needs, separate from the variables themselves.
+
+A module's graph has inputs for its variables. For each there is a `VariableFactory` that knows how
+to make the data, so that the same graph can be called with many sets of variables, on the device
+or in remote buffers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import popxl
+from popxl import ReplicaGrouping, dtypes, ops
+from popxl.tensor import HostTensor, host_tensor_types
+from popxl.utils import to_numpy
+from popxl_addons.dot_tree import DotTree
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.sharding import effective_shards, sharded_spec
+
+if TYPE_CHECKING:
+    from popxl_addons.remote import NamedRemoteBuffers
+
+DataIter = Callable[[], HostTensor] | Iterable[HostTensor]
+
+host_scalar_tensor_types = (float, int, bool, np.number, np.bool_, *host_tensor_types)
+
+
+def _draws(data_iter: Any) -> Iterator[Any]:
+    """The data, one item for each variable to be made."""
+    if callable(data_iter):
+        return (data_iter() for _ in itertools.repeat(None))
+    if isinstance(data_iter, (np.ndarray, np.generic, float, int)) or hasattr(data_iter, "numpy"):
+        return itertools.repeat(data_iter)
+    return iter(data_iter)
+
+
+class VariableFactory:
+    """Makes variables of one spec.
+
+    Args:
+        data_iter: where the data come from: a callable called for each item, an iterable of
+            items, or one array for all. An item is the value of the variable on a replica; a
+            variable takes one for each of its replica groups, group by group. The first item is
+            looked at for its shape; it is also the first to be used.
+        dtype: element type; default: that of the data, downcast from 64 to 32 bits.
+        name: default name of the variables.
+        by_ref: whether graph inputs made by `create_input` are by-reference.
+        replica_grouping: replicas that share a value; default: all.
+        shard_over: number of replicas the variable is sharded over. A sharded variable can only
+            be made in a remote buffer.
+
+    Raises:
+        TypeError: the items are no host data.
+        ValueError: there are no items.
+    """
+
+    def __init__(
+        self,
+        data_iter: DataIter,
+        dtype: dtypes.dtype | None = None,
+        name: str | None = None,
+        by_ref: bool = False,
+        replica_grouping: ReplicaGrouping | None = None,
+        shard_over: int = 1,
+    ) -> None:
+        self.data_iter = _draws(data_iter)
+        self.name = name
+        self.by_ref = by_ref
+        self.replica_grouping = (
+            popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
+        )
+        first = self._draw()
+        self.data_iter = itertools.chain([first], self.data_iter)
+        self.dtype = _dtype_of(first) if dtype is None else dtype
+        whole = np.shape(first)
+        self.shard_over = effective_shards(whole, shard_over)
+        self.replica_sharded = self.shard_over > 1
+        spec = sharded_spec(whole, self.dtype, self.shard_over)
+        self.shape, self.meta_shape = spec.shape, spec.meta_shape
+
+    def _draw(self) -> Any:
+        try:
+            item = next(self.data_iter)
+        except StopIteration:
+            raise ValueError(f"the data for variable {self.name!r} are exhausted") from None
+        if not isinstance(item, host_scalar_tensor_types):
+            raise TypeError(f"the data for variable {self.name!r} must be arrays, not {item!r}")
+        return item
+
+    @property
+    def shape_on_replica(self) -> tuple[int, ...]:
+        """Shape of the whole variable on a replica."""
+        return self.meta_shape or self.shape
+
+    @property
+    def shape_on_host(self) -> tuple[int, ...]:
+        """Shape of a variable's data: a leading axis for the groups, if there are several."""
+        groups = self.replica_grouping.num_groups
+        return ((groups,) if groups > 1 else ()) + self.shape_on_replica
+
+    # ---- graph inputs and variables -------------------------------------------------------------
+    def create_input(self, prefix: str | None = None) -> popxl.Tensor:
+        """Add an input for such a variable (for its shard, if it is sharded) to the graph."""
+        return popxl.graph_input(
+            self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
+        )
+
+    def create_tensor(
+        self,
+        name: str | None = None,
+        empty: bool = False,
+        memmap_dir: str | None = None,
+        read_only_if_exists: bool = False,
+    ) -> popxl.Tensor:
+        """Make a variable on the device, in the main graph.
+
+        Args:
+            empty: take zeros instead of drawing data, for variables that are written before use.
+            memmap_dir: keep the host data in a file of this folder, see `next_memmap`.
+
+        Raises:
+            ValueError: the variable is sharded.
+        """
+        name = name or self.name
+        if self.replica_sharded:
+            raise ValueError(
+                f"variable {name!r} is sharded over replicas, so it lives in a remote buffer: "
+                "use create_remote_tensor or NamedVariableFactories.init_remote"
+            )
+        data = self._data(name, empty, memmap_dir, read_only_if_exists)
+        return popxl.variable(data, self.dtype, name, replica_grouping=self.replica_grouping)
+
+    def create_remote_tensor(
+        self,
+        buffer: popxl.RemoteBuffer,
+        entry: int,
+        name: str | None = None,
+        empty: bool = False,
+        memmap_dir: str | None = None,
+        read_only_if_exists: bool = False,
+    ) -> popxl.Tensor:
+        """Make a variable in an entry of a remote buffer, sharded if the buffer is.
+
+        Arguments as for `create_tensor`.
+        """
+        name = name or self.name
+        data = self._data(name, empty, memmap_dir, read_only_if_exists)
+        sharded = popxl.remote_replica_sharded_variable
+        create = sharded if buffer.meta_shape else popxl.remote_variable
+        return create(data, buffer, entry, self.dtype, name, replica_grouping=self.replica_grouping)
+
+    # ---- data -----------------------------------------------------------------------------------
+    def _data(
+        self, name: str | None, empty: bool, memmap_dir: str | None, read_only_if_exists: bool
+    ) -> np.ndarray:
+        if memmap_dir is None:
+            return self.next_data(empty)
+        if name is None:
+            raise ValueError("a variable without a name cannot be kept in memmap_dir")
+        return self.next_memmap(memmap_dir, name, empty, read_only_if_exists)
+
+    def next_data(self, empty: bool = False) -> np.ndarray:
+        """The data of the next variable, of shape `shape_on_host`; zeros if `empty`.
+
+        Raises:
+            ValueError: the data are exhausted, or an item has another shape than the first.
+        """
+        if empty:
+            # All elements share one zero, so that asking for 44 GB of weights costs nothing.
+            return np.broadcast_to(np.zeros((), self.dtype.as_numpy()), self.shape_on_host)
+        groups = self.replica_grouping.num_groups
+        values = [to_numpy(self._draw(), self.dtype, copy=False) for _ in range(groups)]
+        for value in values:
+            if value.shape != self.shape_on_replica:
+                raise ValueError(
+                    f"an item of data for variable {self.name!r} has shape {value.shape}, but the "
+                    f"first had {self.shape_on_replica}"
+                )
+        return values[0] if groups == 1 else np.stack(values)
+
+    def next_memmap(
+        self, memmap_dir: str, name: str, empty: bool = False, read_only_if_exists: bool = False
+    ) -> np.ndarray:
+        """The data of the next variable in `<memmap_dir>/<name>.npy`.
+
+        A file that exists is used as it is: it holds the variable of an earlier run.
+
+        Args:
+            read_only_if_exists: map such a file read-only; the variable is never written back.
+
+        Raises:
+            ValueError: the file holds an array of another shape or dtype.
+        """
+        path, stored = memmap_path(memmap_dir, name), file_dtype(self.dtype.as_numpy())
+        if path.exists():
+            mapped = np.lib.format.open_memmap(path, "r" if read_only_if_exists else "r+")
+            if (mapped.shape, mapped.dtype) != (self.shape_on_host, stored):
+                raise ValueError(
+                    f"{path} holds {mapped.dtype} {mapped.shape}, but variable {name!r} needs "
+                    f"{stored} {self.shape_on_host}"
+                )
+            return mapped.view(self.dtype.as_numpy())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mapped = np.lib.format.open_memmap(path, "w+", stored, self.shape_on_host)
+        mapped = mapped.view(self.dtype.as_numpy())
+        if not empty and math.prod(mapped.shape):
+            mapped[...] = self.next_data()
+        return mapped
+
+    def __repr__(self) -> str:
+        return f"VariableFactory({self.name}: {self.dtype.name}{list(self.shape)})"
+
+
+def file_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which .npy files hold `dtype`: bfloat16 and float8 as unsigned integers."""
+    return dtype if dtype.kind in "biufc" else np.dtype(f"u{dtype.itemsize}")
+
+
+def memmap_path(memmap_dir: str | Path, name: str) -> Path:
+    """File of the variable called `name`."""
+    return Path(memmap_dir) / f"{name}.npy"
+
+
+def _dtype_of(data: Any) -> dtypes.dtype:
+    return dtypes.dtype.as_dtype(to_numpy(data, copy=False).dtype)
+
+
+def _join(prefix: str | None, name: str | None) -> str | None:
+    return f"{prefix}.{name}" if prefix and name else name or prefix
+
+
+class NamedVariableFactories(DotTree[VariableFactory]):
+    """Variable factories by name."""
+
+    @property
+    def replica_groupings(self) -> NamedReplicaGrouping:
+        """The grouping of each variable, by name."""
+        names, factories = self.unpack()
+        return NamedReplicaGrouping.pack(names, [f.replica_grouping for f in factories])
+
+    def _create(self, create: Callable[[str, VariableFactory], popxl.Tensor]) -> NamedTensors:
+        names, factories = self.unpack()
+        pairs = zip(names, factories, strict=True)
+        return NamedTensors.pack(names, [create(name, factory) for name, factory in pairs])
+
+    def init(
+        self,
+        prefix: str | None = None,
+        empty: bool = False,
+        memmap_dir: str | None = None,
+        read_only_if_exists: bool = False,
+    ) -> NamedTensors:
+        """Make all variables on the device, named `prefix.name`, in the main graph.
+
+        Arguments as for `VariableFactory.create_tensor`.
+        """
+        return self._create(
+            lambda name, f: f.create_tensor(
+                _join(prefix, name), empty, memmap_dir, read_only_if_exists
+            )
+        )
+
+    def init_remote(
+        self,
+        buffers: NamedRemoteBuffers,
+        entry: int = 0,
+        prefix: str | None = None,
+        empty: bool = False,
+        memmap_dir: str | None = None,
+        read_only_if_exists: bool = False,
+    ) -> NamedTensors:
+        """Make all variables in entry `entry` of the buffers of the same names.
+
+        Arguments as for `VariableFactory.create_remote_tensor`.
+        """
+        by_name = buffers.to_dict()
+        return self._create(
+            lambda name, f: f.create_remote_tensor(
+                by_name[name], entry, _join(prefix, name), empty, memmap_dir, read_only_if_exists
+            )
+        )
+
+    def init_zero(self) -> NamedTensors:
+        """Tensors of zeros (no variables) for all, in the current graph."""
+        return self._init_ops("zero")
+
+    def init_undef(self) -> NamedTensors:
+        """Tensors of undefined values (no variables) for all, in the current graph."""
+        return self._init_ops("undef")
+
+    def _init_ops(self, kind: Any) -> NamedTensors:
+        return self._create(
+            lambda name, f: ops.init(f.shape, f.dtype, name, kind, f.meta_shape or None)
+        )
+
+
+def add_variable_input(
+    name: str,
+    data_iter: DataIter,
+    dtype: dtypes.dtype | None = None,
+    by_ref: bool = False,
+    replica_grouping: ReplicaGrouping | None = None,
+) -> tuple[popxl.Tensor, VariableFactory]:
+    """Add an input for a variable to the current graph. Arguments as for `VariableFactory`.
+
+    Returns:
+        The input and the factory of its variables.
+    """
+    factory = VariableFactory(data_iter, dtype, name, by_ref, replica_grouping)
+    return factory.create_input(), factory
+
+
+def add_replica_sharded_variable_input(
+    name: str,
+    data_iter: DataIter,
+    dtype: dtypes.dtype | None = None,
+    by_ref: bool = False,
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+) -> tuple[popxl.Tensor, VariableFactory]:
+    """As `add_variable_input`, for the shard of a variable. The data are those of the whole.
+
+    Args:
+        shard_over: number of shards; default: the size of the groups.
+    """
+    grouping = popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
+    shards = grouping.group_size if shard_over is None else shard_over
+    if shards < 1 or grouping.group_size % shards:
+        raise ValueError(
+            f"variable {name!r}: shard_over={shards} must divide the group size "
+            f"{grouping.group_size} of its replica grouping"
+        )
+    factory = VariableFactory(data_iter, dtype, name, by_ref, grouping, shards)
+    return factory.create_input(), factory
