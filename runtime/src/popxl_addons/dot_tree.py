@@ -85,7 +85,7 @@ class DotTree(Generic[L]):
             if not isinstance(node, DotTree) or part not in node._map:
                 names = list(node._map) if isinstance(node, DotTree) else []
                 raise KeyError(
-                    f"{type(self).__name__} has no {str(key)!r}: {part!r} not in {names}"
+                    f"{type(self).__name__} has no {str(key)!r}: {part!r} is not in {names}"
                 )
             node = node._map[part]
         return node

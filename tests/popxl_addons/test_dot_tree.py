@@ -1,0 +1,104 @@
+import copy
+
+import pytest
+
+from popxl_addons.dot_tree import DotTree, sanitise, to_mapping
+from popxl_addons.named_tensors import NamedTensorData
+
+
+@pytest.fixture
+def tree():
+    return DotTree(b=DotTree(x=1, deep=DotTree(y=2)), a=3)
+
+
+def test_leaves_are_reached_by_attribute_and_by_dotted_key(tree):
+    assert tree.b.deep.y == tree["b.deep.y"] == tree.get("b.deep.y") == 2
+    assert "b.deep" in tree
+    assert "b.nothing" not in tree
+
+
+def test_order_is_that_of_insertion(tree):
+    assert tree.keys() == ["b", "a"]
+    assert tree.keys_flat() == ["b.x", "b.deep.y", "a"]
+    assert tree.values_flat() == [1, 2, 3]
+    assert tree.values()[1] == 3
+    assert (tree.len(), tree.len_flat()) == (2, 3)
+
+
+def test_integers_name_children_of_lists():
+    layers = DotTree()
+    layers.insert(0, "first")
+    layers.insert("1.weight", "second")
+    assert layers[0] == layers["0"] == "first"
+    assert layers[1].weight == "second"
+
+
+def test_sanitise_leaves_only_what_a_name_can_hold():
+    assert sanitise("layer/0 bias") == "layer_0_bias"
+    with pytest.raises(ValueError, match="empty"):
+        sanitise("")
+
+
+def test_insert_creates_levels_and_refuses_to_replace(tree):
+    tree.insert("b.new.z", 5)
+    assert tree.b.new.z == 5
+    with pytest.raises(KeyError, match="overwrite"):
+        tree.insert("a", 4)
+    tree.insert("a", 4, overwrite=True)
+    assert tree.a == 4
+    with pytest.raises(KeyError, match="leaf"):
+        tree.insert("a.below", 1)
+
+
+def test_assignment_inserts(tree):
+    tree.a = 7
+    tree["b.x"] = 8
+    assert tree.to_dict() == {"b.x": 8, "b.deep.y": 2, "a": 7}
+
+
+def test_missing_names_are_told_with_what_there_is(tree):
+    with pytest.raises(KeyError, match=r"'q' is not in \['x', 'deep'\]"):
+        tree.get("b.q")
+    with pytest.raises(AttributeError, match="not in"):
+        _ = tree.q
+
+
+def test_pop_removes(tree):
+    assert tree.pop("b.deep.y") == 2
+    assert tree.keys_flat() == ["b.x", "a"]
+
+
+def test_update_merges_trees(tree):
+    tree.update(DotTree(b=DotTree(z=9), c=1))
+    assert tree.to_dict() == {"b.x": 1, "b.deep.y": 2, "b.z": 9, "a": 3, "c": 1}
+    with pytest.raises(KeyError):
+        tree.update(DotTree(a=0))
+
+
+def test_filter_keys_takes_leaves_and_levels_in_tree_order(tree):
+    assert tree.filter_keys(["a", "b.deep", "missing"]).keys_flat() == ["b.deep.y", "a"]
+
+
+def test_copy_shares_leaves_but_no_levels(tree):
+    for other in (tree.copy(), copy.deepcopy(tree)):
+        other.insert("b.deep.z", 1)
+        assert "b.deep.z" not in tree
+
+
+def test_dicts_and_lists_there_and_back(tree):
+    assert DotTree.from_dict(tree.to_dict()).to_dict() == tree.to_dict()
+    assert DotTree.pack(*tree.unpack()).to_dict() == tree.to_dict()
+    with pytest.raises(ValueError, match="zip"):
+        DotTree.pack(["a"], [1, 2])
+
+
+def test_map_keeps_class_and_names():
+    data = NamedTensorData(w=NamedTensorData(x=2))
+    doubled = data.map(lambda v: v * 2)
+    assert isinstance(doubled.w, NamedTensorData)
+    assert doubled.to_dict() == {"w.x": 4}
+
+
+def test_mapping_joins_leaves_of_equal_names(tree):
+    values = DotTree(a="A", b=DotTree(x="X"), other="O")
+    assert tree.to_mapping(values) == to_mapping(tree, values) == {1: "X", 3: "A"}
