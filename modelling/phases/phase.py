@@ -143,25 +143,30 @@ class Phase:
         assert store is not None
         return store
 
-    def init_variables(self) -> list[addons.NamedTensors]:
+    def init_variables(self, gradients: bool = False) -> list[addons.NamedTensors]:
         """Create the variables and optimizer state of each layer, with zeros as values.
 
+        Args:
+            gradients: also make the gradients readable, as variables.
+
         Returns:
-            For each layer, trees `fwd` (variables) and `optim` (their optimizer state by name).
+            For each layer, trees `fwd` (variables), `optim` (their optimizer state by name) and,
+            if asked, `grad` (mean gradients, times the loss scaling).
         """
-        if not self.variables or not self.optimizer:
-            return []
-        return [
-            addons.NamedTensors(
-                fwd=self.variables.facts.init_remote(
-                    self.variables.buffers, row, f"{self.name}.{row}", empty=True
-                ),
-                optim=self.optimizer.facts.init_remote(
-                    self.optimizer.buffers, row, f"{self.name}.{row}.optim", empty=True
-                ),
-            )
-            for row in range(self.entries)
-        ]
+        return [self._init_layer(row, gradients) for row in range(self.entries) if self.variables]
+
+    def _init_layer(self, row: int, gradients: bool) -> addons.NamedTensors:
+        assert self.variables is not None and self.optimizer is not None
+        prefix = f"{self.name}.{row}"
+        layer = addons.NamedTensors(
+            fwd=self.variables.facts.init_remote(self.variables.buffers, row, prefix, empty=True),
+            optim=self.optimizer.facts.init_remote(
+                self.optimizer.buffers, row, f"{prefix}.optim", empty=True
+            ),
+        )
+        if gradients:
+            layer.insert("grad", self.variables.gradient_variables(row, f"{prefix}.grad"))
+        return layer
 
     # ---- running --------------------------------------------------------------------------------
     def _load(self, row: popxl.Tensor) -> addons.NamedTensors:
@@ -182,6 +187,13 @@ class Phase:
         assert seed is not None
         tag = popxl.constant(_tag(self.name), popxl.uint32)
         return [create_random_seed(create_random_seed(seed, tag), ops.cast(row, popxl.uint32))]
+
+    def begin_step(self) -> None:
+        """Let the gradients that other phases add to start from zero."""
+        for name in sorted(self._lent):
+            buffer = self._store_of(name).grads.get(name)
+            zero = ops.init(buffer.tensor_shape, popxl.float32, meta_shape=buffer.meta_shape)
+            ops.remote_store(buffer, 0, zero)
 
     def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
         """Run layer `row` on all micro-batches."""
@@ -218,7 +230,7 @@ class Phase:
         return weighted_squares(complete, self.variables, scaling)
 
     def update(self, row: popxl.Tensor, learning_rate: popxl.Tensor, norm: popxl.Tensor) -> None:
-        """Optimizer step of layer `row`. Gradients that other phases add to start from zero."""
+        """Optimizer step of layer `row`."""
         if not self.variables or not self.optimizer:
             return
         buffers = self.variables.grads
@@ -226,9 +238,6 @@ class Phase:
         self.optimizer.update(
             self.variables, row, addons.NamedTensors.from_dict(grads), learning_rate, norm
         )
-        for name in sorted(self._lent):
-            zero = ops.init(grads[name].shape, popxl.float32, meta_shape=grads[name].meta_shape)
-            ops.remote_store(buffers.get(name), row, zero)
 
 
 def _tag(name: str) -> int:

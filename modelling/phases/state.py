@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -77,6 +78,27 @@ class VariableStore:
         """
         group = self.facts.get(name).replica_grouping
         return self.shard_groups[name].group_size / group.group_size
+
+    def gradient_variables(self, row: int, prefix: str) -> addons.NamedTensors:
+        """Variables through which the host reads the gradients of layer `row`."""
+        found = {}
+        for name, buffer in self.grads.to_dict().items():
+            factory = self.facts.get(name)
+            groups = factory.replica_grouping.num_groups
+            shape = (*([groups] if groups > 1 else []), *factory.shape_on_replica)
+            create = (
+                popxl.remote_replica_sharded_variable
+                if buffer.meta_shape
+                else popxl.remote_variable
+            )
+            found[name] = create(
+                np.zeros(shape, np.float32),
+                buffer,
+                row,
+                name=f"{prefix}.{name}",
+                replica_grouping=factory.replica_grouping,
+            )
+        return addons.NamedTensors.from_dict(found)
 
 
 def _float32_buffer(buffer: popxl.RemoteBuffer, entries: int) -> popxl.RemoteBuffer:

@@ -46,7 +46,8 @@ class TrainingProgram:
         loss: stream of the loss of each micro-batch; their mean over micro-batches and replicas
             is the loss of the step.
         gradient_norm: stream with the global norm of each optimizer step.
-        variables: by phase and layer: `variables[phase name][layer]` has trees `fwd` and `optim`.
+        variables: by phase and layer: `variables[phase name][layer]` has trees `fwd` and `optim`
+            (and `grad`, if asked for).
     """
 
     ir: popxl.Ir
@@ -59,12 +60,13 @@ class TrainingProgram:
 
 
 def build_training(
-    config: RunConfig, layout_of: Callable[[Settings], Layout]
+    config: RunConfig, layout_of: Callable[[Settings], Layout], gradients: bool = False
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
     Args:
         layout_of: builds the family's phases in the current Ir.
+        gradients: let the host read the gradients of the last step, as variables.
     """
     ir = popxl.Ir(replication=config.replicas)
     options = ir._pb_ir.getSessionOptions()
@@ -72,7 +74,7 @@ def build_training(
     iterations = config.execution.device_iterations
     ir.num_host_transfers = config.gradient_accumulation * iterations
     with ir.main_graph:
-        settings = Settings(config, Groups.of(ir, config.execution.tensor_parallel))
+        settings = Settings(config, Groups.current(config.execution.tensor_parallel))
         layout = layout_of(settings)
         rate = popxl.h2d_stream((), popxl.float32, "learning_rate")
         seed = None
@@ -80,7 +82,7 @@ def build_training(
             seed = popxl.h2d_stream(settings.seed_spec.shape, settings.seed_spec.dtype, "seed")
         norm = popxl.d2h_stream((), popxl.float32, "gradient_norm")
         step = ir.create_graph(lambda: optimizer_step(layout, rate, seed, norm))
-        variables = {phase.name: phase.init_variables() for phase in layout.phases}
+        variables = {phase.name: phase.init_variables(gradients) for phase in layout.phases}
         ops.repeat(step, iterations)
     apply_pre_alias_patterns(ir, level="default")
     return TrainingProgram(
@@ -96,6 +98,8 @@ def optimizer_step(
 ) -> None:
     """Forward, backward and optimizer phases, in the current graph."""
     layout.inputs.load()
+    for phase in layout.phases:
+        phase.begin_step()
     seed = None if seed_stream is None else ops.host_load(seed_stream)
     squares = layout.forward_backward(seed)
     norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
