@@ -17,7 +17,8 @@ from popxl_addons.transforms.batch_serialisation import RemoteHandle
 from modelling.phases import ActivationRows, InputBuffers, LossPhase, Phase, Port, Settings
 from modelling.phases import over_rows
 from modelling.phases.rows import activation_buffer, sum_rows
-from modelling.t5.blocks import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
+from modelling.t5.blocks import DecoderBlock, EncoderBlock
+from modelling.t5.ends import Embeddings, EncoderHead, Head
 
 RELATIVE_POSITION = "relative_position"
 

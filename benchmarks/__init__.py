@@ -1,0 +1,1 @@
+"""Measurements, one command each: `python3 -m benchmarks.NAME`."""
