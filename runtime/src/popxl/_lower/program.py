@@ -158,8 +158,12 @@ class Program:
         return changed, outputs
 
     # ---- compiling ------------------------------------------------------------------------------
-    def lower(self) -> Any:
-        """Trace and lower: a `jax.stages.Lowered`."""
+    def lower(self, target: str | None = None) -> Any:
+        """Trace and lower: a `jax.stages.Lowered`.
+
+        Args:
+            target: platform to lower for ("cpu", "cuda", "tpu"); default: that of the mesh.
+        """
         split, whole = PartitionSpec(AXIS), PartitionSpec()
         mapped = jax.shard_map(
             self.function,
@@ -174,7 +178,8 @@ class Program:
 
         # Unused arguments are kept, so that the executable's arguments are exactly the program's.
         jitted = jax.jit(popxl_program, donate_argnums=(0,), keep_unused=True)
-        return jitted.lower(*self.argument_specs)
+        traced = jitted.trace(*self.argument_specs)
+        return traced.lower(lowering_platforms=None if target is None else (target,))
 
     def compile(self) -> Any:
         """Lower and compile: a `jax.stages.Compiled`."""

@@ -1,0 +1,249 @@
+"""Faults of XLA that give wrong results or crash, and the switches that answer them.
+
+Each fault has a test that our switch makes the result right, and one that without the switch it is
+still wrong. If one of the second kind fails after an upgrade of jaxlib, the fault is gone: remove
+the switch, and both tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from popxl._lower import compile as compile_module
+from popxl._lower.compile import switches
+from popxl._lower.devices import replica_mesh
+from popxl._lower.program import Program
+from popxl.ops import slicing
+from tests.popxl.programs import run
+
+YNN = "xla_cpu_experimental_ynn_fusion_type"
+
+
+# ---- A: CPU, YNNPACK fusions (jax#39103, #40412) ------------------------------------------------
+def _squares_of_rows() -> tuple[popxl.Ir, popxl.DeviceToHostStream, np.ndarray]:
+    """Squared norms of [i, 0, 0] times the identity: one element comes out wrong."""
+    numbers = np.arange(32769, dtype=np.float32)
+    rows = np.stack((numbers, 0 * numbers, 0 * numbers), axis=1)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x, identity = popxl.variable(rows), popxl.variable(np.eye(3, dtype=np.float32))
+        product = ops.matmul(identity, ops.transpose(x))
+        norms = ops.sum(product * product, axis=0)
+        out = popxl.d2h_stream(norms.shape, norms.dtype)
+        ops.host_store(out, norms)
+    return ir, out, numbers**2
+
+
+def test_matrix_products_with_reductions_are_right():
+    ir, out, expected = _squares_of_rows()
+    with popxl.Session(ir) as session:
+        np.testing.assert_allclose(session.run()[out], expected, rtol=1e-6)
+
+
+def _without_ynn_switch(monkeypatch) -> None:
+    monkeypatch.delitem(compile_module._SWITCHES["cpu"], YNN)
+
+
+def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatch):
+    _without_ynn_switch(monkeypatch)
+    ir, out, expected = _squares_of_rows()
+    session = popxl.Session(ir)
+    if "__ynn" not in session._executable.as_text():
+        pytest.skip("XLA makes no YNNPACK fusions for this CPU")
+    with session:
+        wrong = ~np.isclose(session.run()[out], expected, rtol=1e-6)
+    assert wrong.any()
+
+
+RANK_7 = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from popxl._lower import compile as c
+if sys.argv[1] == "off":
+    del c._SWITCHES["cpu"]["xla_cpu_experimental_ynn_fusion_type"]
+shape = (3, 1, 2, 2, 8, 8, 8)
+a, b = (np.random.default_rng(i).normal(size=shape).astype(np.float32) for i in range(2))
+lowered = jax.jit(lambda a, b: jnp.sum(a * b, axis=3)).lower(a, b)
+compiled = c.compile_lowered(lowered, "cpu")
+print("ynn" if "__ynn" in compiled.as_text() else "no ynn", flush=True)
+np.testing.assert_allclose(compiled(a, b), (a * b).sum(3), rtol=1e-5, atol=1e-6)
+print("right")
+"""
+
+
+def _run_rank_7(switch: str) -> tuple[int | None, str]:
+    """Exit status (None: it hung) and output of a reduction over an array of rank 7."""
+    source = Path(popxl.__file__).parents[1]
+    command = [sys.executable, "-c", RANK_7, switch]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, env=_environment(source)
+        )
+    except subprocess.TimeoutExpired as hung:
+        return None, (hung.stdout or b"").decode()
+    return done.returncode, done.stdout
+
+
+def _environment(source: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(source), "JAX_PLATFORMS": "cpu"}
+
+
+def test_reductions_of_rank_7_are_right():
+    status, output = _run_rank_7("on")
+    assert status == 0
+    assert output.endswith("right\n")
+
+
+def test_reductions_of_rank_7_crash_or_hang_without_the_switch():
+    status, output = _run_rank_7("off")
+    if "no ynn" in output:
+        pytest.skip("XLA makes no YNNPACK fusions for this CPU")
+    assert status != 0
+
+
+# ---- B: CPU, an update with a shifted part of itself, then a reshape (openxla/xla#49176) --------
+def _shift_by_one(x):
+    base = x + popxl.constant(1, popxl.int32)
+    ops.var_updates.copy_var_update_(ops.slice_(base, 1, 4), ops.slice(base, 0, 3))
+    return ops.reshape(base, (1, 4, 1))
+
+
+SHIFTED_IN, SHIFTED_OUT = np.arange(4, dtype=np.int32).reshape(4, 1, 1), [1, 1, 2, 3]
+
+
+def test_a_write_through_a_view_then_a_reshape_is_right():
+    (result,) = run(_shift_by_one, SHIFTED_IN)
+    assert result.ravel().tolist() == SHIFTED_OUT
+
+
+def test_a_write_through_a_view_then_a_reshape_is_wrong_without_the_barrier(monkeypatch):
+    monkeypatch.setattr(slicing.lax, "optimization_barrier", lambda x: x)
+    (result,) = run(_shift_by_one, SHIFTED_IN)
+    assert result.ravel().tolist() != SHIFTED_OUT
+
+
+def test_dynamic_updates_then_a_reshape_are_right():
+    def build(x):
+        base = x + popxl.constant(1, popxl.int32)
+        at = popxl.constant([1], popxl.uint32)
+        shifted = ops.dynamic_update(base, at, ops.slice(base, 0, 3), [0], [3], False)
+        return ops.reshape(shifted, (1, 4, 1))
+
+    (result,) = run(build, SHIFTED_IN)
+    assert result.ravel().tolist() == SHIFTED_OUT
+
+
+# ---- C: GPU, host buffers at another index than the loop counter (openxla/xla#46231) ------------
+def test_the_gpu_pass_that_misplaces_slices_is_disabled():
+    for platform in ("gpu", "cuda", "rocm"):
+        passes = switches(platform)["xla_disable_hlo_passes"].split(",")
+        assert "dynamic-slice-annotator" in passes
+
+
+def test_cpu_and_tpu_keep_all_passes():
+    assert "xla_disable_hlo_passes" not in switches("cpu") | switches("tpu")
+
+
+ROWS, WIDTH = 16, 1024
+
+
+def _rows_from_the_end() -> tuple[popxl.Ir, popxl.DeviceToHostStream]:
+    """total = sin(total) + entry ROWS-1-i of a remote buffer, for each i."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((WIDTH,), popxl.float32, ROWS)
+        for row in range(ROWS):
+            popxl.remote_variable(np.full(WIDTH, row, np.float32), buffer, row)
+        total = ops.init((WIDTH,), popxl.float32)
+        last = popxl.constant(ROWS - 1, popxl.int32)
+
+        def step(total, row):
+            return ops.sin(total) + ops.remote_load(buffer, row), row - 1
+
+        total, _ = ops.repeat(ir.create_graph(step, total, last), ROWS, total, last)
+        out = popxl.d2h_stream((WIDTH,), popxl.float32)
+        ops.host_store(out, total)
+    return ir, out
+
+
+def _expected_total() -> np.ndarray:
+    total = np.zeros(WIDTH)
+    for row in reversed(range(ROWS)):
+        total = np.sin(total) + row
+    return total
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_rows_from_the_end_are_the_right_ones(device):
+    ir, out = _rows_from_the_end()
+    with popxl.Session(ir, device) as session:
+        np.testing.assert_allclose(session.run()[out], _expected_total(), rtol=1e-4)
+
+
+# The parts of an H100's description (XLA's GpuTargetConfigProto) that its compiler asks for.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 patch: 0 }
+runtime_version { major: 12 minor: 8 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+def _compile_for_h100(options: dict[str, object]) -> str:
+    """Optimised HLO of `_rows_from_the_end` for a GPU that need not be present.
+
+    Compile-only GPU devices report no memories, so the program is traced on a CPU mesh.
+    """
+    from jax._src import compiler
+    from jax._src.lib import _jax
+    from jax.experimental import topologies
+
+    topology = topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1")
+    program = Program(_rows_from_the_end()[0], replica_mesh("cpu", 1))
+    program.platform = "gpu"
+    lowered = program.lower("cuda")
+    client = topology.devices[0].client
+    built = compiler.get_compile_options(
+        1, 1, device_assignment=np.zeros((1, 1), np.int64), backend=client,
+        env_options_overrides=options,
+    )  # fmt: skip
+    built.executable_build_options.use_spmd_partitioning = True
+    built.executable_build_options.use_shardy_partitioner = True
+    executable = client.compile(
+        lowered.compiler_ir("stablehlo"),
+        executable_devices=_jax.DeviceList(tuple(topology.devices)),
+        compile_options=built,
+    )
+    return executable.hlo_modules()[0].to_string()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is None
+    or importlib.util.find_spec("jax_plugins.xla_cuda12") is None,
+    reason="needs the packages jax-cuda12-plugin and jax-cuda12-pjrt (no GPU)",
+)
+def test_the_compiler_for_gpus_makes_no_static_addresses_with_our_switches():
+    address = re.compile(r'"byte_offset":"(-?\d+)","byte_stride":"(-?\d+)"')
+    unsafe = {k: v for k, v in switches("gpu").items() if k != "xla_disable_hlo_passes"}
+    assert address.findall(_compile_for_h100(switches("gpu"))) == []
+    wrong = address.findall(_compile_for_h100(unsafe))
+    assert ("0", str(4 * WIDTH)) in wrong, "the fault is gone: the switch can go"
