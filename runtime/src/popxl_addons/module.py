@@ -96,6 +96,10 @@ class Module(popxl.Module):
     def set_name_scope(self, name: str) -> None:
         """Put the ops of inline calls of this module in the name scope `name`."""
         self._name_scope = name
+        if not overrides(type(self), popxl.Module, "build"):
+            # A list is never called itself: its members have to carry its scope.
+            for key, module in self._submodules.items():
+                module.set_name_scope(f"{name}/{key}")
 
     @classmethod
     def from_list(cls, sub_modules: list[Module]) -> Any:

@@ -1,0 +1,107 @@
+import numpy as np
+import popxl
+import pytest
+from popxl import ops
+
+from popxl_addons import NamedTensors
+from popxl_addons.remote import (
+    create_remote_buffer,
+    load_remote,
+    load_remote_graph,
+    named_buffers,
+    named_variable_buffers,
+    store_remote,
+    store_remote_graph,
+)
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+
+
+def factories(**kwargs):
+    return NamedVariableFactories(
+        w=VariableFactory(lambda: np.arange(6, dtype=np.float32).reshape(2, 3), name="w", **kwargs),
+        deep=NamedVariableFactories(b=VariableFactory(1.0, name="b")),
+    )
+
+
+@pytest.mark.parametrize("use_io_tiles", [False, True])
+def test_entries_are_loaded_and_stored_by_name(use_io_tiles):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts = factories()
+        buffers = named_variable_buffers(facts, entries=2)
+        rows = [facts.init_remote(buffers, i, f"row{i}") for i in range(2)]
+        load, names = load_remote_graph(buffers, 2, use_io_tiles)
+        store = store_remote_graph(buffers, 2, use_io_tiles)
+        assert names == ["w", "deep.b"]
+        loaded = NamedTensors.pack(names, load.call(0))
+        changed = loaded.map(lambda t: t * 2.0 + 1.0)
+        store.bind(changed).call(1)
+    with popxl.Session(ir) as session:
+        session.run()
+    w = np.arange(6).reshape(2, 3)
+    np.testing.assert_array_equal(session.get_tensor_data(rows[0].w), w)
+    np.testing.assert_array_equal(session.get_tensor_data(rows[1].w), w * 2 + 1)
+    assert session.get_tensor_data(rows[1].deep.b) == 3
+
+
+def test_loads_and_stores_without_graphs():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts = factories()
+        buffers = named_variable_buffers(facts)
+        variables = facts.init_remote(buffers)
+        store_remote(buffers, load_remote(buffers).map(lambda t: t - 1.0))
+    with popxl.Session(ir) as session:
+        session.run()
+    assert session.get_tensor_data(variables.w)[0, 0] == -1
+
+
+def test_buffers_are_sharded_as_asked():
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        facts = factories()
+
+        def shapes(wanted):
+            buffers = named_variable_buffers(facts, shard_over_dict=wanted)
+            return [b.tensor_shape for b in buffers.values_flat()]
+
+        assert shapes(True) == [(2,), ()]  # 6 elements over 4 replicas; a scalar stays whole
+        assert shapes(False) == shapes(1) == [(2, 3), ()]
+        assert shapes(2) == [(3,), ()]
+        assert shapes({"w": 2}) == [(3,), ()]
+        assert shapes({"deep.b": 4}) == [(2, 3), ()]
+
+
+def test_factories_of_shards_know_their_number():
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        buffers = named_variable_buffers(factories(shard_over=2), shard_over_dict=False)
+        assert (buffers.w.tensor_shape, buffers.w.meta_shape) == ((3,), (2, 3))
+
+
+def test_a_variable_is_sharded_within_its_group():
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        pairs = ir.replica_grouping(group_size=2)
+        buffers = named_variable_buffers(factories(replica_grouping=pairs))
+        assert buffers.w.tensor_shape == (3,)
+
+
+def test_buffers_of_tensors_and_specs():
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        shard = ops.init((3,), popxl.float32, meta_shape=(2, 3))
+        buffer = named_buffers(NamedTensors(x=shard), entries=3).x
+        assert (buffer.tensor_shape, buffer.meta_shape, buffer.entries) == ((3,), (2, 3), 3)
+        whole = create_remote_buffer(popxl.TensorSpec((2, 3), popxl.float16), 2)
+        assert (whole.tensor_shape, whole.meta_shape) == ((2, 3), ())
+        cut = create_remote_buffer(popxl.TensorSpec((2, 3), popxl.float16), shard_over=2)
+        assert (cut.tensor_shape, cut.meta_shape) == ((3,), (2, 3))
+
+
+def test_too_few_entries_are_an_error():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffers = named_variable_buffers(factories(), entries=2)
+        with pytest.raises(ValueError, match="'w' has 2 entries, not 3"):
+            load_remote_graph(buffers, 3)
