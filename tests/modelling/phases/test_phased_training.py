@@ -1,0 +1,86 @@
+"""Phased training of a toy family against the same training in torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import popxl
+import pytest
+import torch
+from modelling.phases.training import TrainingProgram, build_training
+from tests.modelling.phases.toy import WIDTH, ToyLayout, toy_config
+
+STEPS, SAMPLES, RATE = 4, 8, 1e-2
+
+
+def draw(seed: int = 0) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+    """Weights, the shared scale, and inputs and targets (steps, samples, width)."""
+    rng = np.random.default_rng(seed)
+    weights = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(3)]
+    x, y = (rng.normal(size=(STEPS, SAMPLES, WIDTH)).astype(np.float32) for _ in range(2))
+    return weights, rng.normal(size=WIDTH).astype(np.float32), x, y
+
+
+def train_torch() -> tuple[list[float], list[float], list[np.ndarray]]:
+    """Losses, gradient norms and final weights (three and the scale)."""
+    weights, scale, xs, ys = draw()
+    parameters = [torch.tensor(w, requires_grad=True) for w in [*weights, scale]]
+    groups = [
+        {"params": parameters[:3], "weight_decay": 0.1},
+        {"params": parameters[3:], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, eps=1e-8)
+    losses, norms = [], []
+    for x, y in zip(xs, ys, strict=True):
+        h = torch.tensor(x)
+        for w in parameters[:3]:
+            h = h + torch.tanh(h @ w) * parameters[3]
+        loss = ((h - torch.tensor(y)) ** 2).sum() / SAMPLES
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, 1.0)))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms, [p.detach().numpy() for p in parameters]
+
+
+def feed(program: TrainingProgram, config, arrays: dict[str, np.ndarray]) -> dict:  # type: ignore[no-untyped-def,type-arg]
+    """Inputs of one run: (transfers, replicas, micro-batch, ...) of (steps, samples, ...)."""
+    execution = config.execution
+    transfers, dp = program.ir.num_host_transfers, execution.data_parallel
+    shape = (transfers, dp, execution.micro_batch_size, WIDTH)
+    inputs: dict = {  # type: ignore[type-arg]
+        program.inputs[name]: np.repeat(a.reshape(shape), execution.tensor_parallel, 1)
+        for name, a in arrays.items()
+    }
+    per_micro_batch = np.ones((transfers, config.replicas), np.float32)
+    weight = config.gradient_accumulation * dp / SAMPLES
+    inputs[program.inputs["weight"]] = per_micro_batch * np.float32(weight)
+    inputs[program.learning_rate] = per_micro_batch * np.float32(RATE)
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "micro_batch", "iterations"),
+    [(1, 1, 2, 1), (1, 1, 8, 2), (2, 2, 1, 1), (4, 1, 2, 4), (2, 4, 2, 1)],
+)
+def test_equals_torch(dp: int, tp: int, micro_batch: int, iterations: int) -> None:
+    config = toy_config(dp, tp, micro_batch, SAMPLES, iterations)
+    weights, scale, xs, ys = draw()
+    program = build_training(config, ToyLayout)
+    first, *rest = [program.variables["first"][0], *program.variables["rest"]]
+    variables = [first.fwd.w, *(layer.fwd.w for layer in rest), first.fwd.scale]
+    session = popxl.Session(program.ir, "cpu")
+    session.write_variables_data(dict(zip(variables, [*weights, scale], strict=True)))
+    losses, norms = [], []
+    with session:
+        for i in range(0, STEPS, iterations):
+            batch = {"x": xs[i : i + iterations], "y": ys[i : i + iterations]}
+            out = session.run(feed(program, config, batch))
+            losses += list(out[program.loss].reshape(iterations, -1).mean(axis=1))
+            norms += list(out[program.gradient_norm].reshape(-1, dp * tp)[:iterations, 0])
+    expected_losses, expected_norms, expected = train_torch()
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+    data = session.get_tensors_data(variables)
+    for variable, value in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(data[variable], value, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,110 @@
+"""A toy family: residual tanh layers and a squared error, in phases."""
+
+from __future__ import annotations
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+from config.sections import Execution, Model, Optimizer, RunConfig, Training
+from config.sections import LearningRate as Rate
+from modelling.phases import (
+    ActivationRows,
+    InputBuffers,
+    LossPhase,
+    Phase,
+    Port,
+    Settings,
+    over_rows,
+)
+from popxl import ops
+
+WIDTH = 12
+
+
+class Layer(addons.Module):
+    """x + tanh(x w) * scale, with a scale that all layers share."""
+
+    def build(self, x: popxl.Tensor, seed: popxl.Tensor | None = None) -> popxl.Tensor:
+        w = self.add_variable_input("w", lambda: np.zeros((WIDTH, WIDTH), np.float32))
+        scale = self.add_variable_input("scale", lambda: np.zeros(WIDTH, np.float32))
+        return x + ops.tanh(x @ w) * scale
+
+
+class Loss(addons.Module):
+    """weight * sum of (x - y)^2."""
+
+    def build(
+        self,
+        x: popxl.Tensor,
+        y: popxl.Tensor,
+        weight: popxl.Tensor,
+        seed: popxl.Tensor | None = None,
+    ) -> popxl.Tensor:
+        error = x - y
+        return ops.sum(error * error) * weight
+
+
+class ToyLayout:
+    """See `modelling.phases.training.Layout`."""
+
+    def __init__(self, settings: Settings) -> None:
+        batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
+        spec, scalar = popxl.TensorSpec((batch, WIDTH), popxl.float32), popxl.TensorSpec((), popxl.float32)
+        self.inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
+        rows = ActivationRows.create(spec, layers, settings)
+
+        def row(offset: int) -> Port:
+            return Port(spec, rows.value(offset), rows.grad(offset))
+
+        self.first = Phase("first", Layer(), {"x": Port(spec, self.inputs["x"])}, row(0), settings)
+        lent = {"scale": self.first}
+        self.rest = Phase("rest", Layer(), {"x": row(0)}, row(1), settings, layers - 1, lent)
+        ends = {
+            "x": row(layers - 1),
+            "y": Port(spec, self.inputs["y"]),
+            "weight": Port(scalar, self.inputs["weight"]),
+        }
+        self.head = LossPhase("head", Loss(), ends, settings)
+        self.phases = [self.first, self.rest, self.head]
+
+    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
+        zero = popxl.constant(0, popxl.int32)
+        self.first.forward(zero)
+
+        def forward(row: popxl.Tensor) -> list[popxl.Tensor]:
+            self.rest.forward(row)
+            return []
+
+        def backward(row: popxl.Tensor, squares: popxl.Tensor) -> list[popxl.Tensor]:
+            return [squares + self.rest.backward(row)]
+
+        over_rows(range(self.rest.entries), forward)
+        squares = self.head.backward(zero)
+        rows = range(self.rest.entries - 1, -1, -1)
+        (squares,) = over_rows(rows, backward, [squares])
+        return squares + self.first.backward(zero)
+
+
+def toy_config(
+    data_parallel: int = 1,
+    tensor_parallel: int = 1,
+    micro_batch_size: int = 2,
+    global_batch_size: int = 8,
+    device_iterations: int = 1,
+) -> RunConfig:
+    """Three layers, AdamW with clipping, everything sharded that can be."""
+    optimizer = Optimizer(
+        learning_rate=Rate(maximum=1e-2), weight_decay=0.1, gradient_clipping=1.0
+    )
+    return RunConfig(
+        family="toy",
+        model=Model(layers=3, hidden_size=WIDTH, sequence_length=1),
+        training=Training(global_batch_size=global_batch_size, optimizer=optimizer),
+        execution=Execution(
+            micro_batch_size=micro_batch_size,
+            data_parallel=data_parallel,
+            tensor_parallel=tensor_parallel,
+            device_iterations=device_iterations,
+            rts_weights_threshold=8,
+        ),
+    )
