@@ -1,0 +1,330 @@
+"""The executable cache: a second start loads what the first compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl._lower import cache
+from popxl._lower.cache import statistics
+from popxl._lower.executable import LoadedProgram
+
+REPLICAS = 8
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty cache, used by the sessions of the test."""
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path / "cache"))
+    for name in vars(statistics):
+        monkeypatch.setattr(statistics, name, 0)
+    return tmp_path / "cache"
+
+
+def _training_like(replicas: int = REPLICAS) -> tuple[popxl.Ir, dict[str, object]]:
+    """Plain, unused, remote and sharded variables, streams, a loop, collectives, constants."""
+    ir = popxl.Ir(replication=replicas)
+    ir.num_host_transfers = 2
+    with ir.main_graph:
+        x_stream = popxl.h2d_stream((16,), popxl.float32, "x")
+        y_stream = popxl.d2h_stream((16,), popxl.float32, "y")
+        weight = popxl.variable(np.linspace(0, 1, 16, dtype=np.float32), name="w")
+        popxl.variable(np.ones(3, np.float32), name="unused")
+        buffer = popxl.remote_buffer((16,), popxl.float32, 4)
+        remote = popxl.remote_variable(np.full(16, 2, np.float32), buffer, 1)
+        sharded, _ = popxl.replica_sharded_variable(np.arange(16, dtype=np.float32), name="s")
+        large = popxl.constant(np.arange(2048, dtype=np.float32))
+        row = popxl.variable(0, popxl.uint32)
+
+        def step(row: popxl.TensorByRef, weight: popxl.TensorByRef):
+            x = ops.host_load(x_stream) + ops.remote_load(buffer, row)
+            shard = ops.remote_load(sharded._remote[0], 0)
+            x = x * ops.collectives.replicated_all_gather(shard)
+            ops.add_(weight, ops.collectives.replicated_all_reduce(x))
+            ops.remote_store(buffer, row, x)
+            ops.host_store(y_stream, x + weight)
+            ops.increment_mod_(row, 1, 4)
+
+        ops.repeat(ir.create_graph(step, row, weight), 2, row, weight)
+        ops.add_(weight, ops.sum(large) * 1e-6)
+    return ir, {"x": x_stream, "y": y_stream, "variables": (weight, remote, sharded)}
+
+
+def _results(ir: popxl.Ir, names: dict, runs: int = 3) -> list[np.ndarray]:
+    inputs = np.random.default_rng(0).normal(size=(2, ir.replication_factor, 16))
+    data = inputs.squeeze().astype(np.float32)
+    with popxl.Session(ir) as session:
+        found = [session.run({names["x"]: data})[names["y"]] for _ in range(runs)]
+        values = session.get_tensors_data(names["variables"])
+    return [*found, *(np.array(v) for v in values.values())]
+
+
+def _counted() -> dict[str, int]:
+    return dict(vars(statistics))
+
+
+@pytest.mark.parametrize("replicas", [1, REPLICAS])
+def test_a_loaded_executable_gives_the_same_bits(folder, replicas):
+    compiled = _results(*_training_like(replicas))
+    assert _counted() == {"hits": 0, "misses": 1, "traces": 1, "compiles": 1}
+    loaded = _results(*_training_like(replicas))
+    assert _counted() == {"hits": 1, "misses": 1, "traces": 1, "compiles": 1}
+    for a, b in zip(compiled, loaded, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_loaded_executable_updates_state_in_place(folder):
+    popxl.Session(_training_like()[0])
+    ir, names = _training_like()
+    with popxl.Session(ir) as session:
+        assert isinstance(session._executable, LoadedProgram)
+        data = {names["x"]: np.zeros((2, REPLICAS, 16), np.float32)}
+        session.run(data)  # the first run may move small arrays that JAX made without copying
+        for _ in range(3):
+            before, old = _pointers(session), session._state[0]
+            session.run(data)
+            assert _pointers(session) == before
+            assert all(x.is_deleted() for x in jax.tree.leaves(old))
+        kinds = {x.sharding.memory_kind for x in session._state[0].buffers.values()}
+        assert kinds == {"pinned_host"}
+
+
+def _pointers(session: popxl.Session) -> list[int]:
+    return [
+        shard.data.unsafe_buffer_pointer()
+        for x in jax.tree.leaves(session._state[0])
+        for shard in x.addressable_shards
+    ]
+
+
+def test_a_loaded_executable_still_describes_itself(folder):
+    popxl.Session(_training_like()[0])
+    executable = popxl.Session(_training_like()[0])._executable
+    assert "all-reduce" in executable.as_text()
+    assert executable.memory_analysis().temp_size_in_bytes > 0
+
+
+def test_a_loaded_executable_refuses_arguments_of_another_form(folder):
+    popxl.Session(_training_like()[0])
+    session = popxl.Session(_training_like()[0])
+    executable = session._executable
+    specs = session._program.argument_specs
+    arguments = jax.tree.map(
+        lambda s: jax.device_put(np.zeros(s.shape, s.dtype), s.sharding), specs
+    )
+    with pytest.raises(TypeError, match="was called with"):
+        executable(*arguments[:-1])
+    arguments[3]["x"] = arguments[3]["x"].astype(np.int32)
+    with pytest.raises(TypeError, match="but got int32"):
+        executable(*arguments)
+
+
+# ---- separate processes -------------------------------------------------------------------------
+START = """
+import json, sys, time
+import numpy as np
+from tests.popxl.test_cache import _training_like
+import popxl
+from popxl._lower.cache import statistics
+ir, names = _training_like()
+popxl._lower.devices.replica_mesh("cpu", ir.replication_factor)  # starts the backend
+begin = time.perf_counter()
+session = popxl.Session(ir)
+seconds = time.perf_counter() - begin
+with session:
+    y = session.run({names["x"]: np.full((2, 8, 16), 0.3, np.float32)})[names["y"]]
+print(json.dumps({"seconds": seconds, "y": y.tobytes().hex(), **vars(statistics)}))
+"""
+
+
+def _start(folder: Path) -> dict:
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(Path(popxl.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path, "POPXL_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", START], env=environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_second_start_neither_traces_nor_compiles(tmp_path):
+    first, second = _start(tmp_path), _start(tmp_path)
+    assert (first["traces"], first["compiles"], first["hits"]) == (1, 1, 0)
+    assert (second["traces"], second["compiles"], second["hits"]) == (0, 0, 1)
+    assert second["y"] == first["y"]
+    assert second["seconds"] < first["seconds"] / 2
+
+
+# ---- damaged files ------------------------------------------------------------------------------
+def _truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _one_bit_flipped(data: bytes) -> bytes:
+    return data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]
+
+
+def _header_without_end(data: bytes) -> bytes:
+    return data[:20]
+
+
+def _of_another_program(data: bytes) -> bytes:
+    header, _, payload = data.partition(b"\n")
+    return json.dumps({**json.loads(header), "key": "0" * 64}).encode() + b"\n" + payload
+
+
+def _not_an_executable(data: bytes) -> bytes:
+    header, payload = json.loads(data.partition(b"\n")[0]), b"no executable"
+    header["sha256"] = hashlib.sha256(payload).hexdigest()
+    return json.dumps(header).encode() + b"\n" + payload
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_truncated, _one_bit_flipped, _header_without_end, _of_another_program, _not_an_executable,
+     lambda data: b"", lambda data: b"[1]\n", lambda data: os.urandom(1000)],
+)  # fmt: skip
+def test_a_damaged_file_is_replaced_after_one_warning(folder, damage, caplog):
+    popxl.Session(_small())
+    (path,) = folder.iterdir()
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    with caplog.at_level(logging.WARNING, "popxl"):
+        popxl.Session(_small())
+    warnings = [r.getMessage() for r in caplog.records]
+    assert len(warnings) == 1
+    assert str(path) in warnings[0]
+    assert _counted()["compiles"] == 2
+    popxl.Session(_small())
+    assert _counted() == {"hits": 1, "misses": 2, "traces": 2, "compiles": 2}
+
+
+def _small(value: float = 1.0) -> popxl.Ir:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        w = popxl.variable(np.zeros(3, np.float32), name="w")
+        ops.add_(w, popxl.constant(value))
+    return ir
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_program(folder, caplog):
+    folder.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING, "popxl"):
+        popxl.Session(_small())
+    assert "not cached" in caplog.text
+    assert _counted()["compiles"] == 1
+
+
+def test_no_partial_file_is_left(folder):
+    popxl.Session(_small())
+    assert [p.suffix for p in folder.iterdir()] == [".popxl"]
+
+
+def test_sessions_of_several_threads_share_the_cache(folder):
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            _results(*_training_like(1), runs=1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert errors == []
+    assert len(list(folder.iterdir())) == 1
+
+
+# ---- where, and what not ------------------------------------------------------------------------
+def test_the_log_says_what_happened(folder, caplog):
+    with caplog.at_level(logging.INFO, "popxl"):
+        popxl.Session(_small())
+        popxl.Session(_small())
+    text = caplog.text
+    assert "compiled the program in" in text
+    assert "cached the executable" in text
+    assert "loaded executable from cache in" in text
+
+
+def test_the_folder_can_come_from_a_session_option(tmp_path, monkeypatch):
+    monkeypatch.delenv("POPXL_CACHE_DIR", raising=False)
+    ir = _small()
+    assert cache.cache_folder(ir) is None
+    options = ir._pb_ir.getSessionOptions()
+    options.cachePath = str(tmp_path / "of_option")
+    assert cache.cache_folder(ir) is None
+    options.enableEngineCaching = True
+    assert cache.cache_folder(ir) == tmp_path / "of_option"
+    monkeypatch.setenv("POPART_CACHE_DIR", str(tmp_path / "of_popart"))
+    assert cache.cache_folder(ir) == tmp_path / "of_popart"
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path / "of_popxl"))
+    assert cache.cache_folder(ir) == tmp_path / "of_popxl"
+
+
+def test_without_a_folder_nothing_is_counted_as_miss(monkeypatch):
+    monkeypatch.delenv("POPXL_CACHE_DIR", raising=False)
+    before = _counted()
+    popxl.Session(_small())
+    assert statistics.misses == before["misses"]
+    assert statistics.compiles == before["compiles"] + 1
+
+
+def test_programs_that_print_are_not_cached(folder, caplog):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        ops.print_tensor(popxl.variable(1.0))
+    with caplog.at_level(logging.INFO, "popxl"):
+        popxl.Session(ir)
+    assert "not cached: it calls back to Python" in caplog.text
+    assert not folder.exists()
+
+
+DOUBLE = define("double_for_cache_test", lambda x: x + x)
+CALLS_PYTHON = define(
+    "python_for_cache_test",
+    lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+)
+LAPACK = define("qr_for_cache_test", lambda x: jax.numpy.linalg.qr(x)[1])
+
+
+def _with_op(defn) -> popxl.Ir:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        w = popxl.variable(np.eye(3, dtype=np.float32), name="w")
+        ops.var_updates.copy_var_update_(w, emit(defn, [w])[0])
+    return ir
+
+
+def test_user_defined_ops_are_cached_by_their_meaning(folder, monkeypatch):
+    popxl.Session(_with_op(DOUBLE))
+    popxl.Session(_with_op(DOUBLE))
+    assert _counted()["hits"] == 1
+    object.__setattr__(DOUBLE, "lower", lambda x: x + x + 1)
+    popxl.Session(_with_op(DOUBLE))
+    assert _counted()["hits"] == 1
+
+
+@pytest.mark.parametrize("defn", [CALLS_PYTHON, LAPACK])
+def test_user_defined_ops_that_leave_xla_are_not_cached(folder, defn, caplog):
+    """A fresh process could not run them: XLA would jump to an address it does not know."""
+    with caplog.at_level(logging.INFO, "popxl"):
+        popxl.Session(_with_op(defn))
+    assert "which lives outside XLA" in caplog.text
+    assert not folder.exists()
