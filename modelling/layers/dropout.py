@@ -1,0 +1,52 @@
+"""Dropout, and the seeds it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from config.sections import Model
+from popxl import Tensor, ops
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout with one probability, or none.
+
+    A mask is a function of its seed and shape alone, so every use needs a seed of its own.
+
+    Attributes:
+        probability: of an element to become 0; with 0 no seeds are needed.
+    """
+
+    probability: float = 0.0
+
+    @classmethod
+    def of(cls, model: Model) -> Dropout:
+        """The dropout of a model: none for evaluation."""
+        return cls(0.0 if model.eval else model.dropout_prob)
+
+    @property
+    def active(self) -> bool:
+        return self.probability > 0
+
+    def seeds(self, seed: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
+        """`count` seeds made from one; None for each if there is nothing to draw.
+
+        Raises:
+            ValueError: a seed is needed and missing.
+        """
+        if not self.active:
+            return (None,) * count
+        return ops.split_random_seed(self._needed(seed), count)
+
+    def __call__(self, x: Tensor, seed: Tensor | None) -> Tensor:
+        """Zero elements of `x` and scale up the others. Raises ValueError as `seeds`."""
+        return ops.dropout(x, self._needed(seed), self.probability) if self.active else x
+
+    def _needed(self, seed: Tensor | None) -> Tensor:
+        if seed is None:
+            raise ValueError(
+                f"dropout with probability {self.probability} needs a seed: pass a uint32 tensor "
+                "of shape (2,), or build the model for evaluation"
+            )
+        return seed

@@ -1,0 +1,38 @@
+"""The base of all layers, and dtypes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import popxl
+import popxl_addons as addons
+from popxl import ReplicaGrouping, Tensor, ops
+
+
+class Layer(addons.Module):
+    """A module whose variables get their values from the model's weight table."""
+
+    def weight(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: popxl.dtype,
+        grouping: ReplicaGrouping | None = None,
+    ) -> Tensor:
+        """Add an input for a variable.
+
+        The factory's data are zeros that take no memory: initial values are random numbers that
+        belong to the whole model and not to a shard of it (see modelling.weights), and a graph can
+        be built, and its memory planned, for weights that no machine here could hold.
+
+        Args:
+            shape: of a replica's part.
+            grouping: replicas that hold the same part; default: all.
+        """
+        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
+        return self.add_variable_input(name, zeros, dtype, replica_grouping=grouping)
+
+
+def cast(x: Tensor, dtype: popxl.dtype) -> Tensor:
+    """`x` in `dtype`; `x` itself if it has that dtype."""
+    return x if x.dtype == dtype else ops.cast(x, dtype)

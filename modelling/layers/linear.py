@@ -1,0 +1,44 @@
+"""Linear maps."""
+
+from __future__ import annotations
+
+from modelling.layers.layer import Layer
+from popxl import ReplicaGrouping, Tensor, ops
+
+
+class Linear(Layer):
+    """y = x @ weight, for this replica's part of the weight; no communication.
+
+    Variables: `weight` (in_features, out_features).
+
+    Args:
+        out_features: length of the output's last axis on a replica.
+        grouping: replicas that hold the same part of the weight.
+    """
+
+    def __init__(self, out_features: int, grouping: ReplicaGrouping) -> None:
+        super().__init__()
+        self.out_features = out_features
+        self.grouping = grouping
+
+    def build(self, x: Tensor) -> Tensor:
+        """x: (..., in_features) -> (..., out_features)."""
+        shape = (x.shape[-1], self.out_features)
+        return x @ self.weight("weight", shape, x.dtype, self.grouping)
+
+
+class FusedLinear(Linear):
+    """Several linear maps of one input as one product. The weights are side by side in `weight`.
+
+    Args:
+        out_features: of each map, on a replica.
+        parts: number of maps.
+    """
+
+    def __init__(self, out_features: int, parts: int, grouping: ReplicaGrouping) -> None:
+        super().__init__(out_features * parts, grouping)
+        self.parts = parts
+
+    def build(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """x: (..., in_features) -> `parts` times (..., out_features)."""
+        return tuple(ops.split(super().build(x), self.parts, axis=-1))

@@ -1,0 +1,62 @@
+"""The language-model head, with the vocabulary cut over tensor parallelism."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import popxl
+from modelling.layers.layer import Layer
+from modelling.layers.masking import MASKED
+from modelling.layers.parallel import Groups
+from popxl import Tensor, ops
+from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
+
+IGNORED = -100
+"""Label of a position that is not part of the loss, as in PyTorch and Hugging Face."""
+
+
+class LMHead(Layer):
+    """Logits of the next token, with a weight of its own (not the embedding's).
+
+    Variables: `weight` (hidden, ceil(vocabulary / tensor_parallel)), sharded.
+    """
+
+    def __init__(self, vocabulary: int, groups: Groups) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.groups = groups
+
+    def build(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
+
+        Each replica gets the logits of its part of the vocabulary; those of padding, behind the
+        end of the vocabulary, are so low that no softmax or argmax sees them.
+        """
+        shard = self.groups.vocabulary_shard(self.vocabulary)
+        weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
+        x = self.groups.open_sharded(x)
+        logits = ops.matmul(x, weight, output_type=popxl.float32)
+        padded = shard * self.groups.tensor_parallel
+        if padded == self.vocabulary:
+            return logits
+        low = np.where(np.arange(padded) < self.vocabulary, 0, MASKED)
+        mask = popxl.constant(low, popxl.float32, "vocabulary_padding")
+        return logits + ops.collectives.replicated_slice(mask, 0, self.groups.tp)
+
+    def token_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Sum of the negative log-likelihoods of `labels`.
+
+        Args:
+            logits: what `build` returns for x of shape (n, hidden).
+            labels: int32 (n,), in [0, vocabulary) or `IGNORED`.
+
+        Returns:
+            float32 scalar, the same on the replicas of a tensor-parallel group.
+        """
+        ignored = popxl.constant(IGNORED, popxl.int32, "ignored")
+        if self.groups.tensor_parallel > 1:
+            offset = self.groups.rank() * logits.shape[-1]
+            labels, ignored = labels - offset, ignored - ops.reshape(offset, ())
+        return cross_entropy_sharded_loss(
+            logits, labels, ignored, replica_grouping=self.groups.tp, reduction="sum"
+        )

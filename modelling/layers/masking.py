@@ -1,0 +1,18 @@
+"""Masks, as numbers that are added to scores before a softmax."""
+
+from __future__ import annotations
+
+import popxl
+from modelling.layers.layer import cast
+from popxl import Tensor, ops
+
+MASKED = -1e9
+"""Added to a score in float32, it makes the probability 0, and it never overflows, however many
+masks add up."""
+
+
+def padding_bias(mask: Tensor) -> Tensor:
+    """Hide padding. mask: int32 (batch, keys), 1 = token -> float32 (batch, 1, 1, keys)."""
+    batch, keys = mask.shape
+    hidden = 1.0 - cast(mask, popxl.float32)
+    return ops.reshape(hidden * MASKED, (batch, 1, 1, keys))

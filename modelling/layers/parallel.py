@@ -1,0 +1,109 @@
+"""The replica groups of tensor and data parallelism, and what layers do with them.
+
+Replica r is member r % tp of the tensor-parallel group r // tp: a group's members are neighbours,
+and each group works on its own samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import popxl
+from popxl import ReplicaGrouping, Tensor, ops
+from popxl_addons.ops.replicated_all_reduce_TP import (
+    replicated_all_reduce_identical_grad_inputs,
+    replicated_all_reduce_identical_inputs,
+)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Replica groups of an Ir. `sharded` and `identical` say which replicas hold a variable alike,
+    `tp` and `dp` which ones communicate.
+
+    Attributes:
+        tensor_parallel: replicas that share one copy of the model.
+        data_parallel: copies of the model.
+        sharded: for variables cut over tensor parallelism; group i holds shard i.
+        identical: for all other variables: one group of all replicas.
+        tp: replicas that compute a layer together.
+        dp: replicas that reduce gradients of a sharded variable.
+    """
+
+    tensor_parallel: int
+    data_parallel: int
+    sharded: ReplicaGrouping
+    identical: ReplicaGrouping
+    tp: ReplicaGrouping
+    dp: ReplicaGrouping
+
+    @classmethod
+    def current(cls, tensor_parallel: int) -> Groups:
+        """The groups of the current Ir.
+
+        Raises:
+            ValueError: the number of replicas is no multiple of `tensor_parallel`.
+        """
+        ir = popxl.gir()
+        replicas = ir.replication_factor
+        if replicas % tensor_parallel:
+            raise ValueError(
+                f"the Ir has {replicas} replicas, which is no multiple of tensor_parallel "
+                f"{tensor_parallel}: set ir.replication_factor to data_parallel × tensor_parallel"
+            )
+        data_parallel = replicas // tensor_parallel
+        sharded = ir.replica_grouping(stride=tensor_parallel, group_size=data_parallel)
+        return cls(
+            tensor_parallel=tensor_parallel,
+            data_parallel=data_parallel,
+            sharded=sharded,
+            identical=ir.replica_grouping(),
+            tp=sharded.transpose(),
+            dp=sharded,
+        )
+
+    def shard(self, size: int, what: str) -> int:
+        """A replica's part of `size`, the number of `what`. Raises ValueError if it is no whole."""
+        if size % self.tensor_parallel:
+            raise ValueError(
+                f"{size} {what} cannot be cut into tensor_parallel {self.tensor_parallel} equal "
+                "parts"
+            )
+        return size // self.tensor_parallel
+
+    def vocabulary_shard(self, vocabulary: int) -> int:
+        """A replica's part of a vocabulary, whose last part is padded if it is shorter."""
+        return -(-vocabulary // self.tensor_parallel)
+
+    # ---- in graphs ------------------------------------------------------------------------------
+    def open_sharded(self, x: Tensor) -> Tensor:
+        """Begin a computation in which the members of a group do different parts of the work.
+
+        Args:
+            x: the same on all members.
+
+        Returns:
+            `x`. Its gradient, of which each member has a part, is summed over the group.
+        """
+        if self.tensor_parallel == 1:
+            return x
+        return replicated_all_reduce_identical_inputs(x, group=self.tp)
+
+    def close_sharded(self, x: Tensor) -> Tensor:
+        """End a sharded computation: the sum of what the members of a group have."""
+        if self.tensor_parallel == 1:
+            return x
+        return replicated_all_reduce_identical_grad_inputs(x, group=self.tp)
+
+    def rank(self) -> Tensor:
+        """This replica's position in its tensor-parallel group, int32 of shape (1,)."""
+        ranks = popxl.constant(np.arange(self.tensor_parallel), popxl.int32, "tensor_parallel_rank")
+        return ops.collectives.replicated_slice(ranks, 0, self.tp)
+
+    def own_seed(self, seed: Tensor | None) -> Tensor | None:
+        """A seed of this member's own, for random numbers inside a sharded computation."""
+        if seed is None or self.tensor_parallel == 1:
+            return seed
+        return ops.create_random_seed(seed, self.rank())

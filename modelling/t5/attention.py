@@ -1,0 +1,140 @@
+"""T5's attention layers: norm, attention, residual.
+
+Each is three steps, so that generation can put key/value caches between them: project, attend,
+project out. `build` runs them one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import popxl
+from config.t5 import T5Config
+from modelling.layers import (
+    Attention,
+    Dropout,
+    FusedLinear,
+    Groups,
+    Layer,
+    Linear,
+    RMSNorm,
+    add_residual,
+    merge_heads,
+    padding_bias,
+    split_heads,
+)
+from modelling.t5.relative_position import RelativePosition
+from popxl import Tensor
+
+
+class AttentionLayer(Layer):
+    """What self-attention and cross-attention have in common.
+
+    Args:
+        slices: see `Attention`.
+    """
+
+    def __init__(self, config: T5Config, groups: Groups, slices: int = 1) -> None:
+        super().__init__()
+        model = config.model
+        self.groups = groups
+        self.heads = groups.shard(model.attention.heads, "attention heads")
+        self.features = self.heads * model.attention.d_kv  # of all heads on a replica
+        self.dropout = Dropout.of(model)
+        self.norm = RMSNorm(model.layer_norm_epsilon)
+        self.attention = Attention(self.dropout, slices=slices, differentiable=not model.eval)
+        self.output = Linear(model.hidden_size, groups.sharded)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        biases: Sequence[Tensor] = (),
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of this replica's heads; see `Attention.build`."""
+        return self.attention(q, k, v, biases, self.groups.own_seed(seed))
+
+    def project_out(self, x: Tensor, heads: Tensor, seed: Tensor | None = None) -> Tensor:
+        """Add the heads' results to the residual.
+
+        Args:
+            x: the layer's input, (batch, queries, hidden).
+            heads: what `attend` returns.
+        """
+        y = self.groups.close_sharded(self.output(merge_heads(heads)))
+        return add_residual(x, self.dropout(y, seed))
+
+    def split(self, *projections: Tensor) -> tuple[Tensor, ...]:
+        """Each (batch, n, heads * d_kv) -> (batch, heads, n, d_kv)."""
+        return tuple(split_heads(t, self.heads) for t in projections)
+
+
+class SelfAttention(AttentionLayer):
+    """x + attention(norm(x)), with relative positions.
+
+    Variables: `norm.weight`, `qkv.weight` (hidden, 3 * features on a replica),
+    `relative_position.weight`, `output.weight`.
+
+    Args:
+        causal: whether positions see only themselves and those before.
+    """
+
+    def __init__(self, config: T5Config, groups: Groups, causal: bool, slices: int = 1) -> None:
+        super().__init__(config, groups, slices)
+        dtype = popxl.dtype.as_dtype(config.model.precision)
+        self.qkv = FusedLinear(self.features, 3, groups.sharded)
+        self.relative_position = RelativePosition(config.model.attention, dtype, causal, groups)
+
+    def build(self, x: Tensor, mask: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape.
+
+        Args:
+            mask: int32 (batch, length), 1 where there is a token; default: everywhere.
+        """
+        attention_seed, output_seed = self.dropout.seeds(seed, 2)
+        q, k, v = self.project_qkv(x)
+        biases = [self.relative_position(x.shape[1], x.shape[1])]
+        if mask is not None:
+            biases.append(padding_bias(mask))
+        heads = self.attend(q, k, v, biases, attention_seed)
+        return self.project_out(x, heads, output_seed)
+
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values of x, each (batch, heads, length, d_kv)."""
+        return self.split(*self.qkv(self.groups.open_sharded(self.norm(x))))
+
+
+class CrossAttention(AttentionLayer):
+    """x + attention(norm(x), encoded), without position biases.
+
+    Variables: `norm.weight`, `q.weight`, `kv.weight` (hidden, 2 * features on a replica),
+    `output.weight`.
+    """
+
+    def __init__(self, config: T5Config, groups: Groups) -> None:
+        super().__init__(config, groups)
+        self.q = Linear(self.features, groups.sharded)
+        self.kv = FusedLinear(self.features, 2, groups.sharded)
+
+    def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape.
+
+        Args:
+            encoded: the encoder's output, (batch, encoder length, hidden).
+            mask: int32 (batch, encoder length), 1 where there is a token.
+        """
+        attention_seed, output_seed = self.dropout.seeds(seed, 2)
+        q = self.project_q(x)
+        k, v = self.project_kv(encoded)
+        heads = self.attend(q, k, v, [padding_bias(mask)], attention_seed)
+        return self.project_out(x, heads, output_seed)
+
+    def project_q(self, x: Tensor) -> Tensor:
+        """Queries of x, (batch, heads, length, d_kv)."""
+        return self.split(self.q(self.groups.open_sharded(self.norm(x))))[0]
+
+    def project_kv(self, encoded: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of the encoder's output, each (batch, heads, encoder length, d_kv)."""
+        return self.split(*self.kv(self.groups.open_sharded(encoded)))

@@ -1,0 +1,29 @@
+"""T5's feed-forward layer: norm, gated feed-forward, residual."""
+
+from __future__ import annotations
+
+from config.t5 import T5Config
+from modelling.layers import Dropout, GatedFeedForward, Groups, Layer, RMSNorm, add_residual
+from popxl import Tensor
+
+
+class FeedForward(Layer):
+    """x + feed_forward(norm(x)).
+
+    Variables: `norm.weight`, `gated.wi.weight`, `gated.wo.weight`, see `GatedFeedForward`.
+    """
+
+    def __init__(self, config: T5Config, groups: Groups) -> None:
+        super().__init__()
+        model = config.model
+        self.dropout = Dropout.of(model)
+        self.norm = RMSNorm(model.layer_norm_epsilon)
+        self.gated = GatedFeedForward(
+            model.hidden_size, model.d_ff, self.dropout, groups, model.scale_ff
+        )
+
+    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        inner_seed, output_seed = self.dropout.seeds(seed, 2)
+        y = self.gated(self.norm(x), inner_seed)
+        return add_residual(x, self.dropout(y, output_seed))

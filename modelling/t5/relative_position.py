@@ -1,0 +1,119 @@
+"""T5's relative positions: a learned bias on attention scores for each range of distances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+import popxl
+from config.t5 import T5Attention
+from modelling.layers import MASKED, Groups, Layer, cast
+from popxl import Tensor, ops
+
+
+def bucket_of(distance: np.ndarray, causal: bool, buckets: int, max_distance: int) -> np.ndarray:
+    """The bucket of each distance (key position minus query position), int32.
+
+    Half of the buckets hold one distance each, the other half ranges that grow logarithmically
+    up to `max_distance` and beyond (Raffel et al., arXiv:1910.10683, section 2.1). Without `causal`
+    the buckets are shared out to the two directions; with it, keys behind the query (which are
+    masked) get bucket 0.
+    """
+    if causal:
+        base, distance = 0, np.maximum(-distance, 0)
+    else:
+        buckets //= 2
+        base, distance = np.where(distance > 0, buckets, 0), np.abs(distance)
+    exact = buckets // 2
+    # float32, as where the published weights were trained: it decides on which side of a border
+    # a distance falls. The distances below `exact` are only kept away from the logarithm.
+    ratio = np.maximum(distance, exact).astype(np.float32) / np.float32(exact)
+    log_ratio = np.log(ratio) / np.float32(math.log(max_distance / exact))
+    far = exact + (log_ratio * np.float32(buckets - exact)).astype(np.int32)
+    bucket = np.where(distance < exact, distance, np.minimum(far, buckets - 1))
+    return (base + bucket).astype(np.int32)
+
+
+class RelativePosition(Layer):
+    """Biases of attention scores by the distance of key and query.
+
+    Variables: `weight` (buckets, heads / tensor_parallel), sharded over heads. In T5 the layers of
+    a stack share it.
+
+    Args:
+        causal: hide keys behind the query, and use all buckets for the others.
+    """
+
+    def __init__(
+        self, config: T5Attention, dtype: popxl.dtype, causal: bool, groups: Groups
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.causal = causal
+        self.groups = groups
+        self.heads = groups.shard(config.heads, "attention heads")
+
+    def build(self, queries: int, keys: int) -> Tensor:
+        """Biases for queries 0, 1, ... and keys 0, 1, ...: float32 (1, heads, queries, keys)."""
+        # All entries of a diagonal are equal, so there are only queries + keys different ones.
+        # A gather for each entry would have, as its gradient, a scatter of queries * keys rows
+        # into a few buckets, which is slow everywhere.
+        period = queries + keys
+        position = np.arange(period)
+        distance = np.where(position < keys, position, position - period)
+        by_distance = self._bias(distance)  # (heads, period)
+        return _along_diagonals(by_distance, queries, keys)
+
+    def row(self, query: Tensor, keys: int) -> Tensor:
+        """Biases for one query, to generate: float32 (1, heads, 1, keys).
+
+        Args:
+            query: position of the query, int32 (), in [0, keys).
+        """
+        table = np.arange(keys) - np.arange(keys)[:, None]  # (query, key)
+        buckets = popxl.constant(self._buckets(table), popxl.int32, "buckets")
+        row = ops.gather(self._weight(), ops.gather(buckets, query))  # (keys, heads)
+        bias = ops.transpose(cast(row, popxl.float32))
+        if self.causal:
+            masks = popxl.constant(_causal_mask(table), popxl.float32, "causal_masks")
+            bias = bias + ops.gather(masks, query)
+        return bias.reshape((1, self.heads, 1, keys))
+
+    def _weight(self) -> Tensor:
+        shape = (self.config.relative_attention_num_buckets, self.heads)
+        return self.weight("weight", shape, self.dtype, self.groups.sharded)
+
+    def _buckets(self, distance: np.ndarray) -> np.ndarray:
+        return bucket_of(
+            distance,
+            self.causal,
+            self.config.relative_attention_num_buckets,
+            self.config.relative_attention_max_distance,
+        )
+
+    def _bias(self, distance: np.ndarray) -> Tensor:
+        """float32 (heads, n) for constant distances (n,)."""
+        buckets = popxl.constant(self._buckets(distance), popxl.int32, "buckets")
+        bias = ops.transpose(cast(ops.gather(self._weight(), buckets), popxl.float32))
+        if not self.causal:
+            return bias
+        return bias + popxl.constant(_causal_mask(distance), popxl.float32, "causal_mask")
+
+
+def _causal_mask(distance: np.ndarray) -> np.ndarray:
+    return np.where(distance > 0, MASKED, 0).astype(np.float32)
+
+
+def _along_diagonals(t: Tensor, rows: int, columns: int) -> Tensor:
+    """out[0, h, i, j] = t[h, (j - i) mod period], for t of shape (h, period).
+
+    Copies of t in a line, read in rows that are one shorter than t, move on by one in each row:
+    row i begins at element i * (period - 1) = i * period - i.
+    """
+    heads, period = t.shape
+    copies = t.reshape((heads, 1, period)) * popxl.constant(np.ones((rows, 1)), t.dtype, "copies")
+    line = copies.reshape((heads, rows * period))
+    skewed = ops.slice(line, 0, rows * (period - 1), axis=1).reshape((heads, rows, period - 1))
+    return ops.slice(skewed, 0, columns, axis=2).reshape((1, heads, rows, columns))

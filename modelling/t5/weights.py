@@ -1,0 +1,119 @@
+"""Hugging Face's weights of T5ForConditionalGeneration, and ours.
+
+Initial values are Hugging Face's, too (with initializer_factor 1), which are those of Mesh
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+from config.t5 import T5Config, T5Model
+from modelling.weights import Row, Weight, WeightTable
+
+ALIASES = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")}
+
+
+def weight_table(config: T5Config) -> WeightTable:
+    """The weights of the configured model, by the phases that own them.
+
+    The decoder's embeddings have none of their own, and of each stack the first layer alone has
+    relative positions.
+    """
+    model = config.model
+    rows = _Rows(model)
+    vocabulary = (model.embedding.vocab_size, model.hidden_size)
+    others = range(1, model.layers)
+    embedding = Row("tokens.weight", (Weight("shared.weight", vocabulary, 1.0),), axis=0)
+    head = (
+        rows.norm("norm", "decoder.final_layer_norm"),
+        rows.linear("lm_head", (Weight("lm_head.weight", vocabulary, 1.0),), cut="out"),
+    )
+    phases = {
+        "embeddings": ((embedding,),),
+        "first_encoder_layer": (rows.encoder_layer(0),),
+        "encoder_block": tuple(rows.encoder_layer(i) for i in others),
+        "encoder_head": ((rows.norm("norm", "encoder.final_layer_norm"),),),
+        "first_decoder_layer": (rows.decoder_layer(0),),
+        "decoder_block": tuple(rows.decoder_layer(i) for i in others),
+        "head": (head,),
+    }
+    phases = {name: layers for name, layers in phases.items() if layers}
+    return WeightTable(phases, config.execution.tensor_parallel, ALIASES)
+
+
+class _Rows:
+    """Makes the rows of a model's layers. `path` is ours, `theirs` Hugging Face's prefix."""
+
+    def __init__(self, model: T5Model) -> None:
+        self.hidden = model.hidden_size
+        self.d_ff = model.d_ff
+        self.attention = model.attention
+        self.inner = model.attention.heads * model.attention.d_kv
+
+    # ---- layers ---------------------------------------------------------------------------------
+    def encoder_layer(self, index: int) -> tuple[Row, ...]:
+        theirs = f"encoder.block.{index}.layer"
+        return self.self_attention(f"{theirs}.0", index) + self.feed_forward(f"{theirs}.1")
+
+    def decoder_layer(self, index: int) -> tuple[Row, ...]:
+        theirs = f"decoder.block.{index}.layer"
+        return (
+            self.self_attention(f"{theirs}.0", index)
+            + self.cross_attention(f"{theirs}.1")
+            + self.feed_forward(f"{theirs}.2")
+        )
+
+    # ---- sub-layers -----------------------------------------------------------------------------
+    def self_attention(self, theirs: str, index: int) -> tuple[Row, ...]:
+        path, attention = "self_attention", f"{theirs}.SelfAttention"
+        rows = [
+            self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
+            self.linear(f"{path}.qkv", self.projections(attention, "q", "k", "v"), cut="out"),
+        ]
+        if index == 0:
+            rows.append(self.relative_position(path, attention))
+        return (*rows, self.output(path, attention))
+
+    def cross_attention(self, theirs: str) -> tuple[Row, ...]:
+        path, attention = "cross_attention", f"{theirs}.EncDecAttention"
+        return (
+            self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
+            self.linear(f"{path}.q", self.projections(attention, "q"), cut="out"),
+            self.linear(f"{path}.kv", self.projections(attention, "k", "v"), cut="out"),
+            self.output(path, attention),
+        )
+
+    def feed_forward(self, theirs: str) -> tuple[Row, ...]:
+        path, dense = "feed_forward", f"{theirs}.DenseReluDense"
+        shape, std = (self.d_ff, self.hidden), self.hidden**-0.5
+        wi = tuple(Weight(f"{dense}.wi_{i}.weight", shape, std) for i in range(2))
+        wo = Weight(f"{dense}.wo.weight", (self.hidden, self.d_ff), self.d_ff**-0.5)
+        return (
+            self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
+            self.linear(f"{path}.gated.wi", wi, cut="out"),
+            self.linear(f"{path}.gated.wo", (wo,), cut="in"),
+        )
+
+    # ---- parts ----------------------------------------------------------------------------------
+    def norm(self, path: str, theirs: str) -> Row:
+        return Row(f"{path}.weight", (Weight(f"{theirs}.weight", (self.hidden,)),))
+
+    def linear(self, path: str, weights: tuple[Weight, ...], cut: str) -> Row:
+        """Args: `cut`: over tensor parallelism, the "in" or "out" features."""
+        return Row(f"{path}.weight", weights, transpose=True, axis=0 if cut == "in" else 1)
+
+    def projections(self, attention: str, *kinds: str) -> tuple[Weight, ...]:
+        """Weights of queries, keys, values. Initial queries make up for scores without a scale."""
+        d_kv = self.attention.d_kv
+        fan_in = {"q": self.hidden * d_kv, "k": self.hidden, "v": self.hidden}
+        shape = (self.inner, self.hidden)
+        return tuple(Weight(f"{attention}.{k}.weight", shape, fan_in[k] ** -0.5) for k in kinds)
+
+    def output(self, path: str, attention: str) -> Row:
+        weight = Weight(f"{attention}.o.weight", (self.hidden, self.inner), self.inner**-0.5)
+        return self.linear(f"{path}.output", (weight,), cut="in")
+
+    def relative_position(self, path: str, attention: str) -> Row:
+        shape = (self.attention.relative_attention_num_buckets, self.attention.heads)
+        name = f"{attention}.relative_attention_bias.weight"
+        weight = Weight(name, shape, self.hidden**-0.5)
+        return Row(f"{path}.relative_position.weight", (weight,), axis=1)

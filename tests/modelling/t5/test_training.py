@@ -1,0 +1,194 @@
+"""The phased training program of FLAN-T5 against Hugging Face's T5 in torch, float32.
+
+The same random weights, and a global batch whose sequences and targets have different lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import popxl
+import pytest
+import torch
+from config.presets import load_config
+from config.t5 import T5Config
+from finetuning import FineTuning
+from modelling.phases.training import build_training
+from modelling.t5.family import FAMILY
+from transformers import T5Config as HFConfig
+from transformers import T5ForConditionalGeneration
+
+SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 96, 5, 1e-2
+
+
+def our_config(dp: int = 1, tp: int = 1, micro_batch: int = 4, layers: int = 3) -> T5Config:
+    """A tiny T5; global batch SAMPLES."""
+    return load_config(
+        T5Config,
+        "finetuning",
+        "tiny",
+        {
+            "model": {
+                "layers": layers,
+                "hidden_size": 32,
+                "d_ff": 48,
+                "sequence_length": ENC,
+                "decoder_sequence_length": DEC,
+                "embedding": {"vocab_size": VOCABULARY},
+                "attention": {
+                    "heads": 4,
+                    "d_kv": 8,
+                    "relative_attention_num_buckets": 8,
+                    "relative_attention_max_distance": 16,
+                },
+            },
+            "training": {
+                "global_batch_size": SAMPLES,
+                "optimizer": {"gradient_clipping": 1.0, "weight_decay": 0.1, "eps": 1e-6},
+            },
+            "execution": {
+                "data_parallel": dp,
+                "tensor_parallel": tp,
+                "micro_batch_size": micro_batch,
+                "rts_weights_threshold": 64,
+                "device": "cpu",
+            },
+        },
+    )
+
+
+def their_model() -> T5ForConditionalGeneration:
+    """Hugging Face's model of `our_config`, with the same seed each time."""
+    model = our_config().model
+    torch.manual_seed(0)
+    theirs = T5ForConditionalGeneration(
+        HFConfig(
+            vocab_size=VOCABULARY,
+            d_model=model.hidden_size,
+            d_kv=model.attention.d_kv,
+            d_ff=model.d_ff,
+            num_layers=model.layers,
+            num_decoder_layers=model.layers,
+            num_heads=model.attention.heads,
+            relative_attention_num_buckets=model.attention.relative_attention_num_buckets,
+            relative_attention_max_distance=model.attention.relative_attention_max_distance,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+        )
+    )
+    return theirs.eval()
+
+
+def logical(model: T5ForConditionalGeneration) -> dict[str, np.ndarray]:
+    return {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+
+
+def batches(count: int) -> list[dict[str, np.ndarray]]:
+    """Global batches with lengths from 2 to the maximum, padded right; labels padded with -100."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        words = rng.integers(2, VOCABULARY, (SAMPLES, ENC)).astype(np.int32)
+        mask = (np.arange(ENC) < rng.integers(2, ENC + 1, (SAMPLES, 1))).astype(np.int32)
+        labels = rng.integers(2, VOCABULARY, (SAMPLES, DEC)).astype(np.int32)
+        lengths = rng.integers(1, DEC + 1, (SAMPLES, 1))
+        labels[np.arange(DEC) >= lengths] = -100
+        decoder = np.concatenate([np.zeros((SAMPLES, 1)), labels[:, :-1]], axis=1)
+        decoder = np.where(decoder == -100, 0, decoder).astype(np.int32)
+        found.append(
+            {
+                "input_ids": words * mask,
+                "attention_mask": mask,
+                "decoder_input_ids": decoder,
+                "labels": labels,
+            }
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What torch gives: losses and norms of the steps, gradients of the first, final weights."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+
+
+@cache
+def reference() -> Reference:
+    """Train Hugging Face's model with torch's AdamW and clipping."""
+    model = their_model()
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-6)
+    losses, norms, gradients = [], [], {}
+    for batch in batches(STEPS):
+        tensors = {n: torch.tensor(a, dtype=torch.long) for n, a in batch.items()}
+        loss = model(**tensors).loss  # the mean over all target tokens of the batch
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = gradients or {n: p.grad.numpy().copy() for n, p in named.items()}
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return Reference(losses, norms, gradients, logical(model))
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    """Norm of the difference, relative to the norm of b."""
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
+def test_loss_and_every_gradient(dp: int, tp: int) -> None:
+    config = our_config(dp, tp)
+    model = FineTuning(config, gradients=True)
+    model.write(logical(their_model()))
+    with model:
+        (result,) = model.run(batches(1), [0.0])
+        gradients = model.gradients()
+    expected = reference()
+    assert result.loss == pytest.approx(expected.losses[0], abs=1e-5)
+    assert result.gradient_norm == pytest.approx(expected.norms[0], rel=1e-5)
+    assert gradients.keys() == expected.gradients.keys()
+    errors = {n: relative(g, expected.gradients[n]) for n, g in gradients.items()}
+    assert max(errors.values()) < 1e-4, sorted(errors.items(), key=lambda kv: -kv[1])[:3]
+
+
+SPLITS = [(1, 1, 16), (1, 1, 2), (2, 1, 4), (1, 2, 4), (2, 2, 2), (2, 4, 8)]
+
+
+@pytest.mark.parametrize(("dp", "tp", "micro_batch"), SPLITS)
+def test_five_steps_of_adamw(dp: int, tp: int, micro_batch: int) -> None:
+    """Any split of the global batch over replicas and micro-batches trains as torch does."""
+    model = FineTuning(our_config(dp, tp, micro_batch))
+    model.write(logical(their_model()))
+    with model:
+        results = [model.run([b], [RATE], i)[0] for i, b in enumerate(batches(STEPS))]
+    expected = reference()
+    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
+    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
+    weights = model.read(optimizer=False)
+    errors = {n: relative(w, expected.weights[n]) for n, w in weights.items()}
+    assert max(errors.values()) < 1e-4, sorted(errors.items(), key=lambda kv: -kv[1])[:3]
+
+
+def test_the_program_is_verified() -> None:
+    from popxl._core.verify import verify_ir
+
+    verify_ir(build_training(our_config(2, 2), FAMILY.layout).ir)
+
+
+def test_one_layer_has_no_block_phase() -> None:
+    program = build_training(our_config(layers=1), FAMILY.layout)
+    assert "encoder_block" not in program.variables
+    assert isinstance(program.ir, popxl.Ir)
