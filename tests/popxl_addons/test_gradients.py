@@ -1,0 +1,152 @@
+"""Gradients: plain, accumulated, recomputed; against torch."""
+
+import numpy as np
+import popxl
+import pytest
+import torch
+from popxl import ops
+
+from popxl_addons import Module, NamedTensors, autodiff, autodiff_with_accumulation, recompute_graph
+from popxl_addons.grad_info import is_fwd
+from popxl_addons.layers import Linear
+from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl_addons.transforms.autodiff import remap_grad_info
+from popxl_addons.transforms.repeat_graph import repeat_graph
+
+MICRO_BATCHES = 3
+rng = np.random.default_rng(1)
+X = rng.normal(size=(MICRO_BATCHES, 2, 4)).astype(np.float32)
+DY = rng.normal(size=(MICRO_BATCHES, 2, 3)).astype(np.float32)
+SPEC = popxl.TensorSpec((2, 4), popxl.float32)
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = Linear(5)
+        self.out = Linear(3, bias=False)
+
+    def build(self, x):
+        return self.out(ops.tanh(self.hidden(x)))
+
+
+def torch_gradients(weights):
+    """Mean gradients of the weights over micro-batches, and the gradient of each input."""
+    tensors = {n: torch.tensor(w, requires_grad=True) for n, w in weights.items()}
+    x = torch.tensor(X, requires_grad=True)
+    hidden = torch.tanh(x @ tensors["hidden.weight"] + tensors["hidden.bias"])
+    y = hidden @ tensors["out.weight"]
+    (y * torch.tensor(DY)).sum().backward()
+    return {n: t.grad.numpy() / MICRO_BATCHES for n, t in tensors.items()}, x.grad.numpy()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_accumulated_gradients_are_means_over_micro_batches(recompute):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts, fwd = Net().create_graph(SPEC)
+        variables = facts.init()
+        x = fwd.graph.inputs[0]
+        grad_facts, grad = autodiff_with_accumulation(fwd, fwd.args.tensors, grads_required=[x])
+        assert grad_facts.keys_flat() == [*(f"accum.{n}" for n in facts.keys_flat()),
+                                          "mean_accum_counter"]  # fmt: skip
+        assert grad.args.keys_flat() == grad_facts.keys_flat()
+        if recompute:
+            grad = recompute_graph(grad)
+            fwd_inputs = [c.fwd_tensor for c in grad.grad_graph_info.expected_inputs if is_fwd(c)]
+            assert tuple(fwd_inputs) == fwd.graph.inputs
+        accumulators = grad_facts.init()
+        streams = []
+        for i in range(MICRO_BATCHES):
+            info = fwd.bind(variables).call_with_info(popxl.constant(X[i]))
+            (dx,) = grad.bind(accumulators).call(
+                popxl.constant(DY[i]), args=grad.grad_graph_info.inputs_dict(info)
+            )
+            streams.append(popxl.d2h_stream(dx.shape, dx.dtype))
+            ops.host_store(streams[-1], dx)
+    with popxl.Session(ir) as session:
+        outputs = session.run()
+    weights = {n: session.get_tensor_data(t) for n, t in variables.to_dict().items()}
+    wanted, dx = torch_gradients(weights)
+    np.testing.assert_allclose([outputs[s] for s in streams], dx, rtol=1e-5, atol=1e-6)
+    for name, gradient in wanted.items():
+        accumulated = session.get_tensor_data(accumulators.accum.get(name))
+        np.testing.assert_allclose(accumulated, gradient, rtol=1e-5, atol=1e-6)
+    assert session.get_tensor_data(accumulators.mean_accum_counter) == MICRO_BATCHES
+
+
+def test_accumulators_of_half_weights_are_float32():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        _, fwd = Linear(3).create_graph(popxl.TensorSpec((2, 4), popxl.float16))
+        facts, _ = autodiff_with_accumulation(fwd, fwd.args.tensors)
+        assert facts.accum.weight.dtype == popxl.float32
+
+
+@pytest.mark.parametrize("prefix", ["", "accum."])
+def test_accumulators_take_the_groupings_of_their_variables(prefix):
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        _, fwd = Linear(3).create_graph(SPEC)
+        alone = ir.replica_grouping(group_size=1)
+        groups = NamedReplicaGrouping()
+        groups.insert(f"{prefix}weight", alone)
+        facts, _ = autodiff_with_accumulation(fwd, fwd.args.tensors, replica_groupings=groups)
+        assert facts.accum.weight.replica_grouping == alone
+        assert facts.accum.bias.replica_grouping == ir.replica_grouping()
+
+
+def test_a_gradient_is_accumulated_or_returned():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        _, fwd = Linear(3).create_graph(SPEC)
+        weight = fwd.args.weight
+        with pytest.raises(ValueError, match="weight"):
+            autodiff_with_accumulation(fwd, [weight], grads_required=[weight])
+
+
+def test_recomputing_keeps_the_order_of_gradients_then_inputs():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        _, fwd = Net().create_graph(SPEC)
+        grad = recompute_graph(autodiff(fwd))
+        kinds = [is_fwd(c) for c in grad.grad_graph_info.expected_inputs]
+        assert kinds == [False] + [True] * len(fwd.graph.inputs)
+        assert grad.grad_graph_info.outputs == autodiff(fwd).grad_graph_info.outputs
+
+
+def test_autodiff_takes_plain_graphs_and_gradients_of_called_graphs():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        inner = ir.create_graph(lambda x: x * x, SPEC)
+        tripled = ir.create_graph(lambda dy, x: dy * x * 6.0, SPEC, SPEC)
+        template = autodiff(inner).grad_graph_info
+        info = remap_grad_info(template, inner, tripled)
+        outer = ir.create_graph(lambda x: ops.call(inner, x), SPEC)
+        grad = autodiff(outer, called_graphs_grad_info={inner: info})
+        assert tripled in grad.graph.called_graphs
+        assert tripled not in autodiff(outer).graph.called_graphs
+
+
+def test_repeat_graph_feeds_outputs_back():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        step = ir.create_graph(lambda x, by: x + by, *[popxl.TensorSpec((), popxl.float32)] * 2)
+        loop = repeat_graph(step, 5)
+        (y,) = ops.call(loop, popxl.constant(1.0), popxl.constant(2.0))
+        stream = popxl.d2h_stream((), popxl.float32)
+        ops.host_store(stream, y)
+    with popxl.Session(ir) as session:
+        assert session.run()[stream] == 11
+
+
+def test_graphs_made_by_transforms_verify():
+    from popxl._core.verify import verify_ir
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        _, fwd = Net().create_graph(SPEC)
+        _, grad = autodiff_with_accumulation(fwd, fwd.args.tensors)
+        recompute_graph(grad)
+        assert isinstance(grad.args.accum, NamedTensors)
+    verify_ir(ir)
