@@ -1,0 +1,85 @@
+"""Signals end a run at its next step, a second one at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from training.signals import StopSignal
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_raises_the_flag(number):
+    with StopSignal() as stop:
+        assert not stop.requested
+        assert stop.name is None
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.name == number.name
+
+
+def test_a_second_signal_does_what_it_did_before():
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_given_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with StopSignal():
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    assert before == {number: signal.getsignal(number) for number in before}
+
+
+def test_outside_the_main_thread_the_flag_stays_down():
+    flags = []
+
+    def work():
+        with StopSignal() as stop:
+            flags.append(stop.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert flags == [False]
+
+
+TRAINING = """
+import itertools, sys, time
+import numpy as np
+from training.checkpoint import CheckpointStore
+from training.signals import StopSignal
+
+with StopSignal() as stop, CheckpointStore(sys.argv[1]) as store:
+    for step in itertools.count(1):
+        time.sleep(0.01)
+        print(step, flush=True)
+        if stop.requested:
+            store.save(step, {"x": np.full(3, step)}, {"signal": stop.name})
+            break
+"""
+
+
+def test_a_terminated_run_saves_and_ends(tmp_path):
+    from training.checkpoint import load_checkpoint
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "1\n"
+    process.terminate()
+    steps = ["1", *process.communicate(timeout=20)[0].split()]
+    assert process.returncode == 0
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.metadata == {"signal": "SIGTERM"}
+    assert checkpoint.tensors["x"][0] == checkpoint.step == int(steps[-1])

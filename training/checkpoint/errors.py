@@ -1,0 +1,13 @@
+"""What goes wrong with files that hold tensors."""
+
+from __future__ import annotations
+
+from config.errors import UserError
+
+
+class CheckpointError(UserError):
+    """A checkpoint or model folder that cannot be read or written."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged, and an older one is used instead."""

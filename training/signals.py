@@ -1,0 +1,63 @@
+"""Ending a run at its next step instead of in the middle of one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignal:
+    """Turns the first SIGTERM or SIGINT (Ctrl-C) into a flag to look at between steps.
+
+    with StopSignal() as stop:
+        for step in range(steps):
+            train(step)
+            if stop.requested:
+                save()
+                break
+
+    A second signal does what it did before this: it ends the program at once. Outside the main
+    thread, where Python gives no signals, the flag stays down.
+    """
+
+    def __init__(self) -> None:
+        self._received: str | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self._received is not None
+
+    @property
+    def name(self) -> str | None:
+        """The signal that did, such as "SIGTERM"."""
+        return self._received
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                # None stands for a handler that was not set from Python and cannot be set again.
+                self._previous[number] = signal.signal(number, self._receive) or signal.SIG_DFL
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler)
