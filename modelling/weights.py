@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -19,9 +20,9 @@ from popxl_addons import NamedTensors
 from popxl_addons.array_munging import pad_axis, shard
 
 Arrays = Mapping[str, np.ndarray]
-Variables = Mapping[str, Sequence[NamedTensors]]
-"""A program's variables: for each phase and each of its layers the trees `fwd` (variables), `optim`
-(their optimizer state, by variable) and perhaps `grad`."""
+Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
+"""A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
+`optim` (their optimizer state, by variable) and `grad` (their gradients), as far as there are."""
 
 OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
@@ -154,26 +155,27 @@ class WeightTable:
     """All weights of a model.
 
     Attributes:
-        phases: rows of each layer of each phase, in the order of the forward pass. A variable that
-            several phases use is a row of the one that owns it.
+        layers: rows of each layer, in the order of the forward pass. A variable that several
+            layers use is a row of the one that owns it.
+        phases: names of the layers of each phase of a phased program.
         tensor_parallel: number of parts that sharded variables are cut into.
         aliases: other names of logical weights that files may have, by alias.
     """
 
-    phases: Mapping[str, tuple[tuple[Row, ...], ...]]
+    layers: Mapping[str, tuple[Row, ...]]
+    phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
         """Every logical weight once."""
-        layers = [layer for phase in self.phases.values() for layer in phase]
-        return tuple(w for rows in layers for row in rows for w in row.weights)
+        return tuple(w for rows in self.layers.values() for row in rows for w in row.weights)
 
     # ---- logical weights ------------------------------------------------------------------------
     def initial(self, seed: int) -> Arrays:
         """Initial weights by name, float32, made when asked for. No layout changes them."""
-        return _Computed({w.name: lambda w=w: w.initial(seed) for w in self.weights})
+        return _Computed({w.name: partial(w.initial, seed) for w in self.weights})
 
     def renamed(self, tensors: Arrays) -> Arrays:
         """The weights of a file under their logical names; each is read when asked for.
@@ -193,7 +195,7 @@ class WeightTable:
                 "the weights belong to a model of another kind or size than the configuration's: "
                 f"missing {_some(missing)}, unknown {_some(unknown)}"
             )
-        return _Computed({own: lambda n=name: tensors[n] for own, name in found.items()})
+        return _Computed({own: partial(tensors.__getitem__, name) for own, name in found.items()})
 
     # ---- variables ------------------------------------------------------------------------------
     def to_variables(self, tensors: Arrays, variables: Variables) -> dict[Variable, np.ndarray]:
@@ -208,10 +210,9 @@ class WeightTable:
         """
         with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
         out = {}
-        for row, tree, prefix in self._places(variables, with_state):
-            variable, names = tree, [prefix + w.name for w in row.weights]
+        for row, variable, prefix in self._places(variables, with_state):
             if variable.shape == ():  # such as a step counter: one for all the row's weights
-                data = np.asarray(tensors[names[0]])
+                data = np.asarray(tensors[prefix + row.weights[0].name])
             else:
                 data = row.to_host(tensors, self.tensor_parallel, prefix)
             out[variable] = data.astype(variable.dtype.as_numpy(), copy=False)
@@ -245,9 +246,15 @@ class WeightTable:
         return row.to_logical(data, self.tensor_parallel, prefix)
 
     def _rows(self, variables: Variables) -> Iterator[tuple[Row, NamedTensors]]:
-        for phase, layers in self.phases.items():
-            for rows, tree in zip(layers, variables[phase], strict=True):
-                yield from ((row, tree) for row in rows)
+        """Each row, and the trees of its layer."""
+        trees: dict[str, NamedTensors] = {}
+        for name, found in variables.items():
+            if isinstance(found, NamedTensors):
+                trees[name] = found
+            else:  # a phase that owns nothing has no layers here
+                trees.update(zip(self.phases.get(name, ()), found, strict=True))
+        for layer, rows in self.layers.items():
+            yield from ((row, trees[layer]) for row in rows)
 
     def _places(self, variables: Variables, optimizer: bool) -> Iterator[tuple[Row, Variable, str]]:
         """(row, variable, prefix of the logical names) of weights and optimizer state."""

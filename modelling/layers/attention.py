@@ -106,8 +106,8 @@ class Attention(addons.Module):
         graph = self._step_graph(queries[0], k, v, tuple(b[0] for b in cut), seeds[0])
         outputs = []
         for i, part in enumerate(queries):
-            own_seed = [] if seeds[i] is None else [seeds[i]]
-            outputs.append(graph.call(part, k, v, *(b[i] for b in cut), *own_seed)[0])
+            inputs = [part, k, v, *(b[i] for b in cut), seeds[i]]
+            outputs.append(graph.call(*(t for t in inputs if t is not None))[0])
         return ops.concat(outputs, axis=2)
 
     def _step_graph(self, *args: Tensor | tuple[Tensor, ...] | None) -> addons.GraphWithNamedArgs:

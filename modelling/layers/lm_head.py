@@ -53,7 +53,7 @@ class LMHead(Layer):
         Returns:
             float32 scalar, the same on the replicas of a tensor-parallel group.
         """
-        ignored = popxl.constant(IGNORED, popxl.int32, "ignored")
+        ignored: Tensor = popxl.constant(IGNORED, popxl.int32, "ignored")
         if self.groups.tensor_parallel > 1:
             offset = self.groups.rank() * logits.shape[-1]
             labels, ignored = labels - offset, ignored - ops.reshape(offset, ())

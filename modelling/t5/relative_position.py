@@ -21,7 +21,7 @@ def bucket_of(distance: np.ndarray, causal: bool, buckets: int, max_distance: in
     masked) get bucket 0.
     """
     if causal:
-        base, distance = 0, np.maximum(-distance, 0)
+        base, distance = np.zeros_like(distance), np.maximum(-distance, 0)
     else:
         buckets //= 2
         base, distance = np.where(distance > 0, buckets, 0), np.abs(distance)

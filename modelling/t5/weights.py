@@ -9,35 +9,55 @@ from __future__ import annotations
 from config.t5 import T5Config, T5Model
 from modelling.weights import Row, Weight, WeightTable
 
+EMBEDDINGS = "embeddings"
+ENCODER_HEAD = "encoder_head"
+HEAD = "head"
 ALIASES = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")}
 
 
+def encoder_layer(index: int) -> str:
+    """Name of a layer of the encoder."""
+    return f"encoder.{index}"
+
+
+def decoder_layer(index: int) -> str:
+    """Name of a layer of the decoder."""
+    return f"decoder.{index}"
+
+
 def weight_table(config: T5Config) -> WeightTable:
-    """The weights of the configured model, by the phases that own them.
+    """The weights of the configured model.
 
     The decoder's embeddings have none of their own, and of each stack the first layer alone has
     relative positions.
     """
-    model = config.model
-    rows = _Rows(model)
-    vocabulary = (model.embedding.vocab_size, model.hidden_size)
-    others = range(1, model.layers)
-    embedding = Row("tokens.weight", (Weight("shared.weight", vocabulary, 1.0),), axis=0)
-    head = (
-        rows.norm("norm", "decoder.final_layer_norm"),
-        rows.linear("lm_head", (Weight("lm_head.weight", vocabulary, 1.0),), cut="out"),
-    )
+    indices = range(config.model.layers)
+    encoder, decoder = (tuple(map(name, indices)) for name in (encoder_layer, decoder_layer))
     phases = {
-        "embeddings": ((embedding,),),
-        "first_encoder_layer": (rows.encoder_layer(0),),
-        "encoder_block": tuple(rows.encoder_layer(i) for i in others),
-        "encoder_head": ((rows.norm("norm", "encoder.final_layer_norm"),),),
-        "first_decoder_layer": (rows.decoder_layer(0),),
-        "decoder_block": tuple(rows.decoder_layer(i) for i in others),
-        "head": (head,),
+        "embeddings": (EMBEDDINGS,),
+        "first_encoder_layer": encoder[:1],
+        "encoder_block": encoder[1:],
+        "encoder_head": (ENCODER_HEAD,),
+        "first_decoder_layer": decoder[:1],
+        "decoder_block": decoder[1:],
+        "head": (HEAD,),
     }
-    phases = {name: layers for name, layers in phases.items() if layers}
-    return WeightTable(phases, config.execution.tensor_parallel, ALIASES)
+    return WeightTable(_layers(config.model), phases, config.execution.tensor_parallel, ALIASES)
+
+
+def _layers(model: T5Model) -> dict[str, tuple[Row, ...]]:
+    rows, indices = _Rows(model), range(model.layers)
+    vocabulary = (model.embedding.vocab_size, model.hidden_size)
+    return {
+        EMBEDDINGS: (Row("tokens.weight", (Weight("shared.weight", vocabulary, 1.0),), axis=0),),
+        **{encoder_layer(i): rows.encoder_layer(i) for i in indices},
+        ENCODER_HEAD: (rows.norm("norm", "encoder.final_layer_norm"),),
+        **{decoder_layer(i): rows.decoder_layer(i) for i in indices},
+        HEAD: (
+            rows.norm("norm", "decoder.final_layer_norm"),
+            rows.linear("lm_head", (Weight("lm_head.weight", vocabulary, 1.0),), cut="out"),
+        ),
+    }
 
 
 class _Rows:

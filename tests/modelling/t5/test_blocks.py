@@ -5,6 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
+from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
+from modelling.t5.weights import (
+    EMBEDDINGS,
+    ENCODER_HEAD,
+    HEAD,
+    decoder_layer,
+    encoder_layer,
+    weight_table,
+)
 from tests.modelling.harness import (
     TENSOR_PARALLEL,
     Case,
@@ -13,9 +23,6 @@ from tests.modelling.harness import (
     small_config,
 )
 from tests.modelling.t5.hf import additive, hf_model
-
-from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
-from modelling.t5.weights import weight_table
 
 CONFIG = small_config()
 MODEL = CONFIG.model
@@ -33,10 +40,10 @@ def t5_cases() -> dict[str, Case]:
     def rand(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, np.float32)
 
-    def case(make, phase, reference, inputs, grad, row=0):  # type: ignore[no-untyped-def]
-        return Case(make, reference, inputs, table.phases[phase][row], parameters, grad)
+    def case(make, layer, reference, inputs, grad):
+        return Case(make, reference, inputs, table.layers[layer], parameters, grad)
 
-    def at(block):  # type: ignore[no-untyped-def]
+    def at(block):
         return lambda tensor_parallel: block(small_config(tensor_parallel))
 
     def sliced(tensor_parallel: int) -> EncoderBlock:
@@ -44,10 +51,10 @@ def t5_cases() -> dict[str, Case]:
 
     causal = additive(torch.tril(torch.ones(DECODER, DECODER)))
 
-    def encode(x, mask):  # type: ignore[no-untyped-def]
+    def encode(x, mask):
         return hf.encoder.block[0](x, additive(mask)[:, None, None])[0]
 
-    def decode(x, encoded, mask):  # type: ignore[no-untyped-def]
+    def decode(x, encoded, mask):
         return hf.decoder.block[0](
             x,
             causal,
@@ -55,7 +62,7 @@ def t5_cases() -> dict[str, Case]:
             encoder_attention_mask=additive(mask)[:, None, None],
         )[0]
 
-    def loss(x, labels, weight):  # type: ignore[no-untyped-def]
+    def loss(x, labels, weight):
         logits = hf.lm_head(hf.decoder.final_layer_norm(x))
         flat = logits.flatten(0, 1), labels.flatten().long()
         return torch.nn.functional.cross_entropy(*flat, reduction="sum") * weight
@@ -64,23 +71,23 @@ def t5_cases() -> dict[str, Case]:
     labels = rng.integers(0, MODEL.embedding.vocab_size, (BATCH, DECODER), np.int32)
     labels[0, 2:] = labels[1] = -100
     wide, narrow = (BATCH, ENCODER, MODEL.hidden_size), (BATCH, DECODER, MODEL.hidden_size)
-    encoder = "first_encoder_layer", encode, [rand(*wide), MASK], rand(*wide)
+    encoder = encoder_layer(0), encode, [rand(*wide), MASK], rand(*wide)
     return {
-        "embeddings": case(at(Embeddings), "embeddings", hf.shared, [words], rand(*wide)),
+        "embeddings": case(at(Embeddings), EMBEDDINGS, hf.shared, [words], rand(*wide)),
         "encoder": case(at(EncoderBlock), *encoder),
         "encoder in slices": case(sliced, *encoder),
         "encoder head": case(
-            at(EncoderHead), "encoder_head", hf.encoder.final_layer_norm, [rand(*wide)], rand(*wide)
+            at(EncoderHead), ENCODER_HEAD, hf.encoder.final_layer_norm, [rand(*wide)], rand(*wide)
         ),
         "decoder": case(
             at(DecoderBlock),
-            "first_decoder_layer",
+            decoder_layer(0),
             decode,
             [rand(*narrow), rand(*wide), MASK],
             rand(*narrow),
         ),
         "head": case(
-            at(Head), "head", loss, [rand(*narrow), labels, np.float32(0.37)], np.float32(1.5)
+            at(Head), HEAD, loss, [rand(*narrow), labels, np.float32(0.37)], np.float32(1.5)
         ),
     }
 
@@ -96,5 +103,5 @@ def references():
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
 def test_as_hugging_face(tensor_parallel, references):
     results = run_cases(CASES, tensor_parallel)
-    errors = {name: results[name].check(references[name]) for name in CASES}
-    print(tensor_parallel, {n: f"{e:.1e}" for n, e in errors.items()})
+    for name in CASES:
+        results[name].check(references[name])
