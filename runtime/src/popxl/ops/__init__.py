@@ -1,5 +1,6 @@
 """The ops of PopXL. Each is a function that adds an op to the current graph."""
 
+from popxl.ops._windows import PadType as PadType
 from popxl.ops.activation import gelu as gelu
 from popxl.ops.activation import gelu_ as gelu_
 from popxl.ops.activation import geluerf as geluerf
@@ -27,6 +28,10 @@ from popxl.ops.call import call as call
 from popxl.ops.call import call_with_info as call_with_info
 from popxl.ops.conditional import conditional as conditional
 from popxl.ops.conditional import conditional_with_info as conditional_with_info
+from popxl.ops.convolution import conv as conv
+from popxl.ops.convolution import conv_pow2scaled as conv_pow2scaled
+from popxl.ops.convolution import conv_transpose as conv_transpose
+from popxl.ops.convolution import conv_transpose_pow2scaled as conv_transpose_pow2scaled
 from popxl.ops.dynamic import dynamic_slice as dynamic_slice
 from popxl.ops.dynamic import dynamic_update as dynamic_update
 from popxl.ops.dynamic import dynamic_update_ as dynamic_update_
@@ -52,6 +57,9 @@ from popxl.ops.elementwise import rename as rename
 from popxl.ops.elementwise import sign as sign
 from popxl.ops.elementwise import sin as sin
 from popxl.ops.elementwise import sqrt as sqrt
+from popxl.ops.float8 import matmul_pow2scaled as matmul_pow2scaled
+from popxl.ops.float8 import pow2scale_cast_from_fp8 as pow2scale_cast_from_fp8
+from popxl.ops.float8 import pow2scale_cast_to_fp8 as pow2scale_cast_to_fp8
 from popxl.ops.gathering import gather as gather
 from popxl.ops.gathering import groupedgather as groupedgather
 from popxl.ops.gathering import onehot as onehot
@@ -78,6 +86,8 @@ from popxl.ops.placement import io_tile_copy as io_tile_copy
 from popxl.ops.placement import ipu_copy as ipu_copy
 from popxl.ops.placement import print_tensor as print_tensor
 from popxl.ops.placement import remote_code_load as remote_code_load
+from popxl.ops.pooling import average_pool as average_pool
+from popxl.ops.pooling import max_pool as max_pool
 from popxl.ops.random import create_random_seed as create_random_seed
 from popxl.ops.random import dropout as dropout
 from popxl.ops.random import random_normal as random_normal
@@ -104,6 +114,9 @@ from popxl.ops.remote import remote_load_ as remote_load_
 from popxl.ops.remote import remote_store as remote_store
 from popxl.ops.repeat import repeat as repeat
 from popxl.ops.repeat import repeat_with_info as repeat_with_info
+from popxl.ops.scattering import grouped_scatter_reduce as grouped_scatter_reduce
+from popxl.ops.scattering import histogram as histogram
+from popxl.ops.scattering import scatter_reduce as scatter_reduce
 from popxl.ops.shape import concat as concat
 from popxl.ops.shape import concat_ as concat_
 from popxl.ops.shape import flatten as flatten
@@ -117,17 +130,21 @@ from popxl.ops.shape import transpose_ as transpose_
 from popxl.ops.slicing import slice as slice
 from popxl.ops.slicing import slice_ as slice_
 from popxl.ops.slicing import subsample as subsample
+from popxl.ops.vision import interpolate as interpolate
+from popxl.ops.vision import roi_align as roi_align
 
 from popxl.ops import collectives as collectives  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
 
 __all__ = [
     "CallSiteInfo",
+    "PadType",
     "abs",
     "add",
     "add_",
     "argmax",
     "argmin",
+    "average_pool",
     "batch_norm_inference",
     "call",
     "call_with_info",
@@ -141,6 +158,10 @@ __all__ = [
     "concat_",
     "conditional",
     "conditional_with_info",
+    "conv",
+    "conv_pow2scaled",
+    "conv_transpose",
+    "conv_transpose_pow2scaled",
     "cos",
     "create_random_seed",
     "cumsum",
@@ -165,13 +186,16 @@ __all__ = [
     "geluerf_",
     "greater",
     "group_norm",
+    "grouped_scatter_reduce",
     "groupedgather",
+    "histogram",
     "host_load",
     "host_store",
     "identity",
     "increment_mod",
     "increment_mod_",
     "init",
+    "interpolate",
     "io_tile_copy",
     "ipu_copy",
     "isfinite",
@@ -189,7 +213,9 @@ __all__ = [
     "logsum",
     "logsumexp",
     "matmul",
+    "matmul_pow2scaled",
     "max",
+    "max_pool",
     "maximum",
     "mean",
     "median",
@@ -200,6 +226,8 @@ __all__ = [
     "nll_loss_with_softmax_grad",
     "onehot",
     "pow",
+    "pow2scale_cast_from_fp8",
+    "pow2scale_cast_to_fp8",
     "print_tensor",
     "prod",
     "random_normal",
@@ -215,9 +243,11 @@ __all__ = [
     "repeat_with_info",
     "reshape",
     "reshape_",
+    "roi_align",
     "scaled_add",
     "scaled_add_",
     "scatter",
+    "scatter_reduce",
     "shaped_dropout",
     "sign",
     "sin",

@@ -133,7 +133,7 @@ def groupedgather(
     if group_size in (None, 1):
         return gather(t, indices, axis, available_memory_proportion, zero_OOR)
     check_indices("groupedgather", indices)
-    _check_groups("groupedgather", group_size, t, indices)
+    check_groups("groupedgather", group_size, t, indices)
     attrs: dict[str, Any] = {
         "axis": axis_of("groupedgather", t, axis, extra=-1),
         "zero_oor": bool(zero_OOR),
@@ -142,7 +142,7 @@ def groupedgather(
     return emit(_GROUPED_GATHER, [t, indices], attrs)[0]
 
 
-def _check_groups(op: str, groups: int | None, *tensors: Tensor) -> None:
+def check_groups(op: str, groups: int | None, *tensors: Tensor) -> None:
     for t in tensors:
         if t.rank == 0 or t.shape[0] != groups:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,33 +30,39 @@ def _matmul(
     return result.astype(a.dtype if output_type is None else output_type.as_jax())
 
 
-def _flops(op: Op) -> int:
+def matmul_flops(op: Op) -> int:
     """A multiplication and an addition for each element of the contracted axis and the result."""
     return 2 * op.outputs[0].nelms * op.inputs[0].shape[-1]
 
 
 def _matmul_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """dA = dC Bᵀ and dB = Aᵀ dC, on matrices; vectors become matrices of one row or column."""
-    a, b = op.inputs
+    dc = dy if dy.dtype is op.inputs[0].dtype else ops.cast(dy, op.inputs[0].dtype)
+    return matmul_grads(ctx, op, dc, ctx.fwd)
+
+
+def matmul_grads(
+    ctx: Any, op: Op, dy: Tensor, value: Callable[[Tensor], Tensor]
+) -> list[Tensor | None]:
+    """dA = dC Bᵀ and dB = Aᵀ dC, on matrices; vectors become matrices of one row or column.
+
+    Args:
+        value: an operand in the gradient graph, in the dtype of `dy`.
+    """
+    a, b = op.inputs[:2]
     a_shape = a.shape if a.rank > 1 else (1, *a.shape)
     b_shape = b.shape if b.rank > 1 else (*b.shape, 1)
-    batch = _broadcast(a_shape[:-2], b_shape[:-2])
-    dc = _reshaped(ops.cast(dy, a.dtype) if dy.dtype is not a.dtype else dy,
-                   (*batch, a_shape[-2], b_shape[-1]))  # fmt: skip
+    batch = jnp.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    dc = _reshaped(dy, (*batch, a_shape[-2], b_shape[-1]))
     da = db = None
     if ctx.needs(op, 0):
-        product = ops.matmul(dc, _swapped(_reshaped(ctx.fwd(b), b_shape)))
+        product = ops.matmul(dc, _swapped(_reshaped(value(b), b_shape)))
         da = _reshaped(sum_to(product, a_shape), a.shape)
     if ctx.needs(op, 1):
-        x = _reshaped(ctx.fwd(a), a_shape)
+        x = _reshaped(value(a), a_shape)
         if len(b_shape) == 2:  # one contraction over batch and rows, not a sum of products
             x, dc = (_reshaped(t, (math.prod(t.shape[:-1]), t.shape[-1])) for t in (x, dc))
         db = _reshaped(sum_to(ops.matmul(_swapped(x), dc), b_shape), b.shape)
     return [da, db]
-
-
-def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(jnp.broadcast_shapes(*shapes))
 
 
 def _reshaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -66,7 +73,7 @@ def _swapped(t: Tensor) -> Tensor:
     return ops.transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
 
 
-_MATMUL = define("matmul", _matmul, grad=_matmul_grad, dtypes="same", flops=_flops)
+_MATMUL = define("matmul", _matmul, grad=_matmul_grad, dtypes="same", flops=matmul_flops)
 
 
 def matmul(

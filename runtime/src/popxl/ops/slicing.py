@@ -7,7 +7,7 @@ many it takes, and the distance to the next one, which may be negative.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -22,7 +22,7 @@ INT_MIN = -(2**31)
 INT_MAX = 2**31 - 1
 
 Region = tuple[tuple[int, int, int], ...]
-_Bound = int | list[int | None] | None
+_Bound = int | Sequence[int | None] | None
 
 
 # ---- meaning ------------------------------------------------------------------------------------
@@ -80,17 +80,24 @@ _SLICE = define("slice", _read, grad=_slice_grad, view_write=_write)
 
 
 # ---- arguments ----------------------------------------------------------------------------------
-def _as_list(value: Any, count: int, default: int | None) -> list[int | None]:
-    if value is None or isinstance(value, Integral):
-        return [default if value is None else value] * count
-    return [default if v is None else v for v in value]
+def _listed(values: _Bound) -> list[int | None] | None:
+    """A list argument, or None if it is one number for all axes."""
+    return None if values is None or isinstance(values, Integral) else list(values)  # type: ignore[arg-type]
+
+
+def _for_each(values: _Bound, count: int) -> list[int | None]:
+    """One bound for each axis sliced, as Python integers."""
+    found = _listed(values)
+    if found is None:
+        found = [values] * count  # type: ignore[list-item]
+    return [None if v is None else int(v) for v in found]
 
 
 def process_args(
     start: _Bound = None,
     stop: _Bound = None,
     step: _Bound = None,
-    axis: int | list[int] | None = None,
+    axis: int | Sequence[int] | None = None,
 ) -> tuple[list[int], list[int], list[int], list[int]]:
     """Starts, stops, steps and axes of a slice, as lists of integers of one length.
 
@@ -100,24 +107,22 @@ def process_args(
         ValueError: lists of different lengths, or a step of 0.
     """
     given = {"start": start, "stop": stop, "step": step, "axis": axis}
-    lists = {k: v for k, v in given.items() if v is not None and not isinstance(v, Integral)}
+    lists = {name: _listed(values) for name, values in given.items()}
     same_length("slice", **lists)
-    count = len(next(iter(lists.values()))) if lists else 1
-    steps = [int(s) for s in _as_list(step, count, 1)]  # type: ignore[arg-type]
+    count = next((len(values) for values in lists.values() if values is not None), 1)
+    steps = [1 if s is None else s for s in _for_each(step, count)]
     if 0 in steps:
         raise ValueError(f"slice: step {step} must not be 0")
+    up = [s > 0 for s in steps]
     starts = [
-        (0 if by > 0 else INT_MAX) if s is None else int(s)
-        for s, by in zip(_as_list(start, count, None), steps, strict=True)
+        (0 if rising else INT_MAX) if s is None else s
+        for s, rising in zip(_for_each(start, count), up, strict=True)
     ]
     stops = [
-        (INT_MAX if by > 0 else INT_MIN) if s is None else int(s)
-        for s, by in zip(_as_list(stop, count, None), steps, strict=True)
+        (INT_MAX if rising else INT_MIN) if s is None else s
+        for s, rising in zip(_for_each(stop, count), up, strict=True)
     ]
-    if axis is None:
-        axes = list(range(count))
-    else:
-        axes = [int(axis)] * count if isinstance(axis, Integral) else [int(a) for a in axis]
+    axes = [i if a is None else a for i, a in enumerate(_for_each(axis, count))]
     return starts, stops, steps, axes
 
 

@@ -1,0 +1,296 @@
+"""Convolutions over (batch, channels, ...) tensors, in ONNX's conventions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad, define
+from popxl.ops._numerics import check_floating, is_float8
+from popxl.ops._windows import (
+    PadType,
+    Pairs,
+    check_pad_type,
+    extent,
+    halves,
+    padding_pairs,
+    per_axis,
+)
+from popxl.tensor import Tensor
+
+Hints = dict[str, Any]
+_FLOAT8 = NoGrad("float8 convolutions are for inference")
+
+
+def _flops(op: Op) -> int:
+    """Two for each output element and each weight that reaches it."""
+    return 2 * op.outputs[0].nelms * math.prod(op.inputs[1].shape[1:])
+
+
+def _transpose_flops(op: Op) -> int:
+    return 2 * op.inputs[0].nelms * math.prod(op.inputs[1].shape[1:])
+
+
+# ---- meaning ------------------------------------------------------------------------------------
+def _convolve(x: Any, w: Any, strides: Any, pads: Pairs, dilations: Any, **kwargs: Any) -> Any:
+    spatial = "HWDXYZ"[: x.ndim - 2]
+    numbers = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
+    return lax.conv_general_dilated(
+        x, w, strides, pads, rhs_dilation=dilations, dimension_numbers=numbers, **kwargs
+    )
+
+
+def _conv(
+    x: Any,
+    w: Any,
+    strides: tuple[int, ...],
+    pads: Pairs,
+    dilations: tuple[int, ...],
+    groups: int,
+    hints: Any = None,
+) -> Any:
+    check_floating(x)
+    return _convolve(x, w, strides, pads, dilations, feature_group_count=groups)
+
+
+def _conv_transpose(
+    x: Any,
+    w: Any,
+    strides: tuple[int, ...],
+    pads: Pairs,
+    dilations: tuple[int, ...],
+    groups: int,
+    hints: Any = None,
+) -> Any:
+    """The gradient of a convolution: the input is spread by the strides, the kernel reversed."""
+    check_floating(x)
+    kernel = w.shape[2:]
+    split = w.reshape((groups, w.shape[0] // groups, w.shape[1], *kernel))
+    swapped = jnp.swapaxes(split, 1, 2).reshape((-1, w.shape[0] // groups, *kernel))
+    flipped = lax.rev(swapped, range(2, w.ndim))
+    extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
+    edges = tuple((k - 1 - b, k - 1 - e) for k, (b, e) in zip(extents, pads, strict=True))
+    return _convolve(x, flipped, (1,) * len(kernel), edges, dilations, lhs_dilation=strides,
+                     feature_group_count=groups)  # fmt: skip
+
+
+def _scaled(fn: Any) -> Any:
+    """A convolution of float8 tensors, times 2^log2_scale, as float16."""
+
+    def lower(x: Any, w: Any, log2_scale: Any, **attrs: Any) -> Any:
+        if not (is_float8(x) and is_float8(w)):
+            raise TypeError(f"it takes float8 tensors, not {x.dtype} and {w.dtype}")
+        product = fn(x.astype(jnp.float32), w.astype(jnp.float32), **attrs)
+        return jnp.ldexp(product, log2_scale.reshape(())).astype(jnp.float16)
+
+    return lower
+
+
+_CONV = define("conv", _conv, dtypes="same", flops=_flops)
+_CONV_SCALED = define("conv_pow2scaled", _scaled(_conv), grad=_FLOAT8, flops=_flops)
+_TRANSPOSE = define("conv_transpose", _conv_transpose, dtypes="same", flops=_transpose_flops)
+_TRANSPOSE_SCALED = define(
+    "conv_transpose_pow2scaled", _scaled(_conv_transpose), grad=_FLOAT8, flops=_transpose_flops
+)
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+def _common(
+    op: str, t: Tensor, weight: Tensor, stride: Any, dilation: Any, groups: int | None, hints: Hints
+) -> dict[str, Any]:
+    rank = t.rank - 2
+    if rank < 1 or weight.rank != t.rank:
+        raise ValueError(
+            f"{op}: {t.id!r} of shape {t.shape} must be (batch, channels, ...), and "
+            f"{weight.id!r} of shape {weight.shape} must have as many axes"
+        )
+    given = tuple((k, _frozen(v)) for k, v in hints.items() if v is not None)
+    return {
+        "strides": per_axis(op, "stride", stride, rank),
+        "dilations": per_axis(op, "dilation", dilation, rank),
+        "groups": int(groups or 1),
+        **({"hints": given} if given else {}),
+    }
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _conv_attrs(
+    op: str, t: Tensor, weight: Tensor, padding: Any, pad_type: Any, **common: Any
+) -> dict[str, Any]:
+    attrs = _common(op, t, weight, **common)
+    rank = t.rank - 2
+    extents = [extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)]
+    pads = padding_pairs(
+        t.shape[2:],
+        extents,
+        attrs["strides"],
+        per_axis(op, "padding", padding, 2 * rank, 0),
+        check_pad_type(op, pad_type),
+    )
+    return {**attrs, "pads": pads}
+
+
+def _transpose_attrs(
+    op: str,
+    t: Tensor,
+    weight: Tensor,
+    padding: Any,
+    pad_type: Any,
+    output_padding: Iterable[int] | None,
+    output_shape: Iterable[int] | None,
+    **common: Any,
+) -> dict[str, Any]:
+    """Pads become (begin, end - output padding): what is cut off the full result."""
+    attrs = _common(op, t, weight, **common)
+    rank, kind = t.rank - 2, check_pad_type(op, pad_type)
+    extra = per_axis(op, "output_padding", tuple(output_padding or ()) or None, rank, 0)
+    extents = [extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)]
+    full = [
+        (n - 1) * s + k + e
+        for n, s, k, e in zip(t.shape[2:], attrs["strides"], extents, extra, strict=True)
+    ]
+    wanted = tuple(output_shape or ())[-rank:]
+    if not wanted and kind.startswith("same"):
+        wanted = tuple(n * s for n, s in zip(t.shape[2:], attrs["strides"], strict=True))
+    if wanted:
+        pads = tuple(halves(f - w, kind) for f, w in zip(full, wanted, strict=True))
+    else:
+        given = per_axis(op, "padding", padding, 2 * rank, 0)
+        pads = padding_pairs(t.shape[2:], extents, attrs["strides"], given, kind)
+    cut = tuple((b, e - x) for (b, e), x in zip(pads, extra, strict=True))
+    return {**attrs, "pads": cut}
+
+
+# ---- public functions ---------------------------------------------------------------------------
+def conv(
+    t: Tensor,
+    weight: Tensor,
+    stride: tuple[int, ...] | None = (1, 1),
+    padding: tuple[int, ...] | None = (0, 0, 0, 0),
+    dilation: tuple[int, ...] | None = (1, 1),
+    groups: int | None = 1,
+    pad_type: PadType | None = "not_set",
+    available_memory_proportions: list[float] | None = None,
+    partials_types: list[str] | None = None,
+    enable_conv_dithering: list[int] | None = None,
+) -> Tensor:
+    """Convolution (cross-correlation) over the spatial axes.
+
+    Args:
+        t: (batch, channels, *spatial), one or more spatial axes.
+        weight: (out_channels, channels / groups, *kernel), of the dtype of `t`.
+        stride, dilation: one value for each spatial axis.
+        padding: zeros added, at the begin of each spatial axis, then at the end of each.
+        groups: channels are cut into so many groups, each with its own kernels.
+        pad_type: "same_upper" and "same_lower" pad such that a stride of 1 keeps the size, with
+            the odd zero at the end or the begin; "valid" pads nothing; "not_set" uses `padding`.
+        available_memory_proportions, partials_types, enable_conv_dithering: hints for other
+            hardware; recorded, no effect.
+
+    Raises:
+        ValueError: arguments that do not fit the number of axes.
+        SpecError: channels that do not fit.
+    """
+    hints = {
+        "available_memory_proportions": available_memory_proportions,
+        "partials_types": partials_types,
+        "enable_conv_dithering": enable_conv_dithering,
+    }
+    attrs = _conv_attrs("conv", t, weight, padding, pad_type, stride=stride, dilation=dilation,
+                        groups=groups, hints=hints)  # fmt: skip
+    return emit(_CONV, [t, weight], attrs)[0]
+
+
+def conv_pow2scaled(
+    t: Tensor,
+    weight: Tensor,
+    log2_scale: Tensor,
+    stride: tuple[int, ...] | None = (1, 1),
+    padding: tuple[int, ...] | None = (0, 0, 0, 0),
+    dilation: tuple[int, ...] | None = (1, 1),
+    groups: int | None = 1,
+    pad_type: PadType | None = "not_set",
+    available_memory_proportions: list[float] | None = None,
+    enable_conv_dithering: list[int] | None = None,
+) -> Tensor:
+    """`conv` of float8 tensors, times 2 to the power `log2_scale`, as float16.
+
+    Args:
+        log2_scale: int32 tensor of one element. The others are as for `conv`.
+    """
+    hints = {
+        "available_memory_proportions": available_memory_proportions,
+        "enable_conv_dithering": enable_conv_dithering,
+    }
+    attrs = _conv_attrs("conv_pow2scaled", t, weight, padding, pad_type, stride=stride,
+                        dilation=dilation, groups=groups, hints=hints)  # fmt: skip
+    return emit(_CONV_SCALED, [t, weight, log2_scale], attrs)[0]
+
+
+def conv_transpose(
+    t: Tensor,
+    weight: Tensor,
+    stride: tuple[int, ...] | None = (1, 1),
+    padding: tuple[int, ...] | None = (0, 0, 0, 0),
+    dilation: tuple[int, ...] | None = (1, 1),
+    groups: int | None = 1,
+    pad_type: PadType | None = "not_set",
+    output_padding: tuple[int, ...] | None = (),
+    output_shape: tuple[int, ...] | None = (),
+    available_memory_proportions: list[float] | None = None,
+    partials_types: list[str] | None = None,
+    enable_conv_dithering: list[int] | None = None,
+) -> Tensor:
+    """Transposed convolution: the gradient of `conv` with respect to its input.
+
+    Args:
+        t: (batch, channels, *spatial).
+        weight: (channels, out_channels / groups, *kernel), of the dtype of `t`.
+        padding: what is cut off, at the begin of each spatial axis, then at the end of each.
+        output_padding: elements added at the end of each spatial axis.
+        output_shape: spatial sizes of the result, from which the padding then follows.
+        stride, dilation, groups, pad_type: of the convolution that it transposes; the hints as
+            for `conv`.
+    """
+    hints = {
+        "available_memory_proportions": available_memory_proportions,
+        "partials_types": partials_types,
+        "enable_conv_dithering": enable_conv_dithering,
+    }
+    attrs = _transpose_attrs("conv_transpose", t, weight, padding, pad_type, output_padding,
+                             output_shape, stride=stride, dilation=dilation, groups=groups,
+                             hints=hints)  # fmt: skip
+    return emit(_TRANSPOSE, [t, weight], attrs)[0]
+
+
+def conv_transpose_pow2scaled(
+    t: Tensor,
+    weight: Tensor,
+    log2_scale: Tensor,
+    stride: tuple[int, ...] | None = (1, 1),
+    padding: tuple[int, ...] | None = (0, 0, 0, 0),
+    dilation: tuple[int, ...] | None = (1, 1),
+    groups: int | None = 1,
+    pad_type: PadType | None = "not_set",
+    output_padding: tuple[int, ...] | None = (),
+    output_shape: tuple[int, ...] | None = (),
+    available_memory_proportions: list[float] | None = None,
+    enable_conv_dithering: list[int] | None = None,
+) -> Tensor:
+    """`conv_transpose` of float8 tensors, times 2 to the power `log2_scale`, as float16."""
+    hints = {
+        "available_memory_proportions": available_memory_proportions,
+        "enable_conv_dithering": enable_conv_dithering,
+    }
+    attrs = _transpose_attrs("conv_transpose_pow2scaled", t, weight, padding, pad_type,
+                             output_padding, output_shape, stride=stride, dilation=dilation,
+                             groups=groups, hints=hints)  # fmt: skip
+    return emit(_TRANSPOSE_SCALED, [t, weight, log2_scale], attrs)[0]

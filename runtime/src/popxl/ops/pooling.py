@@ -1,0 +1,149 @@
+"""Pooling over the spatial axes of (batch, channels, ...) tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from popxl._core.op import emit
+from popxl._core.opdef import OpDef, define
+from popxl.ops._numerics import floats
+from popxl.ops._windows import (
+    PadType,
+    Pairs,
+    check_pad_type,
+    extent,
+    padding_pairs,
+    per_axis,
+)
+from popxl.tensor import Tensor
+
+
+def _window(
+    x: Any,
+    initial: float,
+    reducer: Any,
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    pads: Pairs,
+    dilations: tuple[int, ...],
+    in_dilations: tuple[int, ...],
+) -> Any:
+    return lax.reduce_window(
+        x,
+        np.asarray(initial, x.dtype),
+        reducer,
+        (1, 1, *kernel),
+        (1, 1, *strides),
+        ((0, 0), (0, 0), *pads),
+        (1, 1, *in_dilations),
+        (1, 1, *dilations),
+    )
+
+
+def _average(x: Any, **window: Any) -> Any:
+    """Padding counts neither in the sum nor in the number of elements."""
+    count = _window(jnp.ones((1, 1, *x.shape[2:]), x.dtype), 0.0, lax.add, **window)
+    return _window(x, 0.0, lax.add, **window) / count
+
+
+def _maximum(x: Any, **window: Any) -> Any:
+    return _window(x, -np.inf, lax.max, **window)
+
+
+_AVERAGE_POOL = define("average_pool", floats(_average))
+_MAX_POOL = define("max_pool", floats(_maximum))
+
+
+def _pool(
+    defn: OpDef,
+    t: Tensor,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    out_pads: Any,
+    dilation: Any,
+    in_dilations: Any,
+    auto_pad: Any,
+    ceil_mode: bool,
+) -> Tensor:
+    op, rank = defn.name, t.rank - 2
+    if rank < 1:
+        raise ValueError(f"{op}: {t.id!r} of shape {t.shape} must be (batch, channels, ...)")
+    if any(out_pads or ()):
+        raise ValueError(f"{op}: out_pads={out_pads} of {t.id!r} are not supported; slice instead")
+    kernel = per_axis(op, "kernel_size", kernel_size, rank)
+    strides = per_axis(op, "stride", stride, rank)
+    dilations = per_axis(op, "dilation", dilation, rank)
+    spread = per_axis(op, "in_dilations", in_dilations, rank)
+    sizes = [extent(n, d) for n, d in zip(t.shape[2:], spread, strict=True)]
+    extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
+    given = per_axis(op, "padding", padding, 2 * rank, 0)
+    pads = padding_pairs(sizes, extents, strides, given, check_pad_type(op, auto_pad))
+    if ceil_mode:
+        pads = tuple(
+            (b, e + _missing(n, k, s, b, e))
+            for n, k, s, (b, e) in zip(sizes, extents, strides, pads, strict=True)
+        )
+    attrs = {"kernel": kernel, "strides": strides, "pads": pads, "dilations": dilations,
+             "in_dilations": spread}  # fmt: skip
+    return emit(defn, [t], attrs)[0]
+
+
+def _missing(size: int, window: int, stride: int, begin: int, end: int) -> int:
+    """Padding at the end that completes a last window, if that window starts in the input."""
+    rest = (size + begin + end - window) % stride
+    starts_at = size + begin + end - window - rest + stride
+    return stride - rest if rest and starts_at < size + begin else 0
+
+
+def average_pool(
+    t: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] | None = None,
+    padding: tuple[int, ...] | None = None,
+    out_pads: tuple[int, ...] | None = None,
+    dilation: tuple[int, ...] | None = None,
+    in_dilations: tuple[int, ...] | None = None,
+    auto_pad: PadType | None = "not_set",
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Mean of the elements in each window; padding does not count.
+
+    Args:
+        t: (batch, channels, *spatial).
+        kernel_size: size of the window along each spatial axis.
+        stride: distance of windows, default 1; padding, dilation, auto_pad: as for `conv`.
+        out_pads: must be 0.
+        in_dilations: zeros inserted between elements, plus 1.
+        ceil_mode: also take windows that reach beyond the end but start inside.
+
+    Raises:
+        ValueError: arguments that do not fit the number of axes.
+    """
+    return _pool(_AVERAGE_POOL, t, kernel_size, stride, padding, out_pads, dilation, in_dilations,
+                 auto_pad, ceil_mode)  # fmt: skip
+
+
+def max_pool(
+    t: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] | None = None,
+    padding: tuple[int, ...] | None = None,
+    out_pads: tuple[int, ...] | None = None,
+    dilation: tuple[int, ...] | None = None,
+    in_dilations: tuple[int, ...] | None = None,
+    auto_pad: PadType | None = "not_set",
+    ceil_mode: bool = False,
+    storage_order: Literal["row", "column"] = "row",
+) -> Tensor:
+    """Largest element in each window; arguments as for `average_pool`. No gradient if dilated.
+
+    Args:
+        storage_order: order of indices, which are not returned; no effect.
+    """
+    return _pool(_MAX_POOL, t, kernel_size, stride, padding, out_pads, dilation, in_dilations,
+                 auto_pad, ceil_mode)  # fmt: skip

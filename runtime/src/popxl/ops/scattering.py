@@ -1,0 +1,180 @@
+"""Reducing elements into positions given by index tensors, and counting them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from popxl._core.op import emit
+from popxl._core.opdef import NoGrad, define
+from popxl.ops._args import axis_of
+from popxl.ops._numerics import check_floating, widen
+from popxl.ops.gathering import check_groups, check_indices, element_index
+from popxl.tensor import Tensor
+
+ScatterReductionType = Literal["sum", "min", "max", "none"]
+_METHODS = {"sum": "add", "min": "min", "max": "max", "none": "set"}
+
+
+# ---- scatter_reduce -----------------------------------------------------------------------------
+def _neutral(reduction: str, dtype: Any) -> Any:
+    """What leaves any element unchanged by the reduction."""
+    if reduction in ("sum", "none"):
+        return 0
+    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+    return info.max if reduction == "min" else info.min
+
+
+def _apply(start: Any, data: Any, indices: Any, axis: int, method: str) -> Any:
+    """Reduce `data` into `start`; whole slices at once where all indices of a slice agree."""
+    size = start.shape[axis]
+    where = indices.astype(jnp.int32)
+    where = jnp.where((where >= 0) & (where < size), where, size)  # past the end: dropped
+    if where.ndim == 1:
+        target, rows = jnp.moveaxis(start, axis, 0), jnp.moveaxis(data, axis, 0)
+        return jnp.moveaxis(getattr(target.at[where], method)(rows, mode="drop"), 0, axis)
+    full = jnp.broadcast_to(where, data.shape)
+    return getattr(start.at[element_index(full, axis)], method)(data, mode="drop")
+
+
+def _scatter_reduce(
+    data: Any,
+    indices: Any,
+    *initial: Any,
+    reduction: str,
+    axis: int,
+    axis_size: int,
+    hints: Any = None,
+) -> Any:
+    wide = widen(data)
+    if initial:
+        result = _apply(widen(initial[0]), wide, indices, axis, _METHODS[reduction])
+        return result.astype(data.dtype)
+    shape = (*data.shape[:axis], axis_size, *data.shape[axis + 1 :])
+    start = jnp.full(shape, _neutral(reduction, wide.dtype), wide.dtype)
+    result = _apply(start, wide, indices, axis, _METHODS[reduction])
+    if reduction in ("min", "max"):
+        hit = _apply(jnp.zeros(shape, bool), jnp.ones(data.shape, bool), indices, axis, "set")
+        result = jnp.where(hit, result, 0)
+    return result.astype(data.dtype)
+
+
+def _grouped_scatter_reduce(*arrays: Any, **attrs: Any) -> Any:
+    return jax.vmap(lambda *group: _scatter_reduce(*group, **attrs))(*arrays)
+
+
+_SCATTER_REDUCE = define("scatter_reduce", _scatter_reduce)
+_GROUPED_SCATTER_REDUCE = define("grouped_scatter_reduce", _grouped_scatter_reduce)
+
+
+def grouped_scatter_reduce(
+    data: Tensor,
+    indices: Tensor,
+    reduction: ScatterReductionType,
+    initial_values: Tensor | None = None,
+    axis: int = 0,
+    axis_size: int | None = None,
+    group_size: int = 1,
+    enable_index_broadcast: bool = True,
+    available_memory_proportion: float | None = None,
+) -> Tensor:
+    """A `scatter_reduce` for each group.
+
+    Args:
+        data, indices, initial_values: with more than one group, their first axis is the group.
+        axis: axis of a group's part of `data` (so the group axis does not count).
+        group_size: number of groups.
+    """
+    op = "scatter_reduce"
+    grouped = group_size != 1
+    check_indices(op, indices)
+    if reduction not in _METHODS:
+        raise ValueError(f"{op}: reduction {reduction!r} must be one of {', '.join(_METHODS)}")
+    tensors = [data, indices] + ([] if initial_values is None else [initial_values])
+    if grouped:
+        check_groups(op, group_size, *tensors)
+    axis = axis_of(op, data, axis, extra=-grouped)
+    size = (data if initial_values is None else initial_values).shape[axis + grouped]
+    if axis_size not in (None, size) and initial_values is not None:
+        raise ValueError(f"{op}: axis_size={axis_size}, but the initial values have {size}")
+    given = {"enable_index_broadcast": enable_index_broadcast,
+             "available_memory_proportion": available_memory_proportion}  # fmt: skip
+    attrs = {
+        "reduction": reduction,
+        "axis": axis,
+        "axis_size": int(axis_size or size),
+        "hints": tuple((k, v) for k, v in given.items() if v is not None),
+    }
+    return emit(_GROUPED_SCATTER_REDUCE if grouped else _SCATTER_REDUCE, tensors, attrs)[0]
+
+
+def scatter_reduce(
+    data: Tensor,
+    indices: Tensor,
+    reduction: ScatterReductionType,
+    initial_values: Tensor | None = None,
+    axis: int = 0,
+    axis_size: int | None = None,
+    enable_index_broadcast: bool = True,
+    available_memory_proportion: float | None = None,
+) -> Tensor:
+    """Reduce the elements of `data` that share an index along `axis`.
+
+    Args:
+        data: what is reduced; half types are summed in float32.
+        indices: integers: one for each slice of `data` along `axis`, or a tensor that broadcasts
+            to `data`. Those out of range leave their elements out.
+        reduction: "sum", "min", "max", or "none": a new value overwrites, and which of several
+            stays is not defined.
+        initial_values: what to reduce into, of the dtype of `data`; without it, positions that no
+            index names are 0.
+        axis_size: size of the result along `axis`; default: that of the initial values, or of
+            `data`.
+        enable_index_broadcast, available_memory_proportion: hints for other hardware; recorded.
+
+    Raises:
+        ValueError: an unknown reduction, no such axis, or indices that are not integers.
+    """
+    return grouped_scatter_reduce(data, indices, reduction, initial_values, axis, axis_size, 1,
+                                  enable_index_broadcast, available_memory_proportion)  # fmt: skip
+
+
+# ---- histogram ----------------------------------------------------------------------------------
+def _histogram(x: Any, levels: tuple[float, ...], absolute_of_input: bool) -> Any:
+    check_floating(x)
+    values = jnp.abs(x) if absolute_of_input else x
+    bounds = jnp.asarray(levels, jnp.float32)
+    bins = jnp.searchsorted(bounds, widen(values).reshape(-1), side="right")
+    return jnp.zeros(len(levels) + 1, jnp.uint32).at[bins].add(jnp.uint32(1))
+
+
+_HISTOGRAM = define("histogram", _histogram, grad=NoGrad("integer output"))
+
+
+def check_increment(levels: list[float]) -> None:
+    """Raise ValueError unless the levels increase."""
+    if any(not a < b for a, b in pairwise(levels)) or any(map(math.isnan, levels)):
+        raise ValueError(f"histogram: levels {levels} must increase")
+
+
+def histogram(t: Tensor, levels: list[float], absolute_of_input: bool) -> Tensor:
+    """Count the elements between levels, as uint32.
+
+    Args:
+        levels: n increasing bounds. Element i of the n + 1 results counts those in
+            [levels[i - 1], levels[i]), with everything below and above at the ends.
+        absolute_of_input: count absolute values.
+
+    Raises:
+        ValueError: the levels do not increase.
+    """
+    check_increment(levels)
+    attrs = {
+        "levels": tuple(float(v) for v in levels),
+        "absolute_of_input": bool(absolute_of_input),
+    }
+    return emit(_HISTOGRAM, [t], attrs)[0]
