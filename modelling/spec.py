@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from config.sections import RunConfig
 
+from config.sections import RunConfig
+from modelling.generation.program import GeneratorOf
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
 from modelling.weights import WeightTable
@@ -22,6 +23,7 @@ class ModelFamily:
 
     Attributes:
         layout: builds the phases of training in the current Ir.
+        generator: builds the graphs of generation in the current Ir.
         weights: which Hugging Face tensors are in which variables, for a configuration.
         training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of
             the training program's streams.
@@ -29,6 +31,7 @@ class ModelFamily:
     """
 
     layout: Callable[[Settings], Layout]
+    generator: GeneratorOf
     weights: Callable[[Any], WeightTable]
     training_inputs: Callable[[Batch], dict[str, np.ndarray]]
     target_tokens: Callable[[Batch], int]
@@ -36,6 +39,6 @@ class ModelFamily:
 
 def family_of(config: RunConfig) -> ModelFamily:
     """The record of a configuration's family."""
-    from modelling import t5
+    from modelling.t5.family import FAMILY as T5
 
-    return {"t5": t5.FAMILY}[config.family]
+    return {"t5": T5}[config.family]

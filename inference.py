@@ -1,0 +1,142 @@
+"""The generation session of a configured model. Run directly: a benchmark on generated data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+import popxl
+from config.sections import RunConfig
+from modelling.generation import build_generation
+from modelling.spec import family_of
+from popxl_addons import NamedTensors
+
+DEVICES = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
+
+
+class Inference:
+    """Generates with a model. Use it as a context; weights must be written before it generates.
+
+    A run of the program takes `execution.device_iterations` micro-batches on each data-parallel
+    replica.
+
+    Raises:
+        DeviceError: fewer devices than data_parallel x tensor_parallel.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Build and compile; a configuration for training serves as well."""
+        self.config = replace(config, model=replace(config.model, eval=True))
+        family = family_of(self.config)
+        self.program = build_generation(self.config, family.generator)
+        self._table = family.weights(self.config)
+        self.session = popxl.Session(
+            self.program.ir,
+            DEVICES[self.config.execution.device],
+            weights_to_host_on_exit=False,  # the program does not change them
+        )
+
+    @property
+    def samples_per_run(self) -> int:
+        """Samples that one run of the program generates for."""
+        execution = self.config.execution
+        return execution.device_iterations * execution.data_parallel * execution.micro_batch_size
+
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Set the weights from whole tensors by logical name; other tensors are left alone.
+
+        Raises:
+            ValueError: one is missing or has the wrong shape.
+        """
+        trees = {
+            layer: NamedTensors(fwd=self.program.variables.get(layer))
+            for layer in self._table.layers
+        }
+        self.session.write_variables_data(self._table.to_variables(tensors, trees))
+
+    def generate(
+        self,
+        words: np.ndarray,
+        mask: np.ndarray,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
+        """Generate for any number of samples.
+
+        Args:
+            words: (n, sequence_length) token ids, padded on the right.
+            mask: same shape, 1 where there is a token.
+            on_progress: called after each run with the number of samples it did.
+
+        Returns:
+            int32 (n, decoder_sequence_length): tokens up to and including the end token, then
+            padding.
+
+        Raises:
+            ValueError: the arrays do not have these shapes.
+        """
+        self._check(words, mask)
+        done: list[np.ndarray] = [np.zeros((0, *self.program.tokens.shape[1:]), np.int32)]
+        for start in range(0, len(words), self.samples_per_run):
+            part = slice(start, start + self.samples_per_run)
+            count = len(words[part])
+            done.append(self._run(words[part], mask[part])[:count])
+            if on_progress is not None:
+                on_progress(count)
+        return np.concatenate(done)
+
+    def _run(self, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        program = self.program
+        inputs = {program.words: self._dealt(words), program.mask: self._dealt(mask)}
+        return self._collected(self.session.run(inputs)[program.tokens])
+
+    def _dealt(self, samples: np.ndarray) -> np.ndarray:
+        """Samples, filled up with zeros, as (micro-batches, replicas, micro-batch, ...)."""
+        execution = self.config.execution
+        full = np.zeros((self.samples_per_run, *samples.shape[1:]), np.int32)
+        full[: len(samples)] = samples
+        micro_batches = full.reshape(
+            execution.device_iterations,
+            execution.data_parallel,
+            execution.micro_batch_size,
+            *samples.shape[1:],
+        )
+        return np.repeat(micro_batches, execution.tensor_parallel, axis=1)
+
+    def _collected(self, tokens: np.ndarray) -> np.ndarray:
+        """The inverse of `_dealt`."""
+        shape = self.program.tokens.shape
+        by_replica = tokens.reshape(-1, self.config.replicas, *shape)
+        return by_replica[:, :: self.config.execution.tensor_parallel].reshape(-1, *shape[1:])
+
+    def _check(self, words: np.ndarray, mask: np.ndarray) -> None:
+        length = self.program.words.shape[1]
+        for name, array in (("words", words), ("mask", mask)):
+            if array.shape != (len(words), length):
+                raise ValueError(
+                    f"{name} has shape {array.shape}, but must be ({len(words)}, {length}): "
+                    "samples × sequence_length"
+                )
+
+    # ---- context --------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        self.session.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.session.__exit__(kind, error, traceback)
+
+
+if __name__ == "__main__":
+    from benchmarks.inference import main
+
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""Generating text, once for all families: the loop over positions, the choice of tokens, sessions.
+
+A family brings the graphs that encode a prompt and that read one token (see `Generator`).
+"""
+
+from modelling.generation.greedy import Greedy as Greedy
+from modelling.generation.loop import Choice as Choice
+from modelling.generation.loop import SpecialTokens as SpecialTokens
+from modelling.generation.loop import decode as decode
+from modelling.generation.program import GenerationProgram as GenerationProgram
+from modelling.generation.program import Generator as Generator
+from modelling.generation.program import build_generation as build_generation

@@ -1,0 +1,119 @@
+"""The loop over positions: read a token, choose the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import popxl
+from modelling.layers import Groups, cast
+from popxl import Tensor, ops
+from popxl_addons import BoundGraph
+
+Choice = Callable[[Tensor], Tensor]
+"""A search strategy: float32 logits (batch, part of the vocabulary) -> int32 (batch,), the next
+token of each sample, the same on the replicas of a tensor-parallel group."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Tokens with a meaning for generation.
+
+    Attributes:
+        start: read at the first position.
+        end: the last token of a sequence.
+        pad: fills a sequence behind its end.
+    """
+
+    start: int
+    end: int
+    pad: int
+
+
+def decode(
+    step: BoundGraph,
+    caches: Sequence[Tensor],
+    prompted: Tensor,
+    length: int,
+    choose: Choice,
+    special: SpecialTokens,
+    groups: Groups,
+) -> Tensor:
+    """Generate `length` tokens for each sample.
+
+    When all sequences of all replicas are complete, the remaining positions cost nothing.
+
+    Args:
+        step: reads one token. Inputs that are not bound: position (int32 scalar, from 0), words
+            (int32 (batch, 1), the tokens at that position), the caches. Outputs: logits for the
+            next token (see `Choice`), the updated caches.
+        caches: what `step` carries from one position to the next, at the start.
+        prompted: bool (batch,), false for samples to leave out, which only fill up the batch.
+        length: number of positions.
+
+    Returns:
+        int32 (batch, length): tokens up to and including the end token, then padding.
+    """
+    batch = prompted.shape[0]
+    state = [
+        popxl.constant([[special.start]] * batch, popxl.int32, "start_tokens"),
+        popxl.constant([[special.pad] * length] * batch, popxl.int32, "no_tokens"),
+        ops.logical_not(prompted),
+    ]
+    unfinished = _unfinished(state[-1], groups)
+    carried = [unfinished, *state, *caches]
+    bound = list(step.args.values())
+    advance = _Advance(step, choose, special, groups)
+    ir = popxl.gir()
+
+    def one_position(position: Tensor, carried: list[Tensor], bound: list[Tensor]) -> list[Tensor]:
+        then = ir.create_graph(advance, position, carried, bound)
+        otherwise = ir.create_graph(_unchanged, carried)
+        new = ops.conditional(
+            ops.cast(carried[0], popxl.bool), then, otherwise, [position, *carried, *bound], carried
+        )
+        return [position + 1, *new]
+
+    first = popxl.constant(0, popxl.int32, "first_position")
+    loop = ir.create_graph(one_position, first, carried, bound)
+    _, _, _, tokens, *_ = ops.repeat(loop, length, first, *carried, *bound)
+    return tokens
+
+
+@dataclass(frozen=True)
+class _Advance:
+    """Builds the graph of one position. See `decode`."""
+
+    step: BoundGraph
+    choose: Choice
+    special: SpecialTokens
+    groups: Groups
+
+    def __call__(
+        self, position: Tensor, carried: list[Tensor], bound: list[Tensor]
+    ) -> list[Tensor]:
+        _, words, tokens, finished, *caches = carried
+        step = BoundGraph(self.step.graph, dict(zip(self.step.args, bound, strict=True)))
+        logits, *caches = step.call(position, words, *caches)
+        pad = popxl.constant(self.special.pad, popxl.int32, "pad")
+        end = popxl.constant(self.special.end, popxl.int32, "end")
+        chosen = ops.where(finished, pad, self.choose(logits))
+        finished = ops.logical_or(finished, ops.equal(chosen, end))
+        words = chosen.reshape(words.shape)
+        tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
+        return [_unfinished(finished, self.groups), words, tokens, finished, *caches]
+
+
+def _unchanged(carried: list[Tensor]) -> list[Tensor]:
+    return carried
+
+
+def _unfinished(finished: Tensor, groups: Groups) -> Tensor:
+    """1 if any sequence of any replica goes on, else 0; int32 scalar.
+
+    It decides whether collectives run, so that it must be the same on all replicas.
+    """
+    going_on = ops.max(cast(ops.logical_not(finished), popxl.int32))
+    if groups.data_parallel == 1:
+        return going_on
+    return ops.collectives.replicated_all_reduce(going_on, "max", groups.dp)

@@ -1,0 +1,91 @@
+"""The program that generates: the same for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import popxl
+from config.sections import RunConfig
+from modelling.layers import Groups
+from popxl import Tensor, ops
+from popxl_addons import NamedTensors
+from popxl_addons.patterns import apply_pre_alias_patterns
+from popxl_addons.variable_factory import NamedVariableFactories
+
+
+class Generator(Protocol):
+    """What a family provides, made in the Ir that it is to be used in.
+
+    Attributes:
+        facts: the model's variables, under the names of its weight table's layers and paths.
+        prompt_length: tokens of a prompt, padded.
+        output_length: tokens generated for each.
+    """
+
+    facts: NamedVariableFactories
+    prompt_length: int
+    output_length: int
+
+    def generate(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Tensor:
+        """Generate, in the current graph.
+
+        Args:
+            weights: values of the variables, by the names of `facts`.
+            words: int32 (batch, prompt_length).
+            mask: int32, 1 where there is a token; samples without any are not generated for.
+
+        Returns:
+            int32 (batch, output_length), see `modelling.generation.decode`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class GenerationProgram:
+    """An Ir that generates, its streams and its variables.
+
+    A run takes `ir.num_host_transfers` micro-batches on each replica; the replicas of a
+    tensor-parallel group need the same ones.
+
+    Attributes:
+        words, mask: streams of prompts, int32 (micro_batch_size, prompt_length).
+        tokens: stream of what was generated, int32 (micro_batch_size, output_length).
+        variables: by layer and path of the family's weight table.
+    """
+
+    ir: popxl.Ir
+    words: popxl.HostToDeviceStream
+    mask: popxl.HostToDeviceStream
+    tokens: popxl.DeviceToHostStream
+    variables: NamedTensors
+
+
+class GeneratorOf(Protocol):
+    """Makes a family's generator in the current Ir."""
+
+    def __call__(self, config: RunConfig, groups: Groups) -> Generator: ...
+
+
+def build_generation(config: RunConfig, generator_of: GeneratorOf) -> GenerationProgram:
+    """Build the program of a configuration. The variables' values are zeros."""
+    ir = popxl.Ir(replication=config.replicas)
+    ir.num_host_transfers = config.execution.device_iterations
+    with ir.main_graph:
+        generator = generator_of(config, Groups.current(config.execution.tensor_parallel))
+        batch = config.execution.micro_batch_size
+        prompts = (batch, generator.prompt_length)
+        words = popxl.h2d_stream(prompts, popxl.int32, "words")
+        mask = popxl.h2d_stream(prompts, popxl.int32, "mask")
+        tokens = popxl.d2h_stream((batch, generator.output_length), popxl.int32, "tokens")
+        variables = generator.facts.init(empty=True)
+        names, values = variables.unpack()
+
+        def one_batch(values: list[Tensor]) -> None:
+            weights = NamedTensors.pack(names, values)
+            prompt = ops.host_load(words), ops.host_load(mask)
+            ops.host_store(tokens, generator.generate(weights, *prompt))
+
+        ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
+    apply_pre_alias_patterns(ir, level="default")
+    return GenerationProgram(ir, words, mask, tokens, variables)

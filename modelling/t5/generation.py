@@ -1,0 +1,277 @@
+"""Generation with FLAN-T5: encode once, then decode with key/value caches.
+
+What does not change from one position to the next is computed before the loop: the encoder's
+output, its keys and values for each decoder layer, and the relative positions' biases. In the loop
+a decoder layer computes one query, key and value.
+
+The modules' attributes have the names of the weight table's layers, and so have their variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import popxl
+from config.t5 import T5Config
+from modelling.generation import Greedy, SpecialTokens, decode
+from modelling.layers import Groups, Layer, padding_bias
+from modelling.t5.attention import CrossAttention
+from modelling.t5.blocks import DecoderBlock, EncoderBlock
+from modelling.t5.ends import Embeddings, EncoderHead, Head
+from modelling.t5.relative_position import RelativePosition
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
+from popxl_addons.variable_factory import NamedVariableFactories
+
+SPECIAL_TOKENS = SpecialTokens(start=0, end=1, pad=0)
+RELATIVE_POSITION = "self_attention.relative_position"
+
+
+# ---- layers -------------------------------------------------------------------------------------
+class EncodingBlock(EncoderBlock):
+    """An encoder layer that is given the biases, which are the same for all layers."""
+
+    def build(self, x: Tensor, biases: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+        """x: (batch, length, hidden) -> the same shape.
+
+        Args:
+            biases: of the scores, of relative positions and of padding.
+        """
+        attention = self.self_attention
+        heads = attention.attend(*attention.project_qkv(x), biases)
+        return self.feed_forward(attention.project_out(x, heads))
+
+
+class DecodingBlock(DecoderBlock):
+    """A decoder layer at one position."""
+
+    def build(  # type: ignore[override]
+        self,
+        x: Tensor,
+        position: Tensor,
+        own: Sequence[Tensor],
+        encoded: Sequence[Tensor],
+        position_bias: Tensor,
+        padding: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """x: (batch, 1, hidden) -> the same shape, and `own` with this position's key and value.
+
+        Args:
+            position: int32 scalar.
+            own: keys and values of the positions before, (batch, heads, positions, d_kv) each.
+            encoded: keys and values of the encoder's output.
+            position_bias: float32 (1, heads, 1, positions); it also hides later positions.
+            padding: bias that hides the encoder's padding, float32 (batch, 1, 1, encoder length).
+        """
+        attention, cross = self.self_attention, self.cross_attention
+        query, *new = attention.project_qkv(x)
+        own = [
+            ops.dynamic_update(cache, position, t, [2], [1], no_overlap=True)
+            for cache, t in zip(own, new, strict=True)
+        ]
+        x = attention.project_out(x, attention.attend(query, *own, [position_bias]))
+        x = cross.project_out(x, cross.attend(cross.project_q(x), *encoded, [padding]))
+        return self.feed_forward(x), *own
+
+
+class EncodedKeyValues(Layer):
+    """The keys and values that a decoder layer's cross-attention takes from the encoder."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        groups = Groups.current(config.execution.tensor_parallel)
+        self.cross_attention = CrossAttention(config, groups)
+
+    def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
+        """encoded: (batch, length, hidden) -> two of (batch, heads, length, d_kv)."""
+        return self.cross_attention.project_kv(encoded)
+
+
+# ---- stacks -------------------------------------------------------------------------------------
+class Stack(Module):
+    """Layers of one kind: one graph, called with the weights of each. Those of layer i are in `i`.
+
+    The first layer also has the weight of relative positions.
+    """
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.config = config
+
+    def weights_of_layers(
+        self, layer: NamedVariableFactories, first: NamedVariableFactories | None = None
+    ) -> Iterator[NamedTensors]:
+        """Add inputs for the variables of each layer.
+
+        Args:
+            layer: variables of every layer.
+            first: those of relative positions, for the first layer.
+        """
+        for i in range(self.config.model.layers):
+            own = layer.copy()
+            if first is not None and i == 0:
+                own.insert(RELATIVE_POSITION, first)
+            yield self.add_variable_inputs(i, own)
+
+    def relative_positions(
+        self, causal: bool, length: int
+    ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
+        """The graph of the biases between `length` positions."""
+        config = self.config
+        dtype = popxl.dtype.from_name(config.model.precision)
+        groups = Groups.current(config.execution.tensor_parallel)
+        layer = RelativePosition(config.model.attention, dtype, causal, groups)
+        return layer.create_graph(length, length)
+
+
+class EncoderStack(Stack):
+    """All encoder layers."""
+
+    def build(self, x: Tensor, padding: Tensor) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        position_facts, positions = self.relative_positions(causal=False, length=x.shape[1])
+        (bias,) = positions.graph.outputs
+        facts, block = EncodingBlock(self.config).create_graph(x, [bias.spec, padding])
+        biases: list[Tensor] = []
+        for weights in self.weights_of_layers(facts, position_facts):
+            if not biases:
+                biases = [*positions.bind(weights.get(RELATIVE_POSITION)).call(), padding]
+            (x,) = block.bind(weights).call(x, biases)
+        return x
+
+
+class DecoderPreparation(Stack):
+    """What the decoder layers need that is the same at all positions."""
+
+    def build(self, encoded: Tensor) -> list[Tensor]:
+        """encoded: (batch, length, hidden) -> position biases, then each layer's keys and values.
+
+        The biases are float32 (1, heads, positions, positions), for each query and key.
+        """
+        length = self.config.model.decoder_sequence_length
+        position_facts, positions = self.relative_positions(causal=True, length=length)
+        facts, project = EncodedKeyValues(self.config).create_graph(encoded)
+        prepared: list[Tensor] = []
+        for weights in self.weights_of_layers(facts, position_facts):
+            if not prepared:
+                prepared += positions.bind(weights.get(RELATIVE_POSITION)).call()
+            prepared += project.bind(weights).call(encoded)
+        return prepared
+
+
+class DecoderStack(Stack):
+    """All decoder layers at one position."""
+
+    def build(
+        self,
+        x: Tensor,
+        position: Tensor,
+        caches: Sequence[Tensor],
+        prepared: Sequence[Tensor],
+        padding: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """x: (batch, 1, hidden) -> the same shape, and the new caches.
+
+        Args:
+            caches: each layer's keys and values of the positions before.
+            prepared: what `DecoderPreparation` returns.
+        """
+        biases, *encoded = prepared
+        bias = ops.dynamic_slice(biases, position, [2], [1], no_overlap=True)
+        facts, block = DecodingBlock(self.config).create_graph(
+            x, position, caches[:2], encoded[:2], bias, padding
+        )
+        new: list[Tensor] = []
+        for i, weights in enumerate(self.weights_of_layers(facts)):
+            pair = slice(2 * i, 2 * i + 2)
+            inputs = (x, position, *caches[pair], *encoded[pair], bias, padding)
+            x, *updated = block.bind(weights).call(*inputs)
+            new += updated
+        return x, *new
+
+
+# ---- the model ----------------------------------------------------------------------------------
+class Encode(Module):
+    """From prompts to what the decoder needs of them."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.encoder = EncoderStack(config)
+        self.encoder_head = EncoderHead(config)
+        self.decoder = DecoderPreparation(config)
+
+    def build(self, words: Tensor, padding: Tensor) -> list[Tensor]:
+        """words: int32 (batch, length) -> what `DecoderPreparation` returns."""
+        return self.decoder(self.encoder_head(self.encoder(self.embeddings(words), padding)))
+
+
+class Step(Module):
+    """From the token at one position to the logits of the next."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.decoder = DecoderStack(config)
+        self.head = Head(config)
+
+    def build(
+        self,
+        position: Tensor,
+        words: Tensor,
+        caches: Sequence[Tensor],
+        prepared: Sequence[Tensor],
+        padding: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches."""
+        x, *caches = self.decoder(self.embeddings(words), position, caches, prepared, padding)
+        logits = self.head.logits(x)
+        return logits.reshape((logits.shape[0], logits.shape[-1])), *caches
+
+
+class T5Generator:
+    """See `modelling.generation.Generator`."""
+
+    def __init__(self, config: T5Config, groups: Groups) -> None:
+        """Create the graphs in the current Ir. `config.model.eval` must be set."""
+        model, batch = config.model, config.execution.micro_batch_size
+        self.prompt_length = model.sequence_length
+        self.output_length = model.decoder_sequence_length
+        self._groups, self._layers = groups, model.layers
+        padding = TensorSpec((batch, 1, 1, self.prompt_length), popxl.float32)
+        words = TensorSpec((batch, self.prompt_length), popxl.int32)
+        encode_facts, self._encode = Encode(config).create_graph(words, padding)
+        prepared = [t.spec for t in self._encode.graph.outputs]
+        _, heads, _, d_kv = prepared[1].shape
+        self._cache = TensorSpec((batch, heads, self.output_length, d_kv), prepared[1].dtype)
+        step_facts, self._step = Step(config).create_graph(
+            TensorSpec((), popxl.int32),
+            TensorSpec((batch, 1), popxl.int32),
+            [self._cache] * (2 * self._layers),
+            prepared,
+            padding,
+        )
+        self.facts = encode_facts.copy()
+        self.facts.update(step_facts, overwrite=True)  # both have the embeddings
+
+    def generate(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Tensor:
+        """Greedy search; see `modelling.generation.Generator`."""
+        padding = padding_bias(mask)
+        prepared = self._encode.bind(weights).call(words, padding)
+        cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
+        caches = [cache] * (2 * self._layers)
+        # The inputs of a step: position, words, caches, and then what is the same in all of them.
+        fixed = self._step.graph.inputs[2 + len(caches) :]
+        step = self._step.bind(weights).bind(
+            dict(zip(fixed, [*prepared, padding], strict=False))  # behind them are the weights
+        )
+        prompted = ops.cast(ops.max(mask, 1), popxl.bool)
+        return decode(
+            step,
+            caches,
+            prompted,
+            self.output_length,
+            Greedy(self._groups),
+            SPECIAL_TOKENS,
+            self._groups,
+        )
