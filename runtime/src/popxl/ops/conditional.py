@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax import lax
 
-from popxl import context
+from popxl import context, dtypes
 from popxl._core.aliases import modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
@@ -29,6 +30,12 @@ def _branch_inputs(op: Op, then: bool) -> range:
 
 
 def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec]:
+    cond = specs[0]
+    if cond.dtype is not dtypes.bool or math.prod(cond.shape) != 1:
+        raise SpecError(
+            "conditional: the condition must be one bool, but is "
+            f"{cond.dtype.name}{list(cond.shape)}"
+        )
     ours, theirs = ([(t.shape, t.dtype) for t in g._outputs] for g in (then, otherwise))
     if ours != theirs:
         raise SpecError(
@@ -179,7 +186,7 @@ def conditional(
         then_inputs_dict, else_inputs_dict: inputs by the branch's input tensors.
 
     Raises:
-        SpecError: the branches return different shapes or dtypes.
+        SpecError: `cond` is not one bool, or the branches return different shapes or dtypes.
         ValueError: wrong inputs of a branch.
     """
     return conditional_with_info(

@@ -1,0 +1,179 @@
+"""The context of a program being written: current graph, scopes, placement, ordering."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import popxl
+from popxl import context, ops
+from popxl.errors import UndefinedValue
+
+
+# Made at import time, with no graph active.
+@popxl.name_scope("decorated")
+def scoped(x):
+    return ops.add(x, x)
+
+
+@popxl.ipu(3)
+@popxl.io_tiles()
+@popxl.in_sequence()
+def placed(x):
+    return ops.add(x, x)
+
+
+@pytest.fixture
+def ir():
+    """A program whose main graph is active."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        yield ir
+
+
+def test_outside_any_graph_the_message_says_how_to_enter_one():
+    for get in (popxl.gcg, popxl.gmg, popxl.gir, popxl.get_current_graph):
+        with pytest.raises(RuntimeError, match="with ir.main_graph"):
+            get()
+
+
+def test_the_current_graph_follows_the_with_blocks(ir):
+    graph = ir.create_empty_graph("g")
+    assert (popxl.gcg(), popxl.gmg(), popxl.gir()) == (ir.main_graph, ir.main_graph, ir)
+    with graph:
+        assert popxl.gcg() is graph
+        assert popxl.gmg() is ir.main_graph
+        other = popxl.Ir()
+        with other.main_graph:
+            assert popxl.gir() is other
+        assert popxl.gcg() is graph
+    assert popxl.gcg() is ir.main_graph
+
+
+def test_a_graph_is_left_when_its_block_raises(ir):
+    with pytest.raises(KeyError), ir.create_empty_graph("g"):
+        raise KeyError
+    assert popxl.gcg() is ir.main_graph
+
+
+def test_each_thread_writes_its_own_program(ir):
+    found = []
+
+    def other():
+        try:
+            popxl.gcg()
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert len(found) == 1
+
+
+# ---- name scopes --------------------------------------------------------------------------------
+def test_scopes_nest_and_prefix_names(ir):
+    with popxl.name_scope("outer"), popxl.name_scope("inner"):
+        x = popxl.variable(1.0, name="x")
+        y = x + x
+    assert x.name == x.id == "outer/inner/x"
+    assert x.scope == "outer/inner"
+    assert y.id == "outer/inner/t"
+    assert scoped(x).id == "decorated/t"
+    assert scoped(x).id == "decorated/t__t0"
+
+
+def test_scopes_belong_to_a_graph(ir):
+    with popxl.name_scope("main_only"):
+        graph = ir.create_graph(lambda x: x + x, popxl.variable(1.0))
+    assert graph.outputs[0].name == "t"
+    with graph, popxl.name_scope("inside"):
+        assert (graph.inputs[0] * 2.0).scope == f"{graph.name}/inside"
+
+
+def test_names_are_made_unique(ir):
+    names = [popxl.variable(1.0, name="w").name for _ in range(3)]
+    assert names == ["w", "w__t0", "w__t1"]
+
+
+def test_a_scope_ends_when_its_block_raises(ir):
+    with pytest.raises(KeyError), popxl.name_scope("scope"):
+        raise KeyError
+    assert popxl.variable(1.0, name="x").name == "x"
+
+
+# ---- placement ----------------------------------------------------------------------------------
+def test_ops_are_placed_and_results_follow_their_inputs(ir):
+    with popxl.ipu(2):
+        x = popxl.variable(1.0) + popxl.constant(1.0)
+    assert x.ipu == 2
+    y = x * x
+    assert y.location_info == (2, "compute")
+    assert placed(popxl.variable(1.0)).location_info == (3, "io")
+    with popxl.ipu(None):
+        assert (popxl.variable(1.0) * 2.0).ipu == 0
+
+
+def test_a_bare_variable_has_no_place(ir):
+    x = popxl.variable(1.0, name="bare")
+    with pytest.raises(UndefinedValue, match="bare"):
+        _ = x.ipu
+    with pytest.raises(UndefinedValue, match="bare"):
+        _ = x.tile_set
+
+
+def test_tensors_of_different_places_cannot_meet(ir):
+    x = popxl.variable(1.0)
+    with popxl.ipu(0):
+        a = x + 1.0
+    with popxl.ipu(1):
+        b = x + 1.0
+    with pytest.raises(ValueError, match="different IPUs"):
+        a + b
+    assert (a.copy_to_ipu(1) + b).ipu == 1
+    with popxl.io_tiles():
+        c = x + 1.0
+    with pytest.raises(ValueError, match="different tile sets"):
+        a + c
+    assert (ops.io_tile_copy(c) + a).tile_set == "compute"
+
+
+def test_a_copy_needs_a_known_source(ir):
+    x = popxl.variable(1.0)
+    with pytest.raises(ValueError, match="not known"):
+        ops.ipu_copy(x, 1)
+    assert x.copy_to_ipu(1, 0).ipu == 1
+
+
+# ---- ordering and hooks -------------------------------------------------------------------------
+def test_ordering_is_recorded(ir):
+    x = popxl.variable(1.0)
+    with popxl.in_sequence():
+        x + x
+        with popxl.in_sequence(False):
+            x + x
+        with popxl.in_sequence("pass"):
+            x + x
+    x + x
+    assert [op.in_sequence for op in ir.main_graph.ops] == [True, False, True, False]
+
+
+def test_context_hooks_see_ops_of_all_graphs(ir):
+    seen = []
+    handle = context.get_current_context().register_op_created_hook(lambda op: seen.append(op.name))
+    x = popxl.variable(1.0)
+    graph = ir.create_graph(lambda y: y * y, x)
+    ops.call(graph, x)
+    context.get_current_context().remove_op_created_hook(handle)
+    x + x
+    assert seen == ["mul", "call"]
+
+
+def test_locations_are_the_user_s_lines(ir):
+    popxl.variable(1.0) + popxl.variable(2.0)
+    location = ir.main_graph.ops[0].location
+    path, _, line = location.rpartition(":")
+    assert path == __file__
+    with open(__file__) as file:
+        assert "popxl.variable(2.0)" in file.readlines()[int(line) - 1]
