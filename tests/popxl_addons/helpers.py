@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+
 import popxl
 from popxl._core.verify import verify_ir
 

@@ -1,11 +1,11 @@
 """AdamW against torch."""
 
 import numpy as np
-import popxl
 import pytest
 import torch
-from popxl import ops
 
+import popxl
+from popxl import ops
 from popxl_addons import NamedTensors
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.remote import load_remote, named_variable_buffers, store_remote

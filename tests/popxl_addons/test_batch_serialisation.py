@@ -3,11 +3,11 @@
 import itertools
 
 import numpy as np
-import popxl
 import pytest
 import torch
-from popxl import ops
 
+import popxl
+from popxl import ops
 from popxl_addons import (
     GraphWithNamedArgs,
     Module,

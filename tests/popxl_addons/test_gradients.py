@@ -1,11 +1,11 @@
 """Gradients: plain, accumulated, recomputed; against torch."""
 
 import numpy as np
-import popxl
 import pytest
 import torch
-from popxl import ops
 
+import popxl
+from popxl import ops
 from popxl_addons import Module, NamedTensors, autodiff, autodiff_with_accumulation, recompute_graph
 from popxl_addons.grad_info import is_fwd
 from popxl_addons.layers import Linear

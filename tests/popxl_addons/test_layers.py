@@ -1,14 +1,14 @@
 """Layers against torch."""
 
 import numpy as np
-import popxl
 import pytest
 import torch
-from tests.popxl_addons.helpers import replicas_run
 
+import popxl
 from popxl_addons.layers import Embedding, LayerNorm, Linear
 from popxl_addons.ops.replicated_all_reduce_TP import replicated_all_reduce_identical_grad_inputs
 from popxl_addons.testing_utils import TensorInput, run_module
+from tests.popxl_addons.helpers import replicas_run
 
 rng = np.random.default_rng(0)
 

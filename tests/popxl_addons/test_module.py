@@ -1,8 +1,8 @@
 import numpy as np
-import popxl
 import pytest
-from popxl import ops
 
+import popxl
+from popxl import ops
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.graph_cache import GraphCache, function
 from popxl_addons.layers import Linear
@@ -58,9 +58,7 @@ def test_a_module_computes_with_its_variables():
 
 
 def test_weights_can_be_given():
-    (y,) = run_module(
-        Scale(2), TensorInput(np.ones(3)), weights=lambda v: {v.w: np.arange(3.0)}
-    )
+    (y,) = run_module(Scale(2), TensorInput(np.ones(3)), weights=lambda v: {v.w: np.arange(3.0)})
     assert y.tolist() == [0, 1, 2]
 
 
@@ -130,7 +128,9 @@ def test_inputs_from_factories(ir):
 
 # ---- graphs with names --------------------------------------------------------------------------
 def test_positional_inputs_fill_what_is_not_bound(ir):
-    graph = ir.create_graph(lambda a, b, c: a * 100 + b * 10 + c, *[popxl.TensorSpec((), popxl.float32)] * 3)
+    graph = ir.create_graph(
+        lambda a, b, c: a * 100 + b * 10 + c, *[popxl.TensorSpec((), popxl.float32)] * 3
+    )
     named = GraphWithNamedArgs(graph, NamedTensors(mid=graph.inputs[1]))
     one, two, three = (popxl.constant(float(i)) for i in (1, 2, 3))
     (y,) = named.bind(NamedTensors(mid=two, other=one)).call(one, three)

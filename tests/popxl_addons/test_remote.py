@@ -1,8 +1,8 @@
 import numpy as np
-import popxl
 import pytest
-from popxl import ops
 
+import popxl
+from popxl import ops
 from popxl_addons import NamedTensors
 from popxl_addons.remote import (
     create_remote_buffer,

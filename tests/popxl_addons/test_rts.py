@@ -1,8 +1,7 @@
 import numpy as np
-import popxl
 import pytest
-from tests.popxl_addons.helpers import replicas_run
 
+import popxl
 from popxl_addons import NamedTensors
 from popxl_addons.named_replica_grouping import (
     NamedReplicaGrouping,
@@ -21,6 +20,7 @@ from popxl_addons.rts import (
     replica_sharded_spec,
 )
 from popxl_addons.sharding import shards_of
+from tests.popxl_addons.helpers import replicas_run
 
 REPLICAS = 4
 GRADS = np.random.default_rng(0).normal(size=(REPLICAS, 3, 3)).astype(np.float32)

@@ -1,13 +1,12 @@
 """Tensor-parallel collectives and the loss over a sharded vocabulary, against torch."""
 
 import numpy as np
-import popxl
 import pytest
 import torch
+
+import popxl
 from popxl import ops
 from popxl.errors import popart_exception
-from tests.popxl_addons.helpers import replicas_run
-
 from popxl_addons import autodiff
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 from popxl_addons.ops.grad_reduce_square_add import grad_reduce_square_add
@@ -17,6 +16,7 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
     replicated_all_reduce_identical_inputs,
 )
 from popxl_addons.patterns import apply_pre_alias_patterns
+from tests.popxl_addons.helpers import replicas_run
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(4, 3)).astype(np.float32)
@@ -81,7 +81,9 @@ def test_a_session_asks_for_the_patterns():
 @pytest.mark.parametrize("tp", [2, 4])
 def test_a_layer_between_the_collectives_is_the_whole_layer(tp):
     """Column-parallel, then row-parallel: the gradient of x is complete on each replica."""
-    x, w1, w2, dy = (rng.normal(size=s).astype(np.float32) for s in [(2, 3), (3, 8), (8, 5), (2, 5)])
+    x, w1, w2, dy = (
+        rng.normal(size=s).astype(np.float32) for s in [(2, 3), (3, 8), (8, 5), (2, 5)]
+    )
 
     def build(x, w1, w2, dy):
         def layer(x, w1, w2):

@@ -1,10 +1,10 @@
 import itertools
 
 import numpy as np
-import popxl
 import pytest
-from popxl import ops
 
+import popxl
+from popxl import ops
 from popxl_addons.remote import named_variable_buffers
 from popxl_addons.variable_factory import (
     NamedVariableFactories,

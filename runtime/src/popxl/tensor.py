@@ -366,7 +366,10 @@ class Tensor:
 
 
 TensorLike = Tensor | ScalarType | HostTensor
-TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
+if TYPE_CHECKING:
+    TensorByRef = Tensor  # a checker reads the annotation as the plain type
+else:
+    TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
 
 
 def _tuple_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:

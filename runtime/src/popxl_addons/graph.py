@@ -178,6 +178,7 @@ class GraphWithNamedArgs:
                 **as_called_graphs_grad_info(called_graphs_grad_info),
             }
             info = popxl.transforms.autodiff(self.graph, grads_provided, grads_required, infos)
+            assert isinstance(info, GradGraphInfo)
             result = GraphWithNamedArgs.from_grad_graph(info)
         self.autodiff_applied = True
         return result

@@ -13,7 +13,7 @@ import numpy as np
 
 import popxl
 from popxl import Session, Variable
-from popxl.session import d2hStreamBufferMaps, h2dStreamBufferMaps
+from popxl.session import h2dStreamBufferMaps
 from popxl_addons.named_tensors import NamedTensorData, NamedTensors
 from popxl_addons.streams import InputStreams, OutputStreams
 from popxl_addons.utils import active_wandb_run
@@ -86,7 +86,7 @@ class TaskSession(Session):
 
     def run(
         self, inputs: h2dStreamBufferMaps | None = None, downcast_inputs: bool = True
-    ) -> d2hStreamBufferMaps:
+    ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
         """As `Session.run`; counts the run."""
         outputs = super().run(inputs, downcast_inputs)
         self.session_state["steps"] += 1
@@ -137,7 +137,7 @@ class TaskSession(Session):
         """Save variables and session state in a folder, one .npy file for each variable.
 
         The folder appears under its name only when it is complete. Of its siblings with the same
-        stem (`<stem>_<step>`), all but the newest `max_checkpoints` are removed.
+        stem (`<stem><number>`), all but the latest `max_checkpoints` are removed.
         """
         target = Path(checkpoint_dir)
         partial = target.with_name(f".{target.name}.partial")
@@ -163,7 +163,7 @@ class TaskSession(Session):
             for p in newest.parent.glob(f"{stem}*")
             if p != newest and p.name[len(stem) :].isdigit() and (p / _STATE_FILE).exists()
         ]
-        others.sort(key=lambda p: (p / _STATE_FILE).stat().st_mtime, reverse=True)
+        others.sort(key=lambda p: int(p.name[len(stem) :]), reverse=True)
         for old in others[max(self.max_checkpoints - 1, 0) :]:
             shutil.rmtree(old)
 

@@ -8,7 +8,6 @@ or in remote buffers.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import numpy as np
 
 import popxl
 from popxl import ReplicaGrouping, dtypes, ops
-from popxl.tensor import HostTensor, host_tensor_types
+from popxl.tensor import HostScalarTensor, HostTensor, host_tensor_types
 from popxl.utils import to_numpy
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -27,7 +26,7 @@ from popxl_addons.sharding import effective_shards, sharded_spec
 if TYPE_CHECKING:
     from popxl_addons.remote import NamedRemoteBuffers
 
-DataIter = Callable[[], HostTensor] | Iterable[HostTensor]
+DataIter = Callable[[], HostScalarTensor] | Iterable[HostTensor] | HostScalarTensor
 
 host_scalar_tensor_types = (float, int, bool, np.number, np.bool_, *host_tensor_types)
 
@@ -208,11 +207,11 @@ class VariableFactory:
                 )
             return mapped.view(self.dtype.as_numpy())
         path.parent.mkdir(parents=True, exist_ok=True)
-        mapped = np.lib.format.open_memmap(path, "w+", stored, self.shape_on_host)
-        mapped = mapped.view(self.dtype.as_numpy())
-        if not empty and math.prod(mapped.shape):
-            mapped[...] = self.next_data()
-        return mapped
+        made = np.lib.format.open_memmap(path, "w+", stored, self.shape_on_host)
+        values = made.view(self.dtype.as_numpy())
+        if not empty:
+            values[...] = self.next_data()
+        return values
 
     def __repr__(self) -> str:
         return f"VariableFactory({self.name}: {self.dtype.name}{list(self.shape)})"

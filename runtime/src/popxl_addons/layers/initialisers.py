@@ -13,7 +13,7 @@ import numpy as np
 
 def normal(shape: Sequence[int], std: float = 0.02) -> Callable[[], np.ndarray]:
     """Draws from a normal distribution around 0."""
-    return partial(np.random.normal, 0, std, tuple(shape))
+    return lambda: np.random.normal(0, std, tuple(shape))  # noqa: NPY002
 
 
 def zeros(shape: Sequence[int]) -> Callable[[], np.ndarray]:

@@ -1,0 +1,194 @@
+"""Streams by name, seeds, prints, cross entropy, and utilities."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+import popxl_addons as addons
+from popxl import ops
+from popxl_addons import InputStreams, Module, NamedTensors, OutputStreams, WeightsDict, timer
+from popxl_addons.named_tensors import print_named_tensors
+from popxl_addons.testing_utils import TensorInput, run_module
+from popxl_addons.utils import OrderedDict, duplicate_items, overrides, suffix_graph_name
+from tests.popxl_addons.helpers import replicas_run, single_run
+
+
+@pytest.fixture
+def ir():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        yield ir
+
+
+# ---- streams ------------------------------------------------------------------------------------
+def test_streams_are_made_from_specs_and_keep_order(ir):
+    own = popxl.h2d_stream((), popxl.float32)
+    streams = InputStreams(words=((2, 3), popxl.int32), lr=own)
+    assert streams.words.spec == popxl.TensorSpec((2, 3), popxl.int32)
+    assert streams.words.tensor_id == "words"
+    assert list(streams) == [streams.words, own]
+    assert isinstance(OutputStreams(y=((), popxl.float32)).y, popxl.DeviceToHostStream)
+
+
+def test_host_load_and_store_make_fitting_streams(ir):
+    data, stream, t = addons.host_load([1.0, 2.0], popxl.float16, name="x")
+    out = addons.host_store(t + 1.0)
+    with popxl.Session(ir) as session:
+        result = session.run({stream: data})[out]
+    assert (result.tolist(), result.dtype) == ([2, 3], np.float16)
+
+
+# ---- seeds --------------------------------------------------------------------------------------
+def test_each_replica_and_each_run_has_its_own_seed():
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        variable, seed = addons.seed_variable(42)
+        stream = addons.host_store(seed)
+    seeds = []
+    with popxl.Session(ir) as session:
+        for _ in range(2):
+            seeds += [tuple(s) for s in session.run()[stream]]
+        saved = session.get_tensor_data(variable).copy()
+    assert len(set(seeds)) == 4
+    with popxl.Session(ir) as session:  # goes on from what was saved
+        assert np.array_equal(session.get_tensor_data(variable), saved)
+        assert tuple(session.run()[stream][0]) not in seeds
+
+
+def test_replicas_of_a_group_share_a_seed():
+    def build():
+        return [addons.seed_variable(1, popxl.gir().replica_grouping(group_size=2))[1]]
+
+    (seeds,) = replicas_run(4, build)
+    assert np.array_equal(seeds[0], seeds[1])
+    assert not np.array_equal(seeds[1], seeds[2])
+
+
+# ---- prints -------------------------------------------------------------------------------------
+def test_prints_are_built_only_at_their_level(ir, monkeypatch, capfd):
+    x = popxl.constant([1.5])
+    monkeypatch.setenv("MODEL_LOG_LEVEL", "INFO")
+    assert addons.print_tensor(x) is x
+    addons.print_text("hidden")
+    monkeypatch.setenv("MODEL_LOG_LEVEL", "DEBUG")
+    addons.print_tensor(x, title="shown")
+    addons.print_text("text", popxl.constant(7))
+    print_named_tensors(NamedTensors(w=NamedTensors(b=x)))
+    with popxl.Session(ir) as session:
+        session.run()
+    printed = capfd.readouterr().err
+    assert "shown: [1.5" in printed
+    assert "text: 7" in printed
+    assert "w.b: [1.5" in printed
+    assert "hidden" not in printed
+    monkeypatch.setenv("MODEL_LOG_LEVEL", "LOUD")
+    with pytest.raises(ValueError, match="'LOUD'"):
+        addons.print_text("x")
+
+
+# ---- cross entropy ------------------------------------------------------------------------------
+LOGITS = np.random.default_rng(0).normal(0, 3, size=(5, 4)).astype(np.float32)
+LABELS = np.array([0, 3, 3, 1, 2], np.int32)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("ignore", [None, 3])
+def test_cross_entropy(reduction, ignore):
+    class Loss(Module):
+        def build(self, x, labels):
+            return addons.cross_entropy(x, labels, ignore, reduction)
+
+    (loss,) = run_module(Loss(), TensorInput(LOGITS), TensorInput(LABELS))
+    wanted = torch.nn.functional.cross_entropy(
+        torch.tensor(LOGITS), torch.tensor(LABELS).long(), reduction=reduction,
+        ignore_index=-100 if ignore is None else ignore,
+    )  # fmt: skip
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_cross_entropy_with_its_gradient():
+    class Loss(Module):
+        def build(self, x, labels):
+            return addons.cross_entropy_with_grad(x, labels, loss_scaling=8, ignore_index=1)
+
+    loss, dx = run_module(Loss(), TensorInput(LOGITS), TensorInput(LABELS))
+    t = torch.tensor(LOGITS, requires_grad=True)
+    wanted = torch.nn.functional.cross_entropy(t, torch.tensor(LABELS).long(), ignore_index=1)
+    (wanted * 8).backward()
+    np.testing.assert_allclose(loss, wanted.detach(), rtol=1e-5)
+    np.testing.assert_allclose(dx, t.grad, rtol=1e-4, atol=1e-6)
+
+
+# ---- utilities ----------------------------------------------------------------------------------
+def test_weights_are_checked_when_they_are_put_in(ir):
+    v = popxl.variable(np.zeros((2, 3), np.float16))
+    weights = WeightsDict({v: np.ones((2, 3))})
+    assert weights[v].dtype == np.float16
+    assert dict(weights).keys() == {v}
+    with pytest.raises(ValueError, match=r"shape \(2, 3\), but has \(3, 2\)"):
+        weights[v] = np.ones((3, 2))
+    with pytest.raises(TypeError, match="must be variables"):
+        weights["w"] = np.ones(2)
+    del weights[v]
+    assert len(weights) == 0
+
+
+def test_ordered_dict_by_position():
+    d = OrderedDict(b=1, a=2)
+    assert (d.idx(0), d.idx(-1)) == (1, 2)
+
+
+def test_timer_logs_its_title(caplog):
+    caplog.set_level(logging.INFO)
+    with timer("Loading"):
+        pass
+    assert "Loading duration: 0.00 mins" in caplog.text
+
+
+def test_names_of_derived_graphs():
+    assert suffix_graph_name("f_subgraph(0)", "grad") == "f_grad"
+    assert suffix_graph_name("f", "grad") == "f_grad"
+
+
+def test_overridden_methods_are_found():
+    class Child(Module):
+        def build(self):
+            pass
+
+    assert overrides(Child, Module, "build")
+    assert not overrides(Child, Module, "build_grad")
+
+
+def test_duplicates_in_order():
+    assert duplicate_items([3, 1, 3, 2, 1]) == [3, 1]
+
+
+def test_remapping_tensors(ir):
+    a, b = popxl.constant(1.0), popxl.constant(2.0)
+    tree = NamedTensors(x=NamedTensors(y=a))
+    assert tree.remap({a: b}).x.y is b
+    assert tree.tensors == (a,)
+    assert tree.named_tensors == {"x.y": a}
+    with pytest.raises(KeyError):
+        tree.remap({})
+
+
+def test_hints_are_accepted(ir):
+    addons.set_available_memory_proportion_by_ipu(ir, [0.4])
+    addons.set_graph_available_memory_proportion_by_ipu(ir.main_graph, (0.4,))
+    addons.disable_fc_pass(ir)
+    addons.enable_fc_pass(ir)
+    with pytest.raises(ValueError, match="2"):
+        addons.set_available_memory_proportion_by_ipu(ir, [2])
+
+
+def test_the_package_says_which_it_is():
+    assert addons.GIT_COMMIT.startswith("popxl-xla ")
+
+
+def test_helpers_run_programs():
+    (y,) = single_run(lambda: [ops.identity(popxl.constant(3.0))])
+    assert y == 3
