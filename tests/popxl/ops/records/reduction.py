@@ -14,8 +14,8 @@ INTEGER = "integer output"
 ALL = ("float32", "float16", "bfloat16")
 
 
-def _reduction(name, op, reference, x=A, dtypes=("float32",)):
-    """The four ways to say which axes."""
+def _reduction(name, op, reference, x=A, dtypes=("float32",), all_ways=False):
+    """The ways to say which axes: all, and a list that is kept; for some ops also the others."""
     ways = {
         "": ((), {}, (0, 1, 2), False),
         "_one": ((-1,), {}, (2,), False),
@@ -31,6 +31,7 @@ def _reduction(name, op, reference, x=A, dtypes=("float32",)):
             dtypes,
         )
         for label, (args, kwargs, axes, keep) in ways.items()
+        if all_ways or label in ("", "_list")
     ]
 
 
@@ -49,12 +50,12 @@ def _lower_median(t, axes, keep):
 
 
 RECORDS = [
-    *_reduction("sum", ops.sum, lambda t, a, k: t.sum(a, k), dtypes=ALL),
+    *_reduction("sum", ops.sum, lambda t, a, k: t.sum(a, k), dtypes=ALL, all_ways=True),
     *_reduction("mean", ops.mean, lambda t, a, k: t.mean(a, k), dtypes=ALL[:2]),
     *_reduction("max", ops.max, lambda t, a, k: t.amax(a, k)),
     *_reduction("min", ops.min, lambda t, a, k: t.amin(a, k)),
     *_reduction("prod", ops.prod, _product, POSITIVE),
-    *_reduction("median", ops.median, _lower_median),
+    *_reduction("median", ops.median, _lower_median, all_ways=True),
     *_reduction("sumsquare", ops.sumsquare, lambda t, a, k: (t * t).sum(a, k), dtypes=ALL[:2]),
     *_reduction("l1", ops.l1, lambda t, a, k: t.abs().sum(a, k)),
     *_reduction("l2", ops.l2, lambda t, a, k: (t * t).sum(a, k).sqrt()),
