@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from popxl._core.opdef import OpDef
     from popxl.tensor import Tensor
 
-Scalar = "float | Tensor"
-
 
 def with_scalars(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A meaning `fn(*arrays, **scalars)` that sees numbers and scalar tensors alike."""
