@@ -11,10 +11,9 @@ from typing import Self
 import numpy as np
 import popxl
 from config.sections import RunConfig
-from data.feed import replicate
+from data.feed import per_replica
 from modelling.phases.training import build_training
 from modelling.spec import Batch, family_of
-from popxl_addons import TaskSession
 
 DEVICES = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
 
@@ -39,10 +38,11 @@ class FineTuning:
         DeviceError: fewer devices than data_parallel x tensor_parallel.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, gradients: bool = False) -> None:
+        """Args: `gradients`: make the gradients of the last step readable."""
         self.config = config
         self._family = family_of(config)
-        self.program = build_training(config, self._family.layout)
+        self.program = build_training(config, self._family.layout, gradients)
         self._table = self._family.weights(config)
         self.session = popxl.Session(self.program.ir, DEVICES[config.execution.device])
 
@@ -56,6 +56,13 @@ class FineTuning:
         variables = self._table.variables(self.program.variables, optimizer)
         data = self.session.get_tensors_data(variables)
         return self._table.to_logical(data, self.program.variables, optimizer)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Gradients of the last step by the weight's name, without loss scaling."""
+        trees = [layer.grad for layers in self.program.variables.values() for layer in layers]
+        data = self.session.get_tensors_data([t for tree in trees for t in tree.tensors])
+        found = self._table.gradients(data, self.program.variables)
+        return {name: g / self.config.execution.loss_scaling for name, g in found.items()}
 
     # ---- training -------------------------------------------------------------------------------
     def run(
@@ -85,7 +92,7 @@ class FineTuning:
         c = self.config
         arrays = self._family.training_inputs(batch)
         split = (c.execution.data_parallel, c.execution.tensor_parallel, c.gradient_accumulation)
-        fed = {name: replicate(x, *split) for name, x in arrays.items()}
+        fed = {name: per_replica(x, *split) for name, x in arrays.items()}
         # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
         # so that the average is the mean over all target tokens of the global batch.
         share = c.gradient_accumulation * c.execution.data_parallel

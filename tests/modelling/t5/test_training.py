@@ -61,26 +61,28 @@ def our_config(dp: int = 1, tp: int = 1, micro_batch: int = 4, layers: int = 3) 
 
 def their_model() -> T5ForConditionalGeneration:
     """Hugging Face's model of `our_config`, with the same seed each time."""
-    model = our_config().model
+    ours = our_config().model
     torch.manual_seed(0)
-    theirs = T5ForConditionalGeneration(
-        HFConfig(
-            vocab_size=VOCABULARY,
-            d_model=model.hidden_size,
-            d_kv=model.attention.d_kv,
-            d_ff=model.d_ff,
-            num_layers=model.layers,
-            num_decoder_layers=model.layers,
-            num_heads=model.attention.heads,
-            relative_attention_num_buckets=model.attention.relative_attention_num_buckets,
-            relative_attention_max_distance=model.attention.relative_attention_max_distance,
-            feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
+    config = HFConfig(
+        vocab_size=VOCABULARY,
+        d_model=ours.hidden_size,
+        d_kv=ours.attention.d_kv,
+        d_ff=ours.d_ff,
+        num_layers=ours.layers,
+        num_decoder_layers=ours.layers,
+        num_heads=ours.attention.heads,
+        relative_attention_num_buckets=ours.attention.relative_attention_num_buckets,
+        relative_attention_max_distance=ours.attention.relative_attention_max_distance,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
     )
-    return theirs.eval()
+    model = T5ForConditionalGeneration(config)
+    # Transformers 5 takes the False above to mean "do not scale the decoder's output" and ties the
+    # head all the same; FLAN-T5's head is a weight of its own.
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCABULARY, config.d_model) * 0.3)
+    return model.eval()
 
 
 def logical(model: T5ForConditionalGeneration) -> dict[str, np.ndarray]:
