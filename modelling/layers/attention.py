@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import popxl
 import popxl_addons as addons
+from modelling.layers.attention_step import AttentionStep
 from modelling.layers.dropout import Dropout
-from modelling.layers.layer import cast
-from popxl import Tensor, ops
+from modelling.layers.sliced_attention import SlicedAttention
+from popxl import Tensor
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -26,42 +26,13 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose((0, 2, 1, 3)).reshape((batch, length, heads * features))
 
 
-class AttentionStep(addons.Module):
-    """softmax(q kᵀ * scale + biases) v, for some queries and all keys.
-
-    Scores and softmax are in float32, whatever the dtype of q, k and v: scores that are not
-    scaled, as T5's, need it.
-    """
-
-    def __init__(self, dropout: Dropout, scale: float) -> None:
-        """Args: `dropout`: of the probabilities; `scale`: of the scores."""
-        super().__init__()
-        self.dropout = dropout
-        self.scale = scale
-
-    def build(
-        self, q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor], seed: Tensor | None = None
-    ) -> Tensor:
-        """q: (b, h, q, d), k and v: (b, h, k, d), biases broadcast to (b, h, q, k) -> as q."""
-        scores = ops.matmul(q, k.transpose((0, 1, 3, 2)), output_type=popxl.float32)
-        if self.scale != 1:
-            scores = scores * self.scale
-        for bias in biases:
-            scores = scores + bias
-        probabilities = cast(ops.softmax(scores, axis=-1), v.dtype)
-        return self.dropout(probabilities, seed) @ v
-
-
 class Attention(addons.Module):
-    """Attention, computed for all queries at once or for one slice of them after the other.
-
-    The scores, (b, h, q, k), are the largest tensors of a layer. With `slices` > 1 those of one
-    slice exist at a time: one graph is called for each slice, and its gradient recomputes it.
+    """Attention of all queries at once, or of one slice of them after the other.
 
     Args:
         dropout: of the probabilities.
         scale: of the scores.
-        slices: number of calls; must divide the number of queries.
+        slices: number of slices, see `SlicedAttention`; 1: all at once.
         differentiable: whether a gradient will be wanted.
     """
 
@@ -73,10 +44,10 @@ class Attention(addons.Module):
         differentiable: bool = True,
     ) -> None:
         super().__init__()
-        self.dropout = dropout
         self.slices = slices
         self.differentiable = differentiable
         self.step = AttentionStep(dropout, scale)
+        self.sliced = SlicedAttention(self.step, slices)
 
     def build(
         self,
@@ -100,26 +71,5 @@ class Attention(addons.Module):
         biases = tuple(biases)
         if self.slices == 1:
             return self.step(q, k, v, biases, seed)
-        cut = [_slices_of(bias, self.slices, q.shape[2]) for bias in biases]
-        seeds = self.dropout.seeds(seed, self.slices)
-        queries = ops.split(q, self.slices, axis=2)
-        graph = self._step_graph(queries[0], k, v, tuple(b[0] for b in cut), seeds[0])
-        outputs = []
-        for i, part in enumerate(queries):
-            inputs = [part, k, v, *(b[i] for b in cut), seeds[i]]
-            outputs.append(graph.call(*(t for t in inputs if t is not None))[0])
-        return ops.concat(outputs, axis=2)
-
-    def _step_graph(self, *args: Tensor | tuple[Tensor, ...] | None) -> addons.GraphWithNamedArgs:
-        _, graph = self.step.create_graph(*args)
-        if self.differentiable:
-            grad = addons.recompute_graph(graph.autodiff())
-            self.called_graphs_grad_info[graph.graph] = grad.grad_graph_info
-        return graph
-
-
-def _slices_of(bias: Tensor, count: int, queries: int) -> list[Tensor]:
-    """A bias for each slice of the queries."""
-    if bias.shape[2] == queries:
-        return ops.split(bias, count, axis=2)
-    return [bias] * count
+        autodiff = "build_grad" if self.differentiable else "none"
+        return self.call_module(self.sliced, autodiff=autodiff)(q, k, v, biases, seed)
