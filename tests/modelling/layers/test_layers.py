@@ -1,0 +1,136 @@
+"""Layers against torch: outputs, gradients of inputs and of weights, at each tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+import popxl_addons as addons
+from modelling.layers import (
+    IGNORED,
+    Attention,
+    Dropout,
+    GatedFeedForward,
+    Groups,
+    LMHead,
+    RMSNorm,
+    VocabularyEmbedding,
+    padding_bias,
+)
+from modelling.weights import Row, Weight
+from popxl import Tensor
+from tests.modelling.harness import TENSOR_PARALLEL, Case, run_cases, run_reference
+
+HIDDEN, INNER, VOCABULARY = 6, 8, 41  # 41: the last shard of the vocabulary is padded
+RNG = np.random.default_rng(2)
+
+
+def rand(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, np.float32)
+
+
+class TokenLoss(LMHead):
+    """The head with its loss."""
+
+    def build(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+        return self.token_loss(super().build(x), labels)
+
+
+class MaskedAttention(Attention):
+    """Attention with a bias and padding."""
+
+    def build(self, q, k, v, bias, mask):  # type: ignore[override]
+        return super().build(q, k, v, [bias, padding_bias(mask)])
+
+
+def parameters(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
+
+
+def with_groups(make: Callable[[Groups], addons.Module]) -> Callable[[int], addons.Module]:
+    return lambda tensor_parallel: make(Groups.current(tensor_parallel))
+
+
+def norm_case() -> Case:
+    p = parameters(w=1 + 0.1 * rand(HIDDEN))
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (HIDDEN,), p["w"], 1e-3)
+
+    rows = [Row("weight", (Weight("w", (HIDDEN,)),))]
+    return Case(with_groups(lambda _: RMSNorm(1e-3)), reference, [rand(3, HIDDEN)], rows, p,
+                rand(3, HIDDEN))  # fmt: skip
+
+
+def feed_forward_case() -> Case:
+    p = parameters(wi_0=rand(INNER, HIDDEN), wi_1=rand(INNER, HIDDEN), wo=rand(HIDDEN, INNER))
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        gate = torch.nn.functional.gelu(x @ p["wi_0"].T, approximate="tanh")
+        return (gate * (x @ p["wi_1"].T)) @ p["wo"].T
+
+    wi = tuple(Weight(f"wi_{i}", (INNER, HIDDEN)) for i in range(2))
+    rows = [
+        Row("wi.weight", wi, transpose=True, axis=1),
+        Row("wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
+    ]
+    make = with_groups(lambda g: GatedFeedForward(HIDDEN, INNER, Dropout(), g, scale=8.0))
+    return Case(make, reference, [rand(2, 3, HIDDEN)], rows, p, rand(2, 3, HIDDEN))
+
+
+def embedding_case() -> Case:
+    p = parameters(w=rand(VOCABULARY, HIDDEN))
+    tokens = np.array([[0, 40, 11], [10, 11, 21]], np.int32)  # ends and borders of the shards
+    make = with_groups(lambda g: VocabularyEmbedding(VOCABULARY, HIDDEN, popxl.float32, g))
+    rows = [Row("weight", (Weight("w", (VOCABULARY, HIDDEN)),), axis=0)]
+    return Case(make, lambda t: p["w"][t], [tokens], rows, p, rand(2, 3, HIDDEN))
+
+
+def lm_head_case() -> Case:
+    p = parameters(w=rand(VOCABULARY, HIDDEN))
+    labels = np.array([0, 40, 11, IGNORED, 20], np.int32)
+
+    def reference(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(x @ p["w"].T, labels.long(), reduction="sum")
+
+    rows = [Row("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
+    make = with_groups(lambda g: TokenLoss(VOCABULARY, g))
+    return Case(make, reference, [rand(5, HIDDEN), labels], rows, p, np.float32(0.7))
+
+
+def attention_case(slices: int, queries: int, keys: int) -> Case:
+    """Bias with a row for each query, and padding with one for all."""
+    mask = (np.arange(keys) < np.array([[keys], [2]])).astype(np.int32)
+
+    def reference(q, k, v, bias, mask):
+        hidden = torch.where(mask.bool(), 0.0, -torch.inf)[:, None, None]
+        scores = q @ k.transpose(2, 3) * 0.5 + bias + hidden
+        return torch.softmax(scores, -1) @ v
+
+    inputs = [rand(2, 3, n, 4) for n in (queries, keys, keys)]
+    inputs += [rand(1, 3, queries, keys), mask]
+    make = with_groups(lambda _: MaskedAttention(Dropout(), 0.5, slices))
+    return Case(make, reference, inputs, [], {}, rand(2, 3, queries, 4))
+
+
+CASES = {
+    "norm": norm_case(),
+    "feed forward": feed_forward_case(),
+    "embedding": embedding_case(),
+    "lm head": lm_head_case(),
+    "attention": attention_case(1, 6, 5),
+    "attention in slices": attention_case(3, 6, 5),
+    "attention in slices, as many keys": attention_case(2, 6, 6),
+    "attention of each query": attention_case(6, 6, 1 + 5),
+}
+
+
+@pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
+def test_as_torch(tensor_parallel):
+    results = run_cases(CASES, tensor_parallel)
+    for name, case in CASES.items():
+        results[name].check(run_reference(case))
