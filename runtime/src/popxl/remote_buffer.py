@@ -23,6 +23,7 @@ class RemoteBuffer:
         self._ir = context.get_ir()
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
         self._meta_shape: tuple[int, ...] = ()
+        self._shards: int | None = None  # into how many a whole tensor is cut, if decided
         self._variables: dict[int, Variable] = {}  # by entry
         self._id = self._ir._register_buffer(self)
 

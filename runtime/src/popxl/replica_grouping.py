@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from popxl.ir import Ir
+
+
+@cache
+def _members(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The replicas of each group, ascending, group by group."""
+    members: list[list[int]] = [[] for _ in range(max(assignment) + 1)]
+    for replica, group in enumerate(assignment):
+        members[group].append(replica)
+    return tuple(map(tuple, members))
+
+
+@cache
+def _constant_stride(assignment: tuple[int, ...]) -> int | None:
+    """The stride that describes an assignment, or None."""
+    groups = _members(assignment)
+    if len(groups) == len(assignment):
+        return 1 if assignment == tuple(range(len(assignment))) else None
+    stride = groups[0][1] - groups[0][0]
+    block = stride * len(groups[0])
+    if len(assignment) % block:
+        return None
+    expected = tuple((r // block) * stride + r % stride for r in range(len(assignment)))
+    return stride if expected == assignment else None
 
 
 class ReplicaGrouping:
@@ -14,6 +37,9 @@ class ReplicaGrouping:
 
     A *const* grouping is described by a stride and a group size: groups take every `stride`-th
     replica. Any other partition is described by its assignment (group of each replica).
+
+    The group of all replicas follows `ir.replication_factor`, which may be set after the program
+    is written; other groupings are for the number of replicas they were made with.
     """
 
     def __init__(self) -> None:
@@ -22,10 +48,18 @@ class ReplicaGrouping:
         )
 
     _ir: Ir
-    _assignment: tuple[int, ...]
+    _fixed: tuple[int, ...] | None  # None: all replicas, however many there will be
+
+    @classmethod
+    def _of_all(cls, ir: Ir) -> ReplicaGrouping:
+        self = object.__new__(cls)
+        self._ir, self._fixed = ir, None
+        return self
 
     @classmethod
     def _from_stride(cls, ir: Ir, stride: int, group_size: int | None) -> ReplicaGrouping:
+        if stride == 1 and group_size is None:
+            return cls._of_all(ir)
         replicas = ir.replication_factor
         size = max(replicas // stride, 1) if group_size is None and stride > 0 else group_size
         if stride < 1 or size is None or size < 1 or replicas % size != 0:
@@ -60,8 +94,12 @@ class ReplicaGrouping:
                 "number of replicas"
             )
         self = object.__new__(cls)
-        self._ir, self._assignment = ir, assignment
+        self._ir, self._fixed = ir, assignment
         return self
+
+    @property
+    def _assignment(self) -> tuple[int, ...]:
+        return (0,) * self._ir.replication_factor if self._fixed is None else self._fixed
 
     @property
     def num_groups(self) -> int:
@@ -72,25 +110,14 @@ class ReplicaGrouping:
         """Replicas in each group."""
         return len(self._assignment) // self.num_groups
 
-    @cached_property
+    @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The replicas of each group, ascending, group by group."""
-        members: list[list[int]] = [[] for _ in range(self.num_groups)]
-        for replica, group in enumerate(self._assignment):
-            members[group].append(replica)
-        return tuple(map(tuple, members))
+        return _members(self._assignment)
 
-    @cached_property
+    @property
     def _stride(self) -> int | None:
-        if self.group_size == 1:
-            return 1 if self._assignment == tuple(range(len(self._assignment))) else None
-        first = self.groups[0]
-        stride = first[1] - first[0]
-        block = stride * self.group_size
-        if len(self._assignment) % block:
-            return None
-        expected = tuple((r // block) * stride + r % stride for r in range(len(self._assignment)))
-        return stride if expected == self._assignment else None
+        return _constant_stride(self._assignment)
 
     @property
     def is_const(self) -> bool:
@@ -109,7 +136,7 @@ class ReplicaGrouping:
         """The group of each replica."""
         return list(self._assignment)
 
-    @cached_property
+    @property
     def const_rg(self) -> ReplicaGrouping:
         """A const grouping that refines this one: itself, or one group for each replica."""
         if self.is_const:
@@ -149,4 +176,4 @@ class ReplicaGrouping:
         return isinstance(other, ReplicaGrouping) and self._assignment == other._assignment
 
     def __hash__(self) -> int:
-        return hash(self._assignment)
+        return hash(self.num_groups)  # the group of all keeps it when replicas are added

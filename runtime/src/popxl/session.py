@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from popxl._core.verify import verify_if_asked
+from popxl._core.verify import check_replicas, verify_if_asked
 from popxl._lower import hostdata
 from popxl._lower.cache import load_or_compile
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
@@ -48,6 +48,7 @@ class Session:
 
         Raises:
             DeviceError: too few devices for the replicas.
+            ValueError: `ir.replication_factor` was changed after groupings were made from it.
             popart_exception: the program cannot run as written.
         """
         self.ir_ = ir
@@ -56,6 +57,7 @@ class Session:
         self._was_attached_stack: list[bool] = []
         self._state: tuple[State, State] | None = None
         _check_patterns(ir)
+        check_replicas(ir)
         verify_if_asked(ir)
         self._compile()
         from popxl._core.dot import write_requested
@@ -465,5 +467,3 @@ def _store_host(var: Variable, value: np.ndarray) -> None:
     np.copyto(var._data, value)
     if isinstance(var._data, np.memmap):
         var._data.flush()
-
-

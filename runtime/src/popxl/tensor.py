@@ -547,18 +547,10 @@ def remote_replica_sharded_variable(
             f"the data has shape {whole}, but the remote buffer holds shards of "
             f"{remote_buffer.meta_shape}"
         )
-    count = math.prod(remote_buffer.tensor_shape)
-    shards = max(1, -(-math.prod(whole) // count)) if count else 1
-    shards = next((s for s in range(shards, grouping.group_size + 1)
-                   if grouping.group_size % s == 0), shards)  # fmt: skip
+    shards = _shard_count(remote_buffer, whole, grouping.group_size)
     spec = TensorSpec(
         remote_buffer.tensor_shape, dtypes.dtype.as_dtype(array.dtype), meta_shape=whole
     )
-    if -(-math.prod(whole) // shards) != count:
-        raise ValueError(
-            f"a remote buffer of {remote_buffer.tensor_shape} elements cannot hold one of up to "
-            f"{grouping.group_size} shards of data of shape {whole}"
-        )
     _check_buffer(remote_buffer, spec, offset)
     self = _new_variable(array, spec, name, grouping, retrieval_mode)
     self._shards = shards
@@ -589,7 +581,7 @@ def replica_sharded_buffer(
             "replica grouping"
         )
     buffer = remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
-    buffer.meta_shape = tuple(shape)
+    buffer.meta_shape, buffer._shards = tuple(shape), shards
     return buffer
 
 
@@ -688,6 +680,20 @@ def _new_variable(
     self._grouping = grouping
     self._retrieval = retrieval_mode or "one_per_group"
     return self
+
+
+def _shard_count(buffer: RemoteBuffer, whole: tuple[int, ...], group_size: int) -> int:
+    """Into how many shards a value of shape `whole` is cut: what the buffer says, or the most that
+    give entries of its size (a small value fits several, which differ in where padding goes)."""
+    size = math.prod(buffer.tensor_shape)
+    asked = range(group_size, 0, -1) if buffer._shards is None else (buffer._shards,)
+    for shards in asked:
+        if group_size % shards == 0 and -(-math.prod(whole) // shards) == size:
+            return shards
+    raise ValueError(
+        f"a remote buffer of {buffer.tensor_shape} elements cannot hold one of up to "
+        f"{group_size} shards of data of shape {whole}"
+    )
 
 
 def _check_buffer(buffer: RemoteBuffer, spec: TensorSpec, offset: int) -> None:

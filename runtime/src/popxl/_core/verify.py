@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from popxl._core.infer import infer_specs
 from popxl.errors import popart_exception
+from popxl.replica_grouping import ReplicaGrouping
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -51,12 +52,49 @@ def verify(graph: Graph) -> None:
         if "graph" in op.attrs:
             _check_call(op)
         else:
-            got = [(t.shape, t.dtype) for t in op.outputs]
-            want = [(s.shape, s.dtype) for s in infer_specs(op)]
+            got, want = _recorded(op), _inferred(op)
             _check(got == want, op, f"has outputs {got}, but its inputs give {want}")
     for t in graph._outputs:
         if t not in defined:
             raise VerificationError(f"graph {graph.id!r} returns %{t.name}, which nothing defines")
+
+
+def check_replicas(ir: Ir) -> None:
+    """Check that the groupings of variables and ops are for as many replicas as the Ir has now.
+
+    Raises:
+        ValueError: the number was changed after a grouping, or a shape, was made from it.
+    """
+    count = ir.replication_factor
+    for var in ir.main_graph.variables:
+        _check_grouping(var._grouping, f"variable {var.id!r}", count)
+    for graph in ir._graphs:
+        for op in graph._ops:
+            groupings = [v for v in op.attrs.values() if isinstance(v, ReplicaGrouping)]
+            for grouping in groupings:
+                _check_grouping(grouping, f"{op.name} at {op.location}", count)
+            if groupings and _inferred(op) != _recorded(op):
+                raise ValueError(
+                    f"{op.name} at {op.location} was written for another number of replicas than "
+                    f"{count}, on which its shape depends: set ir.replication_factor before"
+                )
+
+
+def _check_grouping(grouping: ReplicaGrouping, whose: str, count: int) -> None:
+    made_for = len(grouping.assignment)
+    if made_for != count:
+        raise ValueError(
+            f"the grouping of {whose} is for {made_for} replicas, but the Ir has {count}: set "
+            "ir.replication_factor before making groupings"
+        )
+
+
+def _recorded(op: Op) -> list[Any]:
+    return [(t.shape, t.dtype) for t in op.outputs]
+
+
+def _inferred(op: Op) -> list[Any]:
+    return [(s.shape, s.dtype) for s in infer_specs(op)]
 
 
 def _check_call(op: Op) -> None:
