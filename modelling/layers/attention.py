@@ -71,5 +71,5 @@ class Attention(addons.Module):
         biases = tuple(biases)
         if self.slices == 1:
             return self.step(q, k, v, biases, seed)
-        autodiff = "build_grad" if self.differentiable else "none"
-        return self.call_module(self.sliced, autodiff=autodiff)(q, k, v, biases, seed)
+        call = self.call_module(self.sliced, autodiff="auto" if self.differentiable else "none")
+        return call(q, k, v, biases, seed)
