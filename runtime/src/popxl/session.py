@@ -8,12 +8,15 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from popxl._core.dot import write_requested
 from popxl._core.verify import check_replicas, verify_if_asked
 from popxl._lower import hostdata
 from popxl._lower.cache import load_or_compile
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
 from popxl._lower.memory import MemoryUse, memory_use
 from popxl._lower.program import Program, State
+from popxl._lower.startup import Startup as Startup
+from popxl._lower.startup import Stopwatch
 from popxl.errors import popart_exception
 from popxl.ir import Ir
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
@@ -51,6 +54,7 @@ class Session:
             ValueError: `ir.replication_factor` was changed after groupings were made from it.
             popart_exception: the program cannot run as written.
         """
+        stopwatch = Stopwatch()
         self.ir_ = ir
         self.weights_to_host_on_exit = weights_to_host_on_exit
         self._device_desc = device_desc
@@ -60,9 +64,8 @@ class Session:
         check_replicas(ir)
         verify_if_asked(ir)
         self._compile()
-        from popxl._core.dot import write_requested
-
         write_requested(ir)
+        self._startup = stopwatch.read()
 
     def _compile(self) -> None:
         self._program = Program(self.ir, replica_mesh(self._device_desc, self._replicas))
@@ -87,6 +90,11 @@ class Session:
     def is_attached(self) -> bool:
         """Whether the variables are on the devices."""
         return self._state is not None
+
+    @property
+    def startup(self) -> Startup:
+        """What creating this session did: seconds, and whether it traced and compiled."""
+        return self._startup
 
     def expected_inputs(self) -> list[HostToDeviceStream]:
         """The streams that `run` needs data for."""
