@@ -16,14 +16,22 @@ from popxl_addons.named_tensors import NamedTensorData as NamedTensorData
 from popxl_addons.named_tensors import NamedTensors as NamedTensors
 from popxl_addons.ops import cross_entropy as cross_entropy
 from popxl_addons.ops import cross_entropy_with_grad as cross_entropy_with_grad
+from popxl_addons.ops import fp8_amax_scale as fp8_amax_scale
 from popxl_addons.ops import host_load as host_load
 from popxl_addons.ops import host_store as host_store
+from popxl_addons.performance_utils import evaluate_FLOPs as evaluate_FLOPs
+from popxl_addons.performance_utils import evaluate_ir_FLOPs as evaluate_ir_FLOPs
+from popxl_addons.performance_utils import format_flops_scientific as format_flops_scientific
+from popxl_addons.performance_utils import print_FLOPs as print_FLOPs
+from popxl_addons.performance_utils import total_FLOPs as total_FLOPs
 from popxl_addons.remote import NamedRemoteBuffers as NamedRemoteBuffers
 from popxl_addons.remote import create_remote_buffer as create_remote_buffer
 from popxl_addons.remote import load_remote_graph as load_remote_graph
 from popxl_addons.remote import named_buffers as named_buffers
 from popxl_addons.remote import named_variable_buffers as named_variable_buffers
 from popxl_addons.remote import store_remote_graph as store_remote_graph
+from popxl_addons.route_tensor import is_subgraph as is_subgraph
+from popxl_addons.route_tensor import route_tensor_into_graph as route_tensor_into_graph
 from popxl_addons.seed_variable import seed_variable as seed_variable
 from popxl_addons.streams import InputStreams as InputStreams
 from popxl_addons.streams import OutputStreams as OutputStreams
@@ -38,6 +46,7 @@ from popxl_addons.transforms import batch_serialise as batch_serialise
 from popxl_addons.transforms import batch_serialise_fwd_and_grad as batch_serialise_fwd_and_grad
 from popxl_addons.transforms import disable_fc_pass as disable_fc_pass
 from popxl_addons.transforms import enable_fc_pass as enable_fc_pass
+from popxl_addons.transforms import pipelined_execution as pipelined_execution
 from popxl_addons.transforms import recompute_graph as recompute_graph
 from popxl_addons.transforms import (
     set_available_memory_proportion_by_ipu as set_available_memory_proportion_by_ipu,

@@ -79,14 +79,21 @@ def gather_replica_sharded_tensor(
         return ops.collectives.replicated_all_gather(t, group=group, output_shape="meta_shape")
 
 
-def _graph_over(
-    tensors: NamedTensors, fn: Callable[[str, popxl.Tensor], popxl.Tensor]
+def graph_over(
+    tensors: NamedTensors,
+    fn: Callable[[str, popxl.Tensor], popxl.Tensor],
+    use_io_tiles: bool = False,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """A graph from each tensor t to fn(name, t), in order, with the inputs named."""
+    """Create a graph from each tensor t to `fn(name, t)`, on IO tiles if asked.
+
+    Returns:
+        The graph, with named inputs, and the names of its outputs.
+    """
     names, specs = tensors.unpack()
 
     def build(inputs: list[popxl.Tensor]) -> list[popxl.Tensor]:
-        return [fn(name, t) for name, t in zip(names, inputs, strict=True)]
+        with _tiles(use_io_tiles):
+            return [fn(name, t) for name, t in zip(names, inputs, strict=True)]
 
     graph = popxl.gcg().ir.create_graph(build, specs)
     return GraphWithNamedArgs(graph, NamedTensors.pack(names, graph.inputs)), names
@@ -107,7 +114,7 @@ def all_gather_replica_sharded_graph(
         The graph, with named inputs, and the names of its outputs.
     """
     groups = {} if replica_groups is None else replica_groups.to_dict()
-    return _graph_over(
+    return graph_over(
         tensors,
         lambda name, t: gather_replica_sharded_tensor(t, use_io_tiles, groups.get(name)),
     )
@@ -183,7 +190,6 @@ def reduce_replica_sharded_graph(
     groups = {} if shard_groups is None else shard_groups.to_dict()
 
     def reduce(name: str, t: popxl.Tensor) -> popxl.Tensor:
-        with _tiles(use_io_tiles):
-            return reduce_replica_sharded_tensor(t, op, replica_group, groups.get(name))
+        return reduce_replica_sharded_tensor(t, op, replica_group, groups.get(name))
 
-    return _graph_over(tensors, reduce)
+    return graph_over(tensors, reduce, use_io_tiles)

@@ -17,6 +17,7 @@ from popxl_addons.transforms.batch_serialisation import batch_serialise as batch
 from popxl_addons.transforms.batch_serialisation import (
     batch_serialise_fwd_and_grad as batch_serialise_fwd_and_grad,
 )
+from popxl_addons.transforms.pipelining import pipelined_execution as pipelined_execution
 from popxl_addons.transforms.recomputation import add_recompute_inputs as add_recompute_inputs
 from popxl_addons.transforms.recomputation import recompute_graph as recompute_graph
 from popxl_addons.transforms.repeat_graph import repeat_graph as repeat_graph

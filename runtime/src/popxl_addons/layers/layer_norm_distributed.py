@@ -1,0 +1,32 @@
+"""Layer normalisation of features that are cut over replicas."""
+
+from __future__ import annotations
+
+import popxl
+from popxl import ReplicaGrouping
+from popxl_addons.layers.initialisers import ones, zeros
+from popxl_addons.module import Module
+from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
+
+
+class LayerNormDistributed(Module):
+    """Normalise over features of which each replica of a tensor-parallel group has a part.
+
+    Variables: `weight` and `bias`, both (features / parts,).
+
+    Args:
+        replica_grouping: replicas that share the variables; the parts are in its transpose.
+            Default: all replicas share them, and each has all features.
+    """
+
+    def __init__(self, replica_grouping: ReplicaGrouping | None = None) -> None:
+        super().__init__()
+        self.replica_grouping = replica_grouping
+
+    def build(self, x: popxl.Tensor, eps: float = 1e-05) -> popxl.Tensor:
+        """x: (..., features / parts) -> the same shape."""
+        grouping = self.replica_grouping or popxl.gcg().ir.replica_grouping()
+        shape = x.shape[-1:]
+        w = self.add_variable_input("weight", ones(shape), x.dtype, replica_grouping=grouping)
+        b = self.add_variable_input("bias", zeros(shape), x.dtype, replica_grouping=grouping)
+        return layer_norm_distributed(x, w, b, eps, grouping.transpose())

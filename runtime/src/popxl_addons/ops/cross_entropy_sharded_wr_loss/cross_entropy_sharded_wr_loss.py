@@ -1,0 +1,52 @@
+"""Cross entropy of logits whose vocabulary is cut over the IPUs of a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import popxl
+from popxl import Tensor, ops
+
+__all__ = ["cross_entropy_sharded_wr_loss"]
+
+
+def handle_ipus(ts: list[Tensor], ipus: Iterable[int] | None) -> list[int]:
+    """The IPU of each tensor: as given, or where the tensor is.
+
+    Raises:
+        ValueError: another number of IPUs than tensors.
+    """
+    found = [t.ipu for t in ts] if ipus is None else list(ipus)
+    if len(found) != len(ts):
+        raise ValueError(f"{len(ts)} tensors are on as many IPUs, but {len(found)} are given")
+    return found
+
+
+def cross_entropy_sharded_wr_loss(
+    logits: list[Tensor], indices: list[Tensor], ipus: Iterable[int] | None = None
+) -> Tensor:
+    """Cross entropy without reduction, on the first IPU.
+
+    All virtual IPUs of a replica are one device here, so the parts are joined.
+
+    Args:
+        logits: (n, classes / parts) on each IPU.
+        indices: (n,) on each IPU: the labels minus the first label of its part.
+        ipus: where the parts are; default: taken from the logits.
+
+    Returns:
+        (n,), in the dtype of the logits.
+    """
+    from popxl_addons.ops.cross_entropy import cross_entropy
+
+    places = handle_ipus(logits, ipus)
+    first = places[0]
+    here = [
+        t if place == first else ops.ipu_copy(t, first, place)
+        for t, place in zip(logits, places, strict=True)
+    ]
+    # The first part begins with label 0: its indices are the labels.
+    whole = here[0] if len(here) == 1 else ops.concat(here, axis=-1)
+    wide = whole if whole.dtype == popxl.float32 else ops.cast(whole, popxl.float32)
+    loss = cross_entropy(wide, indices[0], reduction="none")
+    return loss if whole.dtype == popxl.float32 else ops.cast(loss, whole.dtype)

@@ -1,0 +1,42 @@
+"""Layer normalisation of features that are cut over replicas."""
+
+from __future__ import annotations
+
+import popxl
+from popxl import ReplicaGrouping, ops
+
+__all__ = ["layer_norm_distributed"]
+
+
+def layer_norm_distributed(
+    t: popxl.Tensor,
+    w: popxl.Tensor,
+    b: popxl.Tensor,
+    epsilon: float = 1e-05,
+    group: ReplicaGrouping | None = None,
+) -> popxl.Tensor:
+    """Normalise over the features of all replicas of a group.
+
+    Args:
+        t: (..., features / group size): this replica's features.
+        w, b: (features / group size,): scale and shift of them.
+        epsilon: added to the variance.
+        group: replicas that hold the features of the same samples; default: all.
+
+    Returns:
+        As `t`. Statistics are computed in float32, first the mean and then the variance, so that
+        a large mean costs no precision.
+    """
+    group = popxl.gcg().ir.replica_grouping() if group is None else group
+    features = t.shape[-1] * group.group_size
+    wide = t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+
+    def mean(x: popxl.Tensor) -> popxl.Tensor:
+        part = ops.sum(x, axis=-1, keepdims=True) / features
+        # The replicas go on to different results, so gradients are summed over the group too.
+        return ops.collectives.replicated_all_reduce(part, "add", group)
+
+    centred = wide - mean(wide)
+    normal = centred / ops.sqrt(mean(centred * centred) + epsilon)
+    scaled = normal * ops.cast(w, popxl.float32) + ops.cast(b, popxl.float32)
+    return scaled if t.dtype == popxl.float32 else ops.cast(scaled, t.dtype)

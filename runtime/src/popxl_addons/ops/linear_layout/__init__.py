@@ -1,0 +1,3 @@
+"""Layout hint."""
+
+from popxl_addons.ops.linear_layout.linear_layout import linear_layout as linear_layout

@@ -1,0 +1,6 @@
+"""Products with sparse constants."""
+
+from popxl_addons.ops.static_sparse_ops.dense_sparse_matmul import (
+    dense_const_sparse_matmul as dense_const_sparse_matmul,
+)
+from popxl_addons.ops.static_sparse_ops.dense_sparse_matmul import random_sparse as random_sparse

@@ -1,0 +1,80 @@
+"""Bringing a tensor into graphs that are called already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import popxl
+from popxl import Graph, Tensor
+
+__all__ = ["is_subgraph", "route_tensor_into_graph"]
+
+
+def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
+    """Whether running `parent` may run `subgraph`. A graph is no subgraph of itself."""
+    return any(g is subgraph or is_subgraph(g, subgraph) for g in parent.called_graphs)
+
+
+def route_tensor_into_graph(
+    tensor: Tensor, graph: Graph | None = None, modified: bool = False
+) -> Tensor:
+    """Make a tensor of an outer graph an input of `graph`, through all calls between them.
+
+    Args:
+        tensor: of a graph that calls `graph`, directly or through others.
+        graph: default: the current graph.
+        modified: let changes made in `graph` reach `tensor`.
+
+    Returns:
+        The input of `graph` (`tensor` itself if it belongs to `graph`). Each graph between gets an
+        input too, and each call passes it on.
+
+    Raises:
+        ValueError: the tensor's graph does not call `graph`, or another graph that lacks the
+            tensor calls it too.
+        NotImplementedError: a conditional is on the way.
+    """
+    graph = popxl.gcg() if graph is None else graph
+    if tensor in graph:
+        return tensor
+    owner = tensor._graph
+    if not is_subgraph(owner, graph):
+        raise ValueError(f"graph {owner.id!r} of tensor {tensor.id!r} does not call {graph.id!r}")
+    _check_ways(owner, graph)
+    return _route(graph, {owner: tensor}, tensor.name.replace("/", "_"), modified)
+
+
+def _sites(graph: Any) -> list[Any]:
+    """The ops that run `graph`."""
+    return list(graph._call_sites)
+
+
+def _check_ways(owner: Graph, graph: Graph) -> None:
+    """Raise unless every call of `graph` comes from `owner`, directly or through others."""
+    for site in _sites(graph):
+        if "then" in site.attrs:
+            raise NotImplementedError(
+                f"cannot route a tensor through the conditional at {site.location}"
+            )
+        if site.graph is owner:
+            continue
+        if not is_subgraph(owner, site.graph):
+            raise ValueError(
+                f"graph {graph.id!r} is also called by {site.graph.id!r} ({site.location}), which "
+                f"no call from {owner.id!r} reaches"
+            )
+        _check_ways(owner, site.graph)
+
+
+def _route(graph: Graph, made: dict[Graph, Tensor], name: str, modified: bool) -> Tensor:
+    """The tensor in `graph`; `made` has those of the graphs done."""
+    if graph in made:
+        return made[graph]
+    spec = next(iter(made.values())).spec
+    with graph:
+        made[graph] = popxl.graph_input(
+            spec.shape, spec.dtype, name, modified, spec.meta_shape or None
+        )
+    for site in _sites(graph):
+        site.inputs.append(_route(site.graph, made, name, modified))
+    return made[graph]
