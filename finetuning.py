@@ -12,10 +12,9 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from data.feed import per_replica
+from modelling.devices import device_desc
 from modelling.phases.training import build_training
 from modelling.spec import Batch, family_of
-
-DEVICES = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class FineTuning:
         self._family = family_of(config)
         self.program = build_training(config, self._family.layout, gradients)
         self._table = self._family.weights(config)
-        self.session = popxl.Session(self.program.ir, DEVICES[config.execution.device])
+        self.session = popxl.Session(self.program.ir, device_desc(config))
 
     # ---- state ----------------------------------------------------------------------------------
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:

@@ -22,7 +22,7 @@ from config.cli import entry_point
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
-from finetuning import DEVICES
+from modelling.devices import device_desc
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 
@@ -49,7 +49,7 @@ def measure(config: RunConfig) -> tuple[float, float, popxl.session.MemoryUse]:
     start = time.perf_counter()
     program = build_training(config, family_of(config).layout)
     built = time.perf_counter()
-    session = popxl.Session(program.ir, DEVICES[config.execution.device])
+    session = popxl.Session(program.ir, device_desc(config))
     return built - start, time.perf_counter() - built, session.memory_use()
 
 

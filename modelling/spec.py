@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from config.sections import RunConfig
+from data.loader import Samples
+from data.mnli import Example
 from modelling.generation.program import GeneratorOf
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
@@ -25,6 +27,7 @@ class ModelFamily:
         layout: builds the phases of training in the current Ir.
         generator: builds the graphs of generation in the current Ir.
         weights: which Hugging Face tensors are in which variables, for a configuration.
+        encode: training samples of examples: `encode(config, examples, tokenizer)`.
         training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of
             the training program's streams.
         target_tokens: number of tokens of a global batch that the loss is the mean of.
@@ -33,6 +36,7 @@ class ModelFamily:
     layout: Callable[[Settings], Layout]
     generator: GeneratorOf
     weights: Callable[[Any], WeightTable]
+    encode: Callable[[Any, Sequence[Example], Any], Samples]
     training_inputs: Callable[[Batch], dict[str, np.ndarray]]
     target_tokens: Callable[[Batch], int]
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+
+from config.t5 import T5Config
+from data.encoding import encode
+from data.loader import Samples
+from data.mnli import Example
 
 from modelling.layers.lm_head import IGNORED
 from modelling.spec import Batch, ModelFamily
 from modelling.t5.generation import T5Generator
 from modelling.t5.training import T5Layout
 from modelling.t5.weights import weight_table
+
+
+def encode_samples(config: T5Config, examples: Sequence[Example], tokenizer: Any) -> Samples:
+    """Token ids of the prompts and answers of `examples`. Raises ValueError if an answer is cut."""
+    model = config.model
+    return encode(examples, tokenizer, model.sequence_length, model.decoder_sequence_length)
 
 
 def training_inputs(batch: Batch) -> dict[str, np.ndarray]:
@@ -30,6 +44,7 @@ FAMILY = ModelFamily(
     layout=T5Layout,
     generator=T5Generator,
     weights=weight_table,
+    encode=encode_samples,
     training_inputs=training_inputs,
     target_tokens=target_tokens,
 )

@@ -1,0 +1,174 @@
+"""The fine-tuning run: data, model, loop, records and checkpoints."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib import metadata
+from typing import Any
+
+from config.cli import CommandLine
+from config.errors import ConfigError, UserError
+from config.sections import RunConfig
+from data.loader import Loader
+from finetuning import FineTuning, StepResult
+from modelling.spec import family_of
+from training.checkpoint import CheckpointStore
+from training.report import Report
+from training.run_directory import choose_path
+from training.samples import training_samples
+from training.schedule import Schedule
+from training.signals import StopSignal
+from training.start import Start, starting_point
+
+
+def finetune(line: CommandLine) -> None:
+    """Train as the command line says.
+
+    Raises:
+        UserError: for anything a person can mend; nothing already saved is damaged.
+    """
+    config = line.config
+    _check_iterations(config)
+    loader = Loader(training_samples(config), config.training.global_batch_size, config.model.seed)
+    start = starting_point(config, family_of(config).weights(config))
+    if start.data is not None:
+        _continue(loader, start.data)
+    model = _compiled(config)
+    model.write(start.tensors)
+    _say(f"starting from {start.source}")
+    path = choose_path(line.options.run_dir, config.checkpoint.save, line.preset)
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignal())
+        report = stack.enter_context(
+            Report(config, path, line.preset, start.step, line.options.wandb,
+                   line.options.wandb_name)
+        )  # fmt: skip
+        checkpoints = stack.enter_context(_Checkpoints(config, model, loader))
+        stack.enter_context(model)
+        _train(config, model, loader, start, report, checkpoints, stop)
+    if stop.requested:
+        _say(f"stopped by {stop.name} after step {checkpoints.step}")
+    _say(f"records of the run are in {path}")
+
+
+def _train(
+    config: RunConfig,
+    model: FineTuning,
+    loader: Loader,
+    start: Start,
+    report: Report,
+    checkpoints: _Checkpoints,
+    stop: StopSignal,
+) -> None:
+    """The loop over optimizer steps, `device_iterations` at a time."""
+    rate, iterations = Schedule.of(config.training), config.execution.device_iterations
+    step = start.step
+    while step < config.training.steps and not stop.requested:
+        steps = range(step, step + iterations)
+        rates = [rate(s) for s in steps]
+        results = model.run([loader.next_batch() for _ in steps], rates, step)
+        _check_finite(results, steps, checkpoints.step)
+        for s, learning_rate, result in zip(steps, rates, results, strict=True):
+            report.step(
+                s,
+                loss=result.loss,
+                learning_rate=learning_rate,
+                gradient_norm=result.gradient_norm,
+            )
+        step += iterations
+        checkpoints.after(step)
+    checkpoints.finish(step)
+
+
+class _Checkpoints:
+    """Saves now and then, and at the end. Does nothing without `checkpoint.save`."""
+
+    def __init__(self, config: RunConfig, model: FineTuning, loader: Loader) -> None:
+        self._config, self._model, self._loader = config, model, loader
+        settings = config.checkpoint
+        self._store = CheckpointStore(settings.save, settings.to_keep) if settings.save else None
+        self.step: int | None = None  # the last one saved
+
+    def after(self, step: int) -> None:
+        """Save if `checkpoint.steps` says so; the loop goes on meanwhile."""
+        every = self._config.checkpoint.steps
+        if every is not None and step % every < self._config.execution.device_iterations:
+            self._save(step, wait=False)
+
+    def finish(self, step: int) -> None:
+        """Save the last step, if it is not saved yet."""
+        if self.step != step:
+            self._save(step, wait=True)
+
+    def _save(self, step: int, wait: bool) -> None:
+        if self._store is None:
+            return
+        tensors = self._model.read(self._config.checkpoint.optim_state)
+        self._store.save(step, tensors, self._metadata(), wait)
+        self.step = step
+        if wait:
+            _say(f"saved step {step} in {self._config.checkpoint.save}")
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "data": self._loader.state(),
+            "config": self._config.to_dict(),
+            "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
+        }
+
+    def __enter__(self) -> _Checkpoints:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+def _compiled(config: RunConfig) -> FineTuning:
+    """The model, with a word on the screen before a wait that may be long."""
+    _say(f"compiling for {config.replicas} device(s)")
+    start = time.perf_counter()
+    model = FineTuning(config)
+    _say(f"ready after {time.perf_counter() - start:.1f} s: {_startup(model)}")
+    return model
+
+
+def _startup(model: FineTuning) -> str:
+    startup = model.session.startup
+    how = "the executable came from the cache" if startup.from_cache else "compiled"
+    return f"{how} ({startup.traces} traces, {startup.compiles} compilations)"
+
+
+def _continue(loader: Loader, state: dict[str, Any]) -> None:
+    try:
+        loader.restore(state)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _check_iterations(config: RunConfig) -> None:
+    iterations = config.execution.device_iterations
+    if config.training.steps % iterations:
+        raise ConfigError(
+            f"training.steps {config.training.steps} must be divisible by "
+            f"execution.device_iterations {iterations}"
+        )
+
+
+def _check_finite(results: Sequence[StepResult], steps: range, saved: int | None) -> None:
+    for step, result in zip(steps, results, strict=True):
+        if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
+            kept = f"the last checkpoint is of step {saved}" if saved else "nothing was saved"
+            raise UserError(
+                f"step {step} has loss {result.loss} and gradient norm {result.gradient_norm}: "
+                f"training has diverged ({kept}); lower the learning rate, or use bfloat16 or "
+                "loss scaling instead of plain float16"
+            )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

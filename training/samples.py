@@ -1,0 +1,37 @@
+"""The samples that a configuration trains on."""
+
+from __future__ import annotations
+
+import sys
+
+from config.errors import ConfigError
+from config.sections import RunConfig
+from data.loader import Samples
+from data.mnli import load_corpus, load_tokenizer
+from modelling.spec import family_of
+
+
+def training_samples(config: RunConfig) -> Samples:
+    """Load and encode the training split; says on the screen what it leaves out or cuts.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be had, or do not fit the model.
+    """
+    tokenizer = load_tokenizer(config.data.dataset, config.data.tokenizer)
+    if len(tokenizer) > config.model.embedding.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "
+            f"{config.model.embedding.vocab_size}: set it to {len(tokenizer)} or more"
+        )
+    corpus = load_corpus(config.data.dataset, "train")
+    try:
+        samples = family_of(config).encode(config, corpus.examples, tokenizer)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    notes = [f"{len(samples)} training samples"]
+    if corpus.unlabelled:
+        notes.append(f"{corpus.unlabelled} without a label left out")
+    if samples.truncated:
+        notes.append(f"{samples.truncated} cut to {config.model.sequence_length} tokens")
+    print(", ".join(notes), file=sys.stderr, flush=True)
+    return samples

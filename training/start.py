@@ -1,0 +1,127 @@
+"""Where a run starts: random weights, a Hugging Face model, or a checkpoint of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from config.errors import UserError
+from config.sections import RunConfig
+from modelling.weights import OPTIMIZER, WeightTable
+from training.checkpoint import (
+    CheckpointError,
+    has_checkpoint,
+    is_hf_directory,
+    load_checkpoint,
+    read_hf_directory,
+)
+
+Tensors = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The state a run starts from.
+
+    Attributes:
+        tensors: weights and, when a run is continued, optimizer state, by logical name.
+        step: number of optimizer steps done.
+        data: state of the data loader; None: from the beginning.
+        source: where it comes from, for people.
+    """
+
+    tensors: Tensors
+    step: int = 0
+    data: dict[str, Any] | None = None
+    source: str = "random weights"
+
+
+def starting_point(config: RunConfig, table: WeightTable) -> Start:
+    """The state that `checkpoint.load` names, or random weights.
+
+    A checkpoint continues its run, at the step and the sample it was saved at; with
+    `checkpoint.optim_state` false, a new run starts from its weights.
+
+    Raises:
+        UserError: nothing usable is there, or the weights do not fit the configured model.
+    """
+    load = config.checkpoint.load
+    if load is None:
+        return Start(table.initial(config.model.seed))
+    if has_checkpoint(load):
+        return _of_checkpoint(config, table, load)
+    folder = load if Path(load).exists() else _downloaded(load)
+    if not is_hf_directory(folder):
+        raise CheckpointError(
+            f"there is neither a checkpoint nor a Hugging Face model in {load}: give a folder that "
+            "--save wrote, or one with model.safetensors"
+        )
+    tensors = read_hf_directory(folder)
+    return Start(_fitting(lambda: table.renamed(tensors), load), source=load)
+
+
+def _of_checkpoint(config: RunConfig, table: WeightTable, load: str) -> Start:
+    checkpoint = load_checkpoint(load)
+    names = [n for n in checkpoint.tensors if not n.startswith(f"{OPTIMIZER}/")]
+    weights = {n: checkpoint.tensors[n] for n in names}
+    _fitting(lambda: table.renamed(weights), load)
+    has_state = len(names) < len(checkpoint.tensors)
+    if not config.checkpoint.optim_state:
+        return Start(weights, source=f"the weights of step {checkpoint.step} in {load}")
+    if not has_state and not config.model.eval:
+        raise CheckpointError(
+            f"the checkpoint in {load} has no optimizer state to continue with: give "
+            "--optim_state false to start anew from its weights"
+        )
+    return Start(
+        checkpoint.tensors,
+        checkpoint.step,
+        checkpoint.metadata.get("data"),
+        f"step {checkpoint.step} in {load}",
+    )
+
+
+def load_weights(config: RunConfig, table: WeightTable) -> Start:
+    """The weights alone of what `checkpoint.load` names, for generation.
+
+    Raises:
+        UserError: as for `starting_point`, or if it names nothing.
+    """
+    if config.checkpoint.load is None:
+        raise CheckpointError(
+            "which weights? Give --load DIR: a folder that run_finetuning.py --save wrote, or a "
+            "Hugging Face model"
+        )
+    load = config.checkpoint.load
+    if not has_checkpoint(load):
+        return starting_point(config, table)
+    checkpoint = load_checkpoint(load)
+    names = [n for n in checkpoint.tensors if not n.startswith(f"{OPTIMIZER}/")]
+    weights = {n: checkpoint.tensors[n] for n in names}
+    _fitting(lambda: table.renamed(weights), load)
+    return Start(weights, checkpoint.step, None, f"step {checkpoint.step} in {load}")
+
+
+def _fitting(renamed: Callable[[], Tensors], load: str) -> Tensors:
+    try:
+        return renamed()
+    except ValueError as error:
+        raise CheckpointError(f"{load}: {error}") from error
+
+
+def _downloaded(name: str) -> str:
+    """The local folder of a model on the Hugging Face hub."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, allow_patterns=["*.safetensors", "*.json"])
+    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise UserError(
+            f"--load {name}: no such folder here, and no such model can be reached on the Hugging "
+            "Face hub: check the path, or connect to the network"
+        ) from error
