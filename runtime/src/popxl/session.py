@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from popxl.utils import to_numpy
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
+Initialised = TypeVar("Initialised", bound=Variable | Constant)
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
 
 
@@ -192,7 +193,7 @@ class Session:
         wanted = stream.dtype.as_numpy()
         if array.dtype != wanted:
             is_python = not hasattr(data, "dtype")
-            if not is_python or not np.can_cast(array.dtype, wanted, "same_kind"):
+            if not is_python or not _fits(array, wanted):
                 raise ValueError(
                     f"input {stream.tensor_id!r} has dtype {array.dtype}, but the stream is "
                     f"{stream.dtype!r}"
@@ -330,9 +331,7 @@ class Session:
         """
         return self.get_tensors_data([tensor])[tensor]
 
-    def get_tensors_data(
-        self, tensors: Iterable[Variable | Constant]
-    ) -> dict[Variable | Constant, np.ndarray]:
+    def get_tensors_data(self, tensors: Iterable[Initialised]) -> dict[Initialised, np.ndarray]:
         """As `get_tensor_data`, for several tensors at once.
 
         Raises:
@@ -424,6 +423,12 @@ def _check_patterns(ir: Ir) -> None:
                     f"{op.name} at {op.location} needs popxl_addons.patterns."
                     "apply_pre_alias_patterns(ir) before the session is created"
                 )
+
+
+def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether numbers written in Python can stand for elements of `dtype`."""
+    counts = array.dtype.kind == "i" and dtype.kind == "u" and bool((array >= 0).all())
+    return counts or np.can_cast(array.dtype, dtype, "same_kind")
 
 
 def _checked(ir: Ir, var: Variable, data: Any) -> np.ndarray:

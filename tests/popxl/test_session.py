@@ -1,0 +1,354 @@
+"""Sessions: attaching, variables on both sides, several sessions, devices."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from tests.popxl.programs import f32, store
+
+
+def _counting(replicas: int = 1, **kwargs):
+    """A program that adds 1 to `v`, and reads `fixed`."""
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        v = popxl.variable(np.zeros(2, np.float32), name="v", **kwargs)
+        fixed = popxl.variable(f32(2), name="fixed")
+        ops.add_(v, popxl.constant(1.0))
+        out = store(v + fixed)
+    return ir, v, fixed, out
+
+
+# ---- attaching ----------------------------------------------------------------------------------
+def test_entering_loads_and_leaving_brings_back():
+    ir, v, fixed, out = _counting()
+    session = popxl.Session(ir)
+    assert not session.is_attached
+    with session as entered:
+        assert entered is session
+        assert session.is_attached
+        session.run()
+        assert v._data.tolist() == [0, 0]
+        assert not v.in_sync_with_ipu
+    assert not session.is_attached
+    assert v.in_sync_with_ipu
+    assert v._data.tolist() == [1, 1]
+    with session:
+        np.testing.assert_allclose(session.run()[out], 2 + f32(2), rtol=1e-6)
+    np.testing.assert_array_equal(fixed._data, f32(2))
+
+
+def test_nested_entry_does_nothing():
+    ir, v, *_ = _counting()
+    session = popxl.Session(ir)
+    with session:
+        with session:
+            session.run()
+        assert session.is_attached
+        assert v._data.tolist() == [0, 0]
+        session.run()
+    assert v._data.tolist() == [2, 2]
+
+
+def test_leaving_by_an_error_also_brings_back():
+    ir, v, *_ = _counting()
+    session = popxl.Session(ir)
+
+    def fails():
+        with session:
+            session.run()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert not session.is_attached
+    assert v._data.tolist() == [1, 1]
+
+
+def test_weights_stay_on_the_device_when_asked():
+    ir, v, *_ = _counting()
+    session = popxl.Session(ir, weights_to_host_on_exit=False)
+    with session:
+        session.run()
+    assert session.get_tensor_data(v).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("what", ["run", "weights_to_host", "weights_from_host"])
+def test_outside_the_with_block_the_message_says_how_to_attach(what):
+    session = popxl.Session(_counting()[0])
+    with pytest.raises(ValueError, match="with session"):
+        getattr(session, what)()
+
+
+def test_weights_move_when_asked():
+    ir, v, *_ = _counting()
+    with popxl.Session(ir) as session:
+        session.run()
+        session.weights_to_host()
+        assert v._data.tolist() == [1, 1]
+        v._data[:] = 10
+        session.weights_from_host()
+        session.run()
+        assert session.get_tensor_data(v).tolist() == [11, 11]
+
+
+# ---- reading ------------------------------------------------------------------------------------
+def test_reading_gives_the_live_host_array():
+    ir, v, fixed, _ = _counting()
+    session = popxl.Session(ir)
+    array = session.get_tensor_data(v)
+    assert array.tolist() == [0, 0]
+    with session:
+        session.run()
+        assert session.get_tensor_data(v) is array
+        assert array.tolist() == [1, 1]
+        session.run()
+        both = session.get_tensors_data([v, fixed])
+    assert both[v] is array
+    assert array.tolist() == [2, 2]
+
+
+def test_constants_can_be_read_and_intermediates_cannot():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        c = popxl.constant([1, 2], popxl.int32)
+        x = popxl.variable(1.0) + 1.0
+    session = popxl.Session(ir)
+    assert session.get_tensor_data(c).tolist() == [1, 2]
+    with pytest.raises(TypeError, match="only variables and constants have host data"):
+        session.get_tensor_data(x)
+    with pytest.raises(ValueError, match="belongs to another Ir"):
+        popxl.Session(popxl.Ir()).get_tensor_data(c)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_all_replicas_can_be_read(groups):
+    ir = popxl.Ir(replication=4)
+    grouping = ir.replica_grouping(group_size=4 // groups)
+    data = f32(*((groups,) if groups > 1 else ()), 2)
+    with ir.main_graph:
+        v = popxl.variable(data, replica_grouping=grouping, retrieval_mode="all_replicas")
+        one = popxl.variable(data, replica_grouping=grouping)
+        rank = popxl.variable(
+            np.arange(4, dtype=np.float32), replica_grouping=ir.replica_grouping(1, 1)
+        )
+        for t in (v, one):
+            ops.add_(t, rank)
+    initial = np.repeat(data.reshape(groups, 2), 4 // groups, axis=0)
+    session = popxl.Session(ir)
+    np.testing.assert_array_equal(session.get_tensor_data(v), initial)
+    with session:
+        session.run()
+    after = initial + np.arange(4, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(session.get_tensor_data(v), after, rtol=1e-6)
+    firsts = after[:: 4 // groups]
+    np.testing.assert_allclose(
+        session.get_tensor_data(one), firsts if groups > 1 else firsts[0], rtol=1e-6
+    )
+
+
+# ---- writing ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("attached", [False, True])
+def test_writing_reaches_the_device(attached):
+    ir, v, fixed, out = _counting()
+    session = popxl.Session(ir)
+    if not attached:
+        session.write_variables_data({v: [5.0, 6.0], fixed: np.float64([1, 1])})
+    with session:
+        if attached:
+            session.run()
+            session.write_variables_data({v: [5.0, 6.0], fixed: np.float64([1, 1])})
+        assert session.get_tensor_data(v).tolist() == [5, 6]
+        assert session.run()[out].tolist() == [7, 8]
+        assert session.get_tensor_data(v).tolist() == [6, 7]
+
+
+def test_written_data_is_copied():
+    ir, v, *_ = _counting()
+    session = popxl.Session(ir)
+    data = np.ones(2, np.float32)
+    session.write_variable_data(v, data)
+    data[:] = 9
+    assert session.get_tensor_data(v).tolist() == [1, 1]
+
+
+def test_writing_one_entry_of_a_buffer_keeps_what_the_device_did_to_the_others():
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 3)
+        a, b = (popxl.remote_variable(np.zeros(2, np.float32), buffer, i) for i in (0, 2))
+        for i in range(3):
+            ops.remote_store(buffer, i, ops.remote_load(buffer, i) + 1.0)
+        middle = store(ops.remote_load(buffer, 1))
+    with popxl.Session(ir) as session:
+        session.run()
+        session.write_variable_data(a, [10.0, 20.0])
+        assert session.get_tensor_data(b).tolist() == [1, 1]
+        assert session.run()[middle].tolist() == [[2, 2], [2, 2]]
+        assert session.get_tensor_data(a).tolist() == [11, 21]
+        assert session.get_tensor_data(b).tolist() == [2, 2]
+
+
+def test_writing_a_grouped_variable():
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        strided = ir.replica_grouping(stride=2, group_size=2)
+        v = popxl.variable(np.zeros((2, 3), np.float32), replica_grouping=strided)
+        out = store(v)
+    with popxl.Session(ir) as session:
+        session.write_variable_data(v, f32(2, 3))
+        np.testing.assert_array_equal(session.run()[out], f32(2, 3)[[0, 1, 0, 1]])
+
+
+def test_wrong_writes_are_refused():
+    ir, v, *_ = _counting(2, retrieval_mode="all_replicas")
+    session = popxl.Session(ir)
+    with ir.main_graph:
+        c, w = popxl.constant(1.0), popxl.variable(np.ones(2, np.float32), name="w")
+    with pytest.raises(NotImplementedError, match="all_replicas"):
+        session.write_variable_data(v, np.zeros(2, np.float32))
+    with pytest.raises(TypeError, match="only variables can be written"):
+        session.write_variable_data(c, 1.0)
+    with pytest.raises(ValueError, match=r"'w' needs data of shape \(2,\), but got \(3,\)"):
+        session.write_variable_data(w, np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="belongs to another Ir"):
+        popxl.Session(popxl.Ir()).write_variable_data(w, np.zeros(2, np.float32))
+
+
+# ---- memory maps --------------------------------------------------------------------------------
+@pytest.fixture
+def mapped(tmp_path):
+    """A memory map of two zeros, and its file."""
+    path = tmp_path / "weights.npy"
+    return np.lib.format.open_memmap(path, "w+", np.float32, (2,)), path
+
+
+def test_a_memory_map_is_the_variable_s_storage(mapped):
+    array, path = mapped
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(array)
+        ops.add_(v, popxl.constant(1.0))
+    with popxl.Session(ir) as session:
+        session.run()
+        assert session.get_tensor_data(v) is array
+    assert np.load(path).tolist() == [1, 1]
+    session.write_variable_data(v, [3.0, 4.0])
+    assert array.tolist() == [3, 4]
+
+
+def test_a_read_only_memory_map_is_never_written(mapped):
+    _, path = mapped
+    before = path.read_bytes()
+    array = np.lib.format.open_memmap(path, "r")
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(array)
+        ops.add_(v, popxl.constant(1.0))
+        out = store(v)
+    with popxl.Session(ir) as session:
+        session.run()
+        assert session.run()[out].tolist() == [2, 2]
+    assert path.read_bytes() == before
+
+
+# ---- several sessions ---------------------------------------------------------------------------
+def test_sessions_of_several_programs_live_side_by_side():
+    (ir_a, a, *_), (ir_b, b, *_) = _counting(1), _counting(4)
+    with popxl.Session(ir_a) as first, popxl.Session(ir_b) as second:
+        for _ in range(2):
+            first.run()
+            second.run()
+        first.run()
+    assert (a._data.tolist(), b._data.tolist()) == ([3, 3], [2, 2])
+
+
+def test_sessions_of_one_program_hand_variables_over():
+    ir, v, *_ = _counting()
+    for n in (1, 2):
+        with popxl.Session(ir) as session:
+            session.run()
+        assert v._data.tolist() == [n, n]
+
+
+def test_one_program_can_run_with_changed_transfers():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        source, target = popxl.h2d_stream((), popxl.float32), popxl.d2h_stream((), popxl.float32)
+        ops.host_store(target, ops.host_load(source))
+    popxl.Session(ir)
+    ir.num_host_transfers = 2
+    with popxl.Session(ir) as session:
+        found = session.run({source: np.array([3, 4], np.float32)})[target]
+        assert found.tolist() == [3, 0]
+
+
+# ---- devices ------------------------------------------------------------------------------------
+def test_unknown_and_absent_devices_are_named():
+    ir = _counting()[0]
+    with pytest.raises(ValueError, match="unknown device_desc 'ipu'"):
+        popxl.Session(ir, "ipu")
+    with pytest.raises(popxl.errors.DeviceError, match="needs 1 tpu device"):
+        popxl.Session(ir, "tpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "ipu_model", "ipu_hw"])
+def test_programs_run_on_what_is_there(device):
+    ir, v, *_ = _counting(2)
+    with popxl.Session(ir, device) as session:
+        session.run()
+    assert v._data.tolist() == [1, 1]
+
+
+def test_large_replication_is_possible():
+    ir = popxl.Ir(replication=64)
+    with ir.main_graph:
+        x = popxl.variable(
+            np.arange(64, dtype=np.float32), replica_grouping=ir.replica_grouping(1, 1)
+        )
+        out = store(ops.collectives.replicated_all_reduce(x))
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [2016.0] * 64
+
+
+# ---- what is said -------------------------------------------------------------------------------
+def test_options_without_meaning_are_mentioned_once(caplog):
+    ir = _counting()[0]
+    options = ir._pb_ir.getSessionOptions()
+    with caplog.at_level(logging.INFO, "popxl"):
+        options.someOptionOfTheTest = True
+        options.someOptionOfTheTest = False
+        options.engineOptions["target.of.the.test"] = "x"
+        options.enableStochasticRounding = True
+    lines = [r.getMessage() for r in caplog.records]
+    assert len(lines) == 2
+    assert "someOptionOfTheTest has no effect" in lines[0]
+    assert options.someOptionOfTheTest is False
+    assert options.engineOptions["target.of.the.test"] == "x"
+
+
+def test_dot_files_are_written_when_a_session_is_made(tmp_path):
+    ir = _counting()[0]
+    ir.dot_checkpoint("Final", tmp_path / "dots")
+    assert not (tmp_path / "dots").exists()
+    popxl.Session(ir)
+    (path,) = (tmp_path / "dots").iterdir()
+    assert path.name == "final_main.dot"
+    text = path.read_text()
+    assert text.startswith("digraph {")
+    assert 'label="add_"' in text
+
+
+def test_printing_reaches_stderr(capfd):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(np.arange(3, dtype=np.float32))
+        printed = ops.print_tensor(v * 2.0, title="twice")
+        out = store(printed)
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [0, 2, 4]
+    assert "twice: [0. 2. 4.]" in capfd.readouterr().err
