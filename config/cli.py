@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from config.errors import ConfigError, UserError
 from config.families import config_class_of
@@ -27,7 +27,18 @@ from config.flags import add_field_flags, field_overrides, spell_flags
 from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
 
-Main = Callable[[Sequence[str] | None], None]
+
+class Main(Protocol):
+    """A script's main: takes arguments, by default the process's own."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> None: ...
+
+
+class EntryPoint(Protocol):
+    """A main that returns an exit code."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
+
 
 USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -104,7 +115,7 @@ def add_reporting_options(parser: argparse.ArgumentParser) -> None:
 
 def entry_point(
     *user_errors: type[Exception],
-) -> Callable[[Main], Callable[[Sequence[str] | None], int]]:
+) -> Callable[[Main], EntryPoint]:
     """Make a script's main return an exit code, and say a person's mistake in one sentence.
 
     `UserError`, and what `user_errors` names, end with the message on stderr and code 2;
@@ -114,7 +125,7 @@ def entry_point(
 
     expected: tuple[type[Exception], ...] = (UserError, *user_errors)
 
-    def decorate(main: Main) -> Callable[[Sequence[str] | None], int]:
+    def decorate(main: Main) -> EntryPoint:
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
             try:

@@ -6,8 +6,8 @@ import enum
 import logging
 from importlib import metadata
 
-from popxl.errors import poplar_application_runtime_error as poplar_application_runtime_error
 from popxl.errors import popart_exception as popart_exception
+from popxl.errors import poplar_application_runtime_error as poplar_application_runtime_error
 
 
 def versionString() -> str:  # noqa: N802 - popart's name

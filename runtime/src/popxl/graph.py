@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 class Graph:
     """A graph of an Ir. Made by `ir.create_graph` and `ir.create_empty_graph`."""
 
+    _ir_: Ir
+    _name: str
+    _ops: list[Op]
+    _inputs: list[Tensor]
+    _outputs: list[Tensor]
+    _tensors: dict[str, Tensor]  # by name, in order of creation
+    _call_sites: list[Op]  # ops that run this graph
+    _hooks: dict[int, Callable[[Op], Any]]
+
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")
 
@@ -24,12 +33,8 @@ class Graph:
     def _make(cls, ir: Ir, name: str) -> Graph:
         self = object.__new__(cls)
         self._ir_, self._name = ir, name
-        self._ops: list[Op] = []
-        self._inputs: list[Tensor] = []
-        self._outputs: list[Tensor] = []
-        self._tensors: dict[str, Tensor] = {}
-        self._call_sites: list[Op] = []  # ops that run this graph
-        self._hooks: dict[int, Callable[[Op], Any]] = {}
+        self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
+        self._tensors, self._hooks = {}, {}
         return self
 
     # ---- identity -------------------------------------------------------------------------------

@@ -90,9 +90,8 @@ class RemoteBuffer:
         return self is other
 
     def __repr__(self) -> str:
-        return (
-            f"RemoteBuffer[{self._id} {self._dtype!r} {self._shape} entries={self._entries}"
-            + (f" meta_shape={self._meta_shape}]" if self._meta_shape else "]")
+        return f"RemoteBuffer[{self._id} {self._dtype!r} {self._shape} entries={self._entries}" + (
+            f" meta_shape={self._meta_shape}]" if self._meta_shape else "]"
         )
 
 

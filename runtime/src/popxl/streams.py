@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from popxl import context
 from popxl.dtypes import dtype as Dtype
 from popxl.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from popxl.ir import Ir
 
 
 class Stream:
     """A FIFO of tensors of one spec. Made by `h2d_stream` and `d2h_stream`."""
 
     _prefix = "stream"
+    _ir: Ir
+    _spec: TensorSpec
+    _id: str
 
     def __init__(self) -> None:
         raise TypeError(f"Cannot create {type(self).__qualname__} directly; use popxl.h2d_stream")
 
     @classmethod
-    def _make(cls, shape: Iterable[int], dtype: Dtype, name: str | None) -> Any:
+    def _make(cls, shape: Iterable[int], dtype: Dtype, name: str | None) -> Self:
         self = object.__new__(cls)
         self._ir = context.get_ir()
         self._spec = TensorSpec(shape, dtype)
@@ -47,7 +55,7 @@ class Stream:
     def __hash__(self) -> int:
         return hash((id(self._ir), self._id))
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return self is other
 
     def __str__(self) -> str:

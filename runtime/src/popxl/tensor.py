@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from popxl.replica_grouping import ReplicaGrouping
 
 ScalarType = int | float | bool
-HostTensor = np.ndarray | Iterable[ScalarType]
+HostTensor = np.ndarray | Iterable["ScalarType | HostTensor"]
 host_tensor_types = (np.ndarray, Iterable)
 HostScalarTensor = ScalarType | HostTensor
 TILE_SET_MAP = {"compute": "compute", "io": "io"}
@@ -80,8 +80,8 @@ class Tensor:
     """A value in a graph. Created by ops and by the functions of this module."""
 
     __array_priority__ = 1000  # numpy scalars defer to our reflected operators
-    __iter__ = None  # type: ignore[assignment]
-    __contains__ = None  # type: ignore[assignment]
+    __iter__ = None
+    __contains__ = None
 
     _graph: Graph
     _spec: TensorSpec
@@ -409,7 +409,7 @@ class Variable(_Initialised):
 
     @property
     def retrieval_mode(self) -> RetrievalMode:
-        """"one_per_group": reading returns a value for each group; "all_replicas": for each."""
+        """What reading returns: a value for each group, or for each replica."""
         return self._retrieval
 
     @property
@@ -703,9 +703,7 @@ def _check_buffer(buffer: RemoteBuffer, spec: TensorSpec, offset: int) -> None:
             f"entries of {buffer.tensor_dtype.name}{list(buffer.tensor_shape)}"
         )
     if not 0 <= offset < buffer.entries:
-        raise ValueError(
-            f"offset {offset} is outside the remote buffer's {buffer.entries} entries"
-        )
+        raise ValueError(f"offset {offset} is outside the remote buffer's {buffer.entries} entries")
 
 
 def _occupy(var: Variable, buffer: RemoteBuffer, offset: int) -> None:

@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -96,8 +96,8 @@ class TaskSession(Session):
     def get_named_tensors_data(self) -> NamedTensorData:
         """Host data of all variables of `state`, by name. Live arrays, not copies."""
         names, tensors = self.state.unpack()
-        data = self.get_tensors_data(tensors)  # type: ignore[arg-type]
-        return NamedTensorData.pack(names, [data[t] for t in tensors])  # type: ignore[index]
+        data: Mapping[popxl.Tensor, np.ndarray] = self.get_tensors_data(cast(list[Any], tensors))
+        return NamedTensorData.pack(names, [data[t] for t in tensors])
 
     def load_from_session(
         self, src: TaskSession, report_missing: ReportMissingMethods = "none"

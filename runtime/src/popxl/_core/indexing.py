@@ -55,7 +55,11 @@ def _slices(t: Tensor, key: tuple[Any, ...]) -> Tensor:
         key = key[:at] + (slice(None),) * (t.rank - len(key) + 1) + key[at + 1 :]
     if len(key) > t.rank:
         raise ValueError(f"{len(key)} indices for {t.id!r}, which has {t.rank} axes")
-    starts, stops, steps, axes, dropped = [], [], [], [], []
+    starts: list[int | None] = []
+    stops: list[int | None] = []
+    steps: list[int | None] = []
+    axes: list[int] = []
+    dropped: list[int] = []  # axes indexed by an integer
     for axis, k in enumerate(key):
         if isinstance(k, (int, np.integer)):
             n = t.shape[axis]

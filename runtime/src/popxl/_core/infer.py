@@ -81,7 +81,7 @@ def abstract_outputs(defn: Any, specs: Sequence[TensorSpec], attrs: Any) -> list
 def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> TensorSpec:
     from popxl.tensor import TensorSpec
 
-    meta = ()
+    meta: tuple[int, ...] = ()
     if "elementwise" in op.defn.tags or op.inplace is not None:
         # The shard of an elementwise result stands for the same part of the same whole.
         metas = {s.meta_shape for s in inputs if s.shape == tuple(shape) and s.meta_shape}

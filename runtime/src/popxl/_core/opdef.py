@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from popxl._core.op import Op
     from popxl._lower.machine import Frame
     from popxl.tensor import Tensor, TensorSpec
-    from popxl.transforms.autodiff import GradContext
 
 InferRule = Callable[..., "Sequence[TensorSpec]"]
 GradRule = Callable[..., "Sequence[Tensor | None]"]

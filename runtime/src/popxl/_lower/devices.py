@@ -79,7 +79,7 @@ def _make_cpu_devices(count: int) -> None:
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
-        if jax.config.jax_num_cpu_devices < count:  # type: ignore[attr-defined]
+        if jax.config.jax_num_cpu_devices < count:
             jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         pass  # the backend runs already
@@ -99,9 +99,7 @@ def _restart_cpu(count: int) -> list[Any]:
 
 def per_replica(mesh: Mesh, host: bool = False) -> NamedSharding:
     """Sharding of an array whose first axis is divided among the replicas."""
-    return NamedSharding(
-        mesh, PartitionSpec(AXIS), memory_kind="pinned_host" if host else "device"
-    )
+    return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind="pinned_host" if host else "device")
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from popxl.streams import Stream
     from popxl.tensor import Tensor
 
-Array = jax.Array
-
 
 @dataclass
 class Machine:
@@ -42,10 +40,10 @@ class Machine:
         written: buffers that the program stores to.
     """
 
-    buffers: dict[RemoteBuffer, Array] = field(default_factory=dict)
-    streams: dict[Stream, Array] = field(default_factory=dict)
+    buffers: dict[RemoteBuffer, jax.Array] = field(default_factory=dict)
+    streams: dict[Stream, jax.Array] = field(default_factory=dict)
     positions: dict[Stream, Any] = field(default_factory=dict)
-    constants: dict[Tensor, Array] = field(default_factory=dict)
+    constants: dict[Tensor, jax.Array] = field(default_factory=dict)
     zero: Any = None
     guard_reads: bool = False
     written: frozenset[RemoteBuffer] = frozenset()
@@ -57,18 +55,18 @@ class Machine:
         self.positions[stream] = at + 1
         return at
 
-    def host_load(self, stream: Stream) -> Array:
+    def host_load(self, stream: Stream) -> jax.Array:
         """The next transfer of a host-to-device stream."""
         data = self.streams[stream]
         return lax.dynamic_index_in_dim(data, self.next_position(stream), 0, keepdims=False)
 
-    def host_store(self, stream: Stream, value: Array) -> None:
+    def host_store(self, stream: Stream, value: jax.Array) -> None:
         """Append to a device-to-host stream."""
         at = self.next_position(stream)
         self.streams[stream] = lax.dynamic_update_index_in_dim(self.streams[stream], value, at, 0)
 
     # ---- remote buffers -------------------------------------------------------------------------
-    def load(self, buffer: RemoteBuffer, offset: Any) -> Array:
+    def load(self, buffer: RemoteBuffer, offset: Any) -> jax.Array:
         """Entry `offset` of a remote buffer, on the device.
 
         Slice first, then move: XLA's host offloading accepts nothing in between. On CPU, a buffer
@@ -78,13 +76,13 @@ class Machine:
         """
         data = self.buffers[buffer]
 
-        def read(data: Array, at: Any) -> Array:
+        def read(data: jax.Array, at: Any) -> jax.Array:
             return lax.dynamic_index_in_dim(data, at, 0, keepdims=False)
 
         if self.guard_reads and buffer in self.written:
             shape, dtype = data.shape[1:], data.dtype
 
-            def nothing(data: Array, at: Any) -> Array:
+            def nothing(data: jax.Array, at: Any) -> jax.Array:
                 return lax.full(shape, 0, dtype)
 
             entry = lax.cond(self.zero == 0, lambda d, i: self.to_device(read(d, i)),
@@ -93,7 +91,7 @@ class Machine:
             entry = self.to_device(read(data, offset))
         return self.layout.unpack(entry, buffer)
 
-    def store(self, buffer: RemoteBuffer, offset: Any, value: Array) -> None:
+    def store(self, buffer: RemoteBuffer, offset: Any, value: jax.Array) -> None:
         """Overwrite entry `offset` of a remote buffer. Everything, then move, then update."""
         entry = self.to_host(self.layout.pack(value, buffer))
         self.buffers[buffer] = lax.dynamic_update_index_in_dim(
@@ -101,15 +99,15 @@ class Machine:
         )
 
     @staticmethod
-    def to_device(x: Array) -> Array:
+    def to_device(x: jax.Array) -> jax.Array:
         return jax.device_put(x, jax.memory.Space.Device)
 
     @staticmethod
-    def to_host(x: Array) -> Array:
+    def to_host(x: jax.Array) -> jax.Array:
         return jax.device_put(x, jax.memory.Space.Host)
 
     # ---- running --------------------------------------------------------------------------------
-    def run(self, graph: Graph, inputs: Sequence[Array]) -> Frame:
+    def run(self, graph: Graph, inputs: Sequence[jax.Array]) -> Frame:
         """Run `graph` and return its frame, from which outputs and changed inputs can be read."""
         frame = Frame(self)
         frame.values.update(zip(graph._inputs, inputs, strict=True))
@@ -124,9 +122,9 @@ class Frame:
     """Values of the tensors of one activation of a graph."""
 
     machine: Machine
-    values: dict[Tensor, Array] = field(default_factory=dict)
+    values: dict[Tensor, jax.Array] = field(default_factory=dict)
 
-    def read(self, t: Tensor) -> Array:
+    def read(self, t: Tensor) -> jax.Array:
         """The value of `t` now."""
         up = parents(t)
         if up:
@@ -140,12 +138,12 @@ class Frame:
             return self.values[t]
         return self._constant(t)
 
-    def _constant(self, t: Any) -> Array:
+    def _constant(self, t: Any) -> jax.Array:
         # Never cached: an array made while tracing a loop body must not be used outside it.
         given = self.machine.constants.get(t)
         return jnp.asarray(device_view(t._data)) if given is None else given
 
-    def write(self, t: Tensor, value: Array) -> None:
+    def write(self, t: Tensor, value: jax.Array) -> None:
         """Overwrite `t`; views write through to their owners."""
         up = parents(t)
         if not up:

@@ -26,7 +26,6 @@ from popxl._lower.layout import Layout
 from popxl._lower.machine import Frame, Machine, execute
 from popxl._lower.transfers import check_transfers
 
-
 if TYPE_CHECKING:
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
@@ -98,11 +97,12 @@ class Program:
                 if b.remote_buffer_id in part.buffers
             )
         machine.constants.update(zip(self.constants, constants, strict=True))
-        for s in self.h2d:
-            machine.streams[s], machine.positions[s] = inputs[s.tensor_id][0], 0
-        for s in self.d2h:
-            shape = (self.ir.num_host_transfers, *s.shape)
-            machine.streams[s], machine.positions[s] = jnp.zeros(shape, s.dtype.as_jax()), 0
+        for source in self.h2d:
+            machine.streams[source] = inputs[source.tensor_id][0]
+        for sink in self.d2h:
+            shape = (self.ir.num_host_transfers, *sink.shape)
+            machine.streams[sink] = jnp.zeros(shape, sink.dtype.as_jax())
+        machine.positions.update(dict.fromkeys(machine.streams, 0))
         for op in self.ir.main_graph._ops:
             if not op.view:
                 execute(frame, op)

@@ -46,7 +46,7 @@ def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec
 
 
 def _modified(op: Op) -> set[int]:
-    found = set()
+    found: set[int] = set()
     for then in (True, False):
         graph = op.attrs["then" if then else "otherwise"]
         inputs = _branch_inputs(op, then)
@@ -92,9 +92,7 @@ def _grad(ctx: Any, op: Op, *grads: Tensor | None) -> Any:
     return ctx.loop_grad(op, grads)
 
 
-CONDITIONAL = define(
-    "conditional", execute=_execute, infer=_infer, grad=_grad, modifies=_modified
-)
+CONDITIONAL = define("conditional", execute=_execute, infer=_infer, grad=_grad, modifies=_modified)
 
 
 class ConditionalSiteInfo(CallSiteInfo):

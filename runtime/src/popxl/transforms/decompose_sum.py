@@ -6,7 +6,6 @@ from popxl._core.op import Op
 from popxl._core.opdef import registry
 from popxl._core.verify import verify_if_asked
 from popxl.graph import Graph
-
 from popxl.tensor import Tensor
 from popxl.transforms.gradients import GRAD_SUM
 

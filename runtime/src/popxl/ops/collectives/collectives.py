@@ -34,7 +34,9 @@ class CommGroup:
 def to_collective_op(op: CollectiveOps) -> CollectiveOps:
     """Check the name of a reduction. Raises ValueError if it is unknown."""
     if op not in get_args(CollectiveOps):
-        raise ValueError(f"unknown reduction {op!r}: use one of {', '.join(get_args(CollectiveOps))}")
+        raise ValueError(
+            f"unknown reduction {op!r}: use one of {', '.join(get_args(CollectiveOps))}"
+        )
     return op
 
 

@@ -158,9 +158,7 @@ def replicated_all_gather(
 
 
 # ---- reduce-scatter -----------------------------------------------------------------------------
-def _lower_scatter(
-    x: jax.Array, op: str, group: ReplicaGrouping, sharded: bool
-) -> jax.Array:
+def _lower_scatter(x: jax.Array, op: str, group: ReplicaGrouping, sharded: bool) -> jax.Array:
     if op in ("add", "mean", "square_add"):
         part = collective.reduce_scatter(_padded(x * x if op == "square_add" else x, group), group)
         return part / jnp.asarray(group.group_size, x.dtype) if op == "mean" else part
@@ -230,9 +228,9 @@ SHARD = define(
         TensorSpec((shard_size(math.prod(spec.shape), group),), spec.dtype, spec.shape)
     ],
     grad=lambda ctx, op, dy: [
-        replicated_all_gather(dy, 0, op.attrs["group"], "concat")[
-            : op.inputs[0].nelms
-        ].reshape(op.inputs[0].shape)
+        replicated_all_gather(dy, 0, op.attrs["group"], "concat")[: op.inputs[0].nelms].reshape(
+            op.inputs[0].shape
+        )
     ],
     tags=("collective", "slice"),
 )
@@ -282,5 +280,3 @@ def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = N
     if not -t.rank <= axis < t.rank:
         raise ValueError(f"axis {axis} is out of range for {t.id!r} of shape {t.shape}")
     return emit(SLICE, [t], {"axis": axis % t.rank, "group": group_or_all(group)})[0]
-
-
