@@ -1,0 +1,96 @@
+"""Training batches in an order that a checkpoint can continue.
+
+Own and not grain: our data are token ids in memory, so there is no reading or decoding for
+worker processes to speed up, and what is left of a loader is a permutation and a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+
+class Samples(Protocol):
+    """What a loader reads: a number of samples, how many were cut, and batches of chosen ones."""
+
+    @property
+    def truncated(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+def order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order of `count` samples in an epoch: int64 [count], a function of the arguments alone.
+
+    By sorting raw output of the Philox generator and not by `permutation`: numpy guarantees the
+    former to stay the same in later versions, but not the latter.
+    """
+    keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(count)
+    return np.argsort(keys, kind="stable")
+
+
+class Loader:
+    """Endless global batches: every epoch has each sample once, in an order of its own.
+
+    A batch that an epoch cannot fill goes on in the next epoch, so that all batches are full and
+    no sample is left out. Batches do not depend on how the devices share the work.
+    """
+
+    def __init__(self, samples: Samples, batch_size: int, seed: int) -> None:
+        """Args: `batch_size`: samples in a global batch.
+
+        Raises:
+            ValueError: there are no samples.
+        """
+        if len(samples) == 0:
+            raise ValueError("there are no samples to train on: give a data set that has some")
+        self._samples = samples
+        self._batch_size = batch_size
+        self._seed = seed
+        self._go_to(epoch=0, position=0)
+
+    def next_batch(self) -> dict[str, np.ndarray]:
+        """The next global batch: arrays [batch_size, ...]."""
+        chosen: list[np.ndarray] = []
+        missing = self._batch_size
+        while missing:
+            part = self._order[self._position : self._position + missing]
+            chosen.append(part)
+            missing -= len(part)
+            self._position += len(part)
+            if self._position == len(self._order):
+                self._go_to(self._epoch + 1, 0)
+        return self._samples.take(np.concatenate(chosen))
+
+    def state(self) -> dict[str, int]:
+        """Where the next batch starts: plain numbers, for a checkpoint."""
+        return {
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "samples": len(self._samples),
+        }
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Continue where `state` was taken: the same batches follow, bit for bit.
+
+        The batch size may be another one. The state's seed replaces the one given at construction.
+
+        Raises:
+            ValueError: the state belongs to another data set.
+        """
+        if state["samples"] != len(self._samples):
+            raise ValueError(
+                f"the data position was saved with {state['samples']} samples, but there are "
+                f"{len(self._samples)}: continue with the same data set, or start anew"
+            )
+        self._seed = state["seed"]
+        self._go_to(state["epoch"], state["position"])
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        self._epoch, self._position = epoch, position
+        self._order = order(self._seed, epoch, len(self._samples))

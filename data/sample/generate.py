@@ -1,0 +1,158 @@
+"""Generate the sample corpus: `python -m data.sample.generate` writes train and validation.
+
+Every example starts from its hypothesis. The label is drawn independently of it, and only then a
+premise is built that gives this label; the premise's own distribution does not depend on the label
+either. So neither sentence alone says anything about the label: it can only be found by comparing
+the two.
+
+A held-out set of (person, thing) combinations makes the validation split: such a person and thing
+never meet in a training sentence, in a premise or in a hypothesis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS, VERBS, Claim
+
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
+"""Label ids, in MNLI's order."""
+
+SIZES = {"train": 15_000, "validation": 2_400}
+SEED = 2023
+HELD_OUT_EVERY = 6
+"""One (person, thing) combination in this many belongs to validation."""
+MENTIONED = 2
+"""Attributes a premise mentions."""
+NEGATED = 0.1
+"""Share of hypotheses that deny their claim."""
+GROUPED = 0.3
+"""Share of hypotheses that name a group (outdoors) instead of a value, where there are groups."""
+OTHER_SCENE = 0.2
+"""Share of neutral examples that are neutral because the person or the thing is another one."""
+
+Scene = tuple[str, str]
+"""A person and the thing that the person takes."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What a hypothesis says: the person did [not] take the thing in the way `claim` tells."""
+
+    scene: Scene
+    attribute: str
+    claim: Claim
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Premise:
+    """What a premise says: the scene and the mentioned attributes with their values."""
+
+    scene: Scene
+    values: dict[str, str]
+
+
+def is_held_out(scene: Scene) -> bool:
+    """Whether the scene belongs to validation.
+
+    A Latin-square pattern: every person and every thing appears in both splits equally often.
+    """
+    person, thing = scene
+    return (PEOPLE.index(person) + THINGS.index(thing)) % HELD_OUT_EVERY == 0
+
+
+def scenes_of(split: str) -> list[Scene]:
+    scenes = [(person, thing) for person in PEOPLE for thing in THINGS]
+    return [scene for scene in scenes if is_held_out(scene) == (split == "validation")]
+
+
+def sample_hypothesis(rng: random.Random, scenes: list[Scene]) -> Hypothesis:
+    name = rng.choice(list(ATTRIBUTES))
+    attribute = ATTRIBUTES[name]
+    claims = attribute.group_claims() if rng.random() < GROUPED else []
+    claim = rng.choice(claims or attribute.value_claims())
+    return Hypothesis(rng.choice(scenes), name, claim, rng.random() < NEGATED)
+
+
+def sample_premise(
+    rng: random.Random, hypothesis: Hypothesis, label: int, scenes: list[Scene]
+) -> Premise:
+    """A premise that stands in the relation `label` to the hypothesis."""
+    scene, asked = hypothesis.scene, hypothesis.attribute
+    others = [name for name in ATTRIBUTES if name != asked]
+    if label == NEUTRAL and rng.random() < OTHER_SCENE:
+        # The same person or the same thing, never both: what is mentioned does not matter.
+        scene = rng.choice(
+            [other for other in scenes if (other[0] == scene[0]) != (other[1] == scene[1])]
+        )
+        names = rng.sample(list(ATTRIBUTES), MENTIONED)
+    elif label == NEUTRAL:
+        names = rng.sample(others, MENTIONED)
+    else:
+        names = [asked, *rng.sample(others, MENTIONED - 1)]
+    values = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
+    if label != NEUTRAL:
+        holds = (label == ENTAILMENT) != hypothesis.negated
+        true_of = hypothesis.claim.true_of
+        values[asked] = rng.choice(
+            [value for value in ATTRIBUTES[asked].values if (value in true_of) == holds]
+        )
+    return Premise(scene, values)
+
+
+def write_hypothesis(rng: random.Random, hypothesis: Hypothesis) -> str:
+    person, thing = hypothesis.scene
+    past, base = rng.choice(VERBS)
+    if ATTRIBUTES[hypothesis.attribute].adjective:
+        was = "was not" if hypothesis.negated else "was"
+        return f"The {thing} that {person} {past} {was} {hypothesis.claim.text}."
+    did = f"did not {base}" if hypothesis.negated else past
+    return f"{person} {did} the {thing} {hypothesis.claim.text}."
+
+
+def write_premise(rng: random.Random, premise: Premise) -> str:
+    person, thing = premise.scene
+    past, _ = rng.choice(VERBS)
+    before: list[str] = []
+    after: list[str] = []
+    for name, attribute in ATTRIBUTES.items():
+        if name in premise.values:
+            phrase = attribute.phrase.format(premise.values[name])
+            (before if attribute.adjective else after).append(phrase)
+    return " ".join([person, past, "the", *before, thing, *after]) + "."
+
+
+def generate(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
+    """The examples of `split` ("train" or "validation"), distinct, a third of each label."""
+    rng = random.Random(f"{seed}-{split}")
+    scenes = scenes_of(split)
+    labels = [index % 3 for index in range(SIZES[split])]
+    rng.shuffle(labels)
+    seen: set[tuple[str, str]] = set()
+    for index, label in enumerate(labels):
+        pair = None
+        while pair is None or pair in seen:
+            hypothesis = sample_hypothesis(rng, scenes)
+            premise = sample_premise(rng, hypothesis, label, scenes)
+            pair = write_premise(rng, premise), write_hypothesis(rng, hypothesis)
+        seen.add(pair)
+        yield {"premise": pair[0], "hypothesis": pair[1], "label": label, "idx": index}
+
+
+def write(folder: Path) -> None:
+    """Write `train.jsonl` and `validation.jsonl` into `folder`."""
+    for split in SIZES:
+        lines = [json.dumps(example) + "\n" for example in generate(split)]
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
+    write(parser.parse_args().folder)

@@ -1,0 +1,117 @@
+"""Train the T5-style tokenizer of the sample corpus: `python -m data.sample.train_tokenizer`.
+
+SentencePiece fits a unigram language model (Kudo, "Subword Regularization", 2018) to the training
+split; the pieces and their scores are then stored as a `tokenizers` pipeline like T5's, which
+`transformers.AutoTokenizer` loads from the folder without a network: `<pad>` = 0, `</s>` = 1,
+`<unk>` = 2, pieces, and sentinel tokens at the end, `<extra_id_0>` last. Encoding appends `</s>`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import sentencepiece
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from transformers import PreTrainedTokenizerFast
+
+from data.mnli import LABEL_WORDS, Example, encoder_prompt, load_corpus
+
+FOLDER = Path(__file__).parent / "t5_tokenizer"
+PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+MIN_SENTINELS = 32
+VOCAB_MULTIPLE = 64
+"""The vocabulary is filled up with sentinels to a multiple of this, so that any tensor-parallel
+degree up to 64 that is a power of two shards it evenly."""
+MAX_PIECES = 512
+"""More than the corpus can fill: SentencePiece keeps every piece it finds useful."""
+ASCII = "".join(map(chr, range(33, 127)))
+
+
+def training_lines(examples: list[Example]) -> Iterator[str]:
+    """The prompts and answers, then every word with different neighbours.
+
+    SentencePiece takes its candidates from a suffix tree, where a word that is always followed by
+    the same character ("hypothesis" by ":") is no node and would be cut into pieces.
+    """
+    text = [encoder_prompt(example) for example in examples] + list(LABEL_WORDS)
+    yield from text
+    words = sorted({word for line in text for word in re.findall(r"\w+", line)})
+    for word in words:
+        yield from [word, f"{word}.", f"{word},", f"{word}a"] * 5
+
+
+def train_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
+    """The unigram model's pieces with their log probabilities, specials first; deterministic."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=MAX_PIECES,
+        hard_vocab_limit=False,
+        required_chars=ASCII,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        pad_piece=PAD,
+        eos_piece=EOS,
+        unk_piece=UNK,
+        num_threads=1,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(processor.get_piece_size())
+    return [(processor.id_to_piece(i), processor.get_score(i)) for i in ids]
+
+
+def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
+    """T5's pipeline (normalise, mark word starts, unigram, append `</s>`) around `pieces`."""
+    count = MIN_SENTINELS + -(len(pieces) + MIN_SENTINELS) % VOCAB_MULTIPLE
+    sentinels = [f"<extra_id_{index}>" for index in reversed(range(count))]
+    vocab = pieces + [(sentinel, 0.0) for sentinel in sentinels]
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=2))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False) for token in (PAD, EOS, UNK, *sentinels)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        extra_special_tokens=sentinels,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write(folder: Path) -> None:
+    """Train on the committed training split and write the tokenizer's files into `folder`."""
+    examples = load_corpus("sample", "train").examples
+    build_tokenizer(train_pieces(training_lines(examples))).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    write(parser.parse_args().folder)

@@ -1,0 +1,71 @@
+"""The words of the sample corpus and what they mean to each other.
+
+A scene is one event: a person takes a thing somewhere. It has eight attributes. The values of an
+attribute exclude one another (the thing is clean or dirty), and some attributes have groups of
+values with a common name (a garden and a beach are outdoors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PEOPLE = (
+    "Adam Alice Anna Ben Carl Clara David Emma Eric Eva Felix Grace "
+    "Hugo Ida Jack Julia Karl Laura Leo Maria Nina Oscar Paul Sara"
+).split()
+
+THINGS = (
+    "bag ball basket blanket book bottle box carpet chair clock coat cup "
+    "desk drum flag guitar hat kite ladder lamp mirror painting tent vase"
+).split()
+
+VERBS = (("took", "take"), ("carried", "carry"), ("brought", "bring"), ("moved", "move"))
+"""Past and base forms of verbs that say the same of a scene."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something a hypothesis can say of one attribute: its words, and the values it is true of."""
+
+    text: str
+    true_of: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute of a scene.
+
+    `phrase` turns a value into words (`to the {}`). `groups` maps the words of each group
+    (`outdoors`) to its values; the groups of one attribute have the same size, so that a uniformly
+    drawn group gives a uniformly drawn value. An attribute without names for groups has the single
+    group "". An adjective stands before the thing, other phrases end the sentence.
+    """
+
+    phrase: str
+    groups: dict[str, tuple[str, ...]]
+    adjective: bool = False
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return tuple(value for group in self.groups.values() for value in group)
+
+    def value_claims(self) -> list[Claim]:
+        return [Claim(self.phrase.format(value), frozenset([value])) for value in self.values]
+
+    def group_claims(self) -> list[Claim]:
+        return [Claim(name, frozenset(group)) for name, group in self.groups.items() if name]
+
+
+ATTRIBUTES = {
+    "size": Attribute("{}", {"": ("small", "large")}, adjective=True),
+    "state": Attribute("{}", {"": ("clean", "dirty")}, adjective=True),
+    "colour": Attribute("{}", {"": ("red", "green", "blue")}, adjective=True),
+    "place": Attribute(
+        "to the {}", {"indoors": ("kitchen", "office"), "outdoors": ("garden", "beach")}
+    ),
+    "vehicle": Attribute("by {}", {"by road": ("bus", "truck"), "by water": ("boat", "ferry")}),
+    "company": Attribute("{}", {"": ("alone", "with a friend")}),
+    "time": Attribute("{}", {"": ("in the morning", "at noon", "at night")}),
+    "manner": Attribute("{}", {"": ("slowly", "quickly")}),
+}
+"""In the order in which a premise mentions them."""
