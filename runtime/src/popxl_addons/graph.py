@@ -201,13 +201,6 @@ class GraphWithNamedArgs:
         """Print the graph in execution order."""
         print(self.graph)
 
-    def __hash__(self) -> int:
-        return hash(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        # Mappings from graphs (called_graphs_grad_info) take either kind of graph as key.
-        return other is self or (isinstance(other, popxl.Graph) and other is self.graph)
-
     def __repr__(self) -> str:
         return f"GraphWithNamedArgs({self.graph!r}, args={self.args.keys_flat()})"
 
