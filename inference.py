@@ -12,11 +12,11 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation import build_generation
+from data.feed import per_replica
+from modelling.devices import device_desc
+from modelling.generation import Greedy, Search, build_generation
 from modelling.spec import family_of
 from popxl_addons import NamedTensors
-
-DEVICES = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
 
 
 class Inference:
@@ -29,15 +29,20 @@ class Inference:
         DeviceError: fewer devices than data_parallel x tensor_parallel.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        """Build and compile; a configuration for training serves as well."""
+    def __init__(self, config: RunConfig, search: Search = Greedy) -> None:
+        """Build and compile the program.
+
+        Args:
+            config: one for training serves as well.
+            search: how tokens are chosen.
+        """
         self.config = replace(config, model=replace(config.model, eval=True))
         family = family_of(self.config)
-        self.program = build_generation(self.config, family.generator)
+        self.program = build_generation(self.config, family.generator, search)
         self._table = family.weights(self.config)
         self.session = popxl.Session(
             self.program.ir,
-            DEVICES[self.config.execution.device],
+            device_desc(self.config),
             weights_to_host_on_exit=False,  # the program does not change them
         )
 
@@ -95,17 +100,11 @@ class Inference:
         return self._collected(self.session.run(inputs)[program.tokens])
 
     def _dealt(self, samples: np.ndarray) -> np.ndarray:
-        """Samples, filled up with zeros, as (micro-batches, replicas, micro-batch, ...)."""
-        execution = self.config.execution
+        """Samples, filled up with zeros, as the program's streams take them."""
         full = np.zeros((self.samples_per_run, *samples.shape[1:]), np.int32)
         full[: len(samples)] = samples
-        micro_batches = full.reshape(
-            execution.device_iterations,
-            execution.data_parallel,
-            execution.micro_batch_size,
-            *samples.shape[1:],
-        )
-        return np.repeat(micro_batches, execution.tensor_parallel, axis=1)
+        e = self.config.execution
+        return per_replica(full, e.data_parallel, e.tensor_parallel, e.device_iterations)
 
     def _collected(self, tokens: np.ndarray) -> np.ndarray:
         """The inverse of `_dealt`."""

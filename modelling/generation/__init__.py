@@ -9,4 +9,5 @@ from modelling.generation.loop import SpecialTokens as SpecialTokens
 from modelling.generation.loop import decode as decode
 from modelling.generation.program import GenerationProgram as GenerationProgram
 from modelling.generation.program import Generator as Generator
+from modelling.generation.program import Search as Search
 from modelling.generation.program import build_generation as build_generation

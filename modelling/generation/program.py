@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import popxl
 from config.sections import RunConfig
+from modelling.generation.greedy import Greedy
+from modelling.generation.loop import Choice
 from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 from popxl_addons.patterns import apply_pre_alias_patterns
 from popxl_addons.variable_factory import NamedVariableFactories
+
+Search = Callable[[Groups], Choice]
+"""Makes a search strategy for the replica groups of a program."""
 
 
 class Generator(Protocol):
@@ -27,13 +33,16 @@ class Generator(Protocol):
     prompt_length: int
     output_length: int
 
-    def generate(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Tensor:
+    def generate(
+        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+    ) -> Tensor:
         """Generate, in the current graph.
 
         Args:
             weights: values of the variables, by the names of `facts`.
             words: int32 (batch, prompt_length).
             mask: int32, 1 where there is a token; samples without any are not generated for.
+            choose: the search strategy.
 
         Returns:
             int32 (batch, output_length), see `modelling.generation.decode`.
@@ -67,12 +76,15 @@ class GeneratorOf(Protocol):
     def __call__(self, config: RunConfig, groups: Groups) -> Generator: ...
 
 
-def build_generation(config: RunConfig, generator_of: GeneratorOf) -> GenerationProgram:
+def build_generation(
+    config: RunConfig, generator_of: GeneratorOf, search: Search = Greedy
+) -> GenerationProgram:
     """Build the program of a configuration. The variables' values are zeros."""
     ir = popxl.Ir(replication=config.replicas)
     ir.num_host_transfers = config.execution.device_iterations
     with ir.main_graph:
-        generator = generator_of(config, Groups.current(config.execution.tensor_parallel))
+        groups = Groups.current(config.execution.tensor_parallel)
+        generator, choose = generator_of(config, groups), search(groups)
         batch = config.execution.micro_batch_size
         prompts = (batch, generator.prompt_length)
         words = popxl.h2d_stream(prompts, popxl.int32, "words")
@@ -84,7 +96,7 @@ def build_generation(config: RunConfig, generator_of: GeneratorOf) -> Generation
         def one_batch(values: list[Tensor]) -> None:
             weights = NamedTensors.pack(names, values)
             prompt = ops.host_load(words), ops.host_load(mask)
-            ops.host_store(tokens, generator.generate(weights, *prompt))
+            ops.host_store(tokens, generator.generate(weights, *prompt, choose))
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     apply_pre_alias_patterns(ir, level="default")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Greedy, SpecialTokens, decode
+from modelling.generation import Choice, SpecialTokens, decode
 from modelling.layers import Groups, Layer, padding_bias
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
@@ -254,8 +254,10 @@ class T5Generator:
         self.facts = encode_facts.copy()
         self.facts.update(step_facts, overwrite=True)  # both have the embeddings
 
-    def generate(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Tensor:
-        """Greedy search; see `modelling.generation.Generator`."""
+    def generate(
+        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+    ) -> Tensor:
+        """See `modelling.generation.Generator`."""
         padding = padding_bias(mask)
         prepared = self._encode.bind(weights).call(words, padding)
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
@@ -271,7 +273,7 @@ class T5Generator:
             caches,
             prompted,
             self.output_length,
-            Greedy(self._groups),
+            choose,
             SPECIAL_TOKENS,
             self._groups,
         )

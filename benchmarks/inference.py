@@ -1,0 +1,97 @@
+"""Throughput of generation, on generated data and with random weights.
+
+    python3 inference.py --config tiny
+    python3 -m benchmarks.inference --config small --micro_batch_size 8 --runs 10
+
+All prompts have the full length, and random weights hardly ever end a sequence early: it is the
+slowest case. Ends with one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+import popxl
+from config.cli import entry_point, read_command_line
+from config.sections import RunConfig
+from inference import Inference
+from modelling.spec import family_of
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one configuration does; seconds are medians over runs where there are several.
+
+    Attributes:
+        startup_seconds: building, tracing and compiling the program.
+        seconds_per_run: one run of the program, with the transfers from and to the host.
+        tokens_per_second: generated ones, end tokens included.
+    """
+
+    samples_per_run: int
+    prompt_length: int
+    output_length: int
+    startup_seconds: float
+    seconds_per_run: float
+    samples_per_second: float
+    tokens_per_second: float
+
+
+def measure(config: RunConfig, runs: int) -> Measurement:
+    """Build the program of a configuration and run it, once unmeasured and then `runs` times."""
+    start = time.perf_counter()
+    inference = Inference(config)
+    startup = time.perf_counter() - start
+    samples, length = inference.samples_per_run, inference.program.words.shape[1]
+    rng = np.random.default_rng(config.model.seed)
+    words = rng.integers(2, config.model.embedding.vocab_size, (samples, length), np.int32)
+    mask = np.ones_like(words)
+    seconds = []
+    with inference:
+        inference.write(family_of(config).weights(config).initial(config.model.seed))
+        tokens = inference.generate(words, mask)
+        for _ in range(runs):
+            start = time.perf_counter()
+            inference.generate(words, mask)
+            seconds.append(time.perf_counter() - start)
+    per_run = statistics.median(seconds)
+    return Measurement(
+        samples,
+        length,
+        tokens.shape[1],
+        startup,
+        per_run,
+        samples / per_run,
+        np.count_nonzero(tokens) / per_run,
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=5, help="measured runs of the program")
+
+
+@entry_point(popxl.errors.DeviceError)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    description = (__doc__ or "").partition("\n")[0]
+    line = read_command_line(description, "inference", "xxl_pod64", arguments, _add_options)
+    measured = measure(line.config, line.options.runs)
+    print(
+        f"{measured.samples_per_second:.1f} samples/s, "
+        f"{measured.tokens_per_second:.1f} tokens/s, "
+        f"{measured.startup_seconds:.1f} s to build and compile"
+    )
+    facts = {"benchmark": "inference", "config": line.preset, **asdict(measured)}
+    print(json.dumps(facts | asdict(line.config.execution)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Validate a fine-tuned model: the part of the validation set that it answers rightly.
+
+python3 run_validation.py --config tiny --load runs/tiny
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import popxl
+from config.cli import entry_point, read_command_line
+from training.validate import validate
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where validation.json goes; by default the directory of the checkpoint that is "
+        "loaded, else a new one under runs/",
+    )
+
+
+@entry_point(popxl.errors.DeviceError)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and validate."""
+    print(
+        validate(
+            read_command_line(__doc__, "inference", "xxl_pod64", arguments, _add_options)
+        ).summary()
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

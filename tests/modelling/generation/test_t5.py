@@ -1,0 +1,201 @@
+"""Greedy generation of FLAN-T5 against Hugging Face's, and cached decoding against uncached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+from config.t5 import T5Config
+from inference import Inference
+from modelling.layers import Groups
+from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
+from modelling.t5.generation import SPECIAL_TOKENS, T5Generator
+from modelling.t5.weights import weight_table
+from popxl import Tensor, ops
+from popxl_addons import NamedTensors
+from popxl_addons.patterns import apply_pre_alias_patterns
+from tests.modelling.harness import error_of, small_config
+from tests.modelling.t5.hf import hf_model
+
+PROMPTS, LAYERS, POSITIONS = 64, 3, 10
+PAD, END = SPECIAL_TOKENS.pad, SPECIAL_TOKENS.end
+
+
+def config_of(
+    dp: int = 1, tp: int = 1, micro_batch: int = 8, iterations: int = 1, **model: object
+) -> T5Config:
+    """A small T5 that generates."""
+    model = {"layers": LAYERS, "decoder_sequence_length": POSITIONS, "eval": True} | model
+    data = small_config(tp, **model).to_dict()
+    data["execution"] |= {
+        "data_parallel": dp,
+        "micro_batch_size": micro_batch,
+        "device_iterations": iterations,
+        "device": "cpu",
+    }
+    return T5Config.from_dict(data)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Hugging Face's model, prompts, and what it generates."""
+
+    weights: dict[str, np.ndarray]
+    words: np.ndarray
+    mask: np.ndarray
+    tokens: np.ndarray = field(repr=False)
+
+
+@cache
+def reference() -> Reference:
+    """64 prompts of all lengths, padded on the right."""
+    model = config_of().model
+    hf = hf_model(config_of())
+    # Their generation would scale the decoder's output, as for a head tied to the embedding.
+    hf.config.tie_word_embeddings = False
+    with torch.no_grad():
+        hf.lm_head.weight[END] += 0.7  # now and then a sequence ends
+    rng = np.random.default_rng(3)
+    length = model.sequence_length
+    lengths = rng.integers(1, length, PROMPTS, endpoint=True)
+    lengths[:2] = 1, length
+    mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
+    words = rng.integers(2, model.embedding.vocab_size, mask.shape, np.int32) * mask
+    generated = hf.generate(
+        input_ids=torch.tensor(words).long(),
+        attention_mask=torch.tensor(mask),
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=POSITIONS,
+    )
+    tokens = np.full((PROMPTS, POSITIONS), PAD)
+    tokens[:, : generated.shape[1] - 1] = generated[:, 1:].numpy()  # without the start token
+    weights = {name: p.detach().numpy() for name, p in hf.named_parameters()}
+    return Reference(weights, words, mask, tokens)
+
+
+def test_the_reference_is_worth_comparing_with():
+    tokens = reference().tokens
+    ended = (tokens == END).any(1)
+    assert 5 < ended.sum() < PROMPTS - 5  # sequences of different lengths
+    assert len(np.unique(tokens)) > 20
+    assert len(np.unique(tokens, axis=0)) > 40
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "micro_batch", "iterations"), [(1, 1, 64, 1), (2, 2, 8, 2), (1, 4, 16, 3)]
+)
+def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations):
+    """The last layout's second run is not full: 64 prompts, 48 a run."""
+    expected = reference()
+    with Inference(config_of(dp, tp, micro_batch, iterations)) as model:
+        model.write(expected.weights)
+        tokens = model.generate(expected.words, expected.mask)
+    np.testing.assert_array_equal(tokens, expected.tokens)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Inference]:
+    """Micro-batches of 16 on one device."""
+    with Inference(config_of(micro_batch=16)) as model:
+        model.write(reference().weights)
+        yield model
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 17])
+def test_any_number_of_samples(model, count):
+    """Filling up the last micro-batch changes nothing, nor do the other samples of a batch."""
+    expected = reference()
+    tokens = model.generate(expected.words[:count], expected.mask[:count])
+    np.testing.assert_array_equal(tokens, expected.tokens[:count])
+
+
+def test_progress_is_reported(model):
+    done: list[int] = []
+    model.generate(reference().words[:17], reference().mask[:17], done.append)
+    assert done == [16, 1]
+
+
+def test_prompts_of_another_length_are_refused(model):
+    with pytest.raises(ValueError, match=r"mask has shape \(1, 7\).*\(1, 12\)"):
+        model.generate(np.ones((1, 12), np.int32), np.ones((1, 7), np.int32))
+
+
+# ---- caches -------------------------------------------------------------------------------------
+class Forced:
+    """Follows given tokens instead of choosing, and keeps the logits."""
+
+    def __init__(self, batch: int, part: int) -> None:
+        self.logits = popxl.d2h_stream((batch, part), popxl.float32, "cached")
+        self.tokens = popxl.h2d_stream((batch,), popxl.int32, "tokens")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        ops.host_store(self.logits, logits)
+        return ops.host_load(self.tokens)
+
+
+def uncached_logits(
+    config: T5Config, weights: NamedTensors, words: Tensor, mask: Tensor, decoder_words: Tensor
+) -> Tensor:
+    """Logits of all positions at once, by the layers that are trained."""
+
+    def run(module, weights, *inputs):
+        return module.create_graph(*inputs)[1].bind(weights).call(*inputs)[0]
+
+    def layer(stack, i):
+        names = weights.get(f"{stack}.{i}").copy()
+        shared = weights.get(f"{stack}.0.self_attention.relative_position.weight")
+        names.insert("self_attention.relative_position.weight", shared, overwrite=True)
+        return names
+
+    x = run(Embeddings(config), weights.embeddings, words)
+    for i in range(LAYERS):
+        x = run(EncoderBlock(config), layer("encoder", i), x, mask)
+    encoded = run(EncoderHead(config), weights.encoder_head, x)
+    x = run(Embeddings(config), weights.embeddings, decoder_words)
+    for i in range(LAYERS):
+        x = run(DecoderBlock(config), layer("decoder", i), x, encoded, mask)
+
+    class AllLogits(Head):
+        def build(self, x: Tensor) -> Tensor:
+            return self.logits(x)
+
+    return run(AllLogits(config), weights.head, x)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_cached_logits_are_those_of_the_whole_decoder(tp):
+    batch, config = 4, config_of(tp=tp, micro_batch=4)
+    part = config.model.embedding.vocab_size // tp
+    rng = np.random.default_rng(0)
+    forced = rng.integers(2, config.model.embedding.vocab_size, (batch, POSITIONS), np.int32)
+    read = np.concatenate([np.full((batch, 1), SPECIAL_TOKENS.start), forced[:, :-1]], 1)
+    expected = reference()
+    ir = popxl.Ir(replication=tp)
+    ir.num_host_transfers = POSITIONS
+    with ir.main_graph:
+        generator = T5Generator(config, Groups.current(tp))
+        weights = generator.facts.init(empty=True)
+        words, mask = (popxl.variable(x[:batch]) for x in (expected.words, expected.mask))
+        choose = Forced(batch, part)
+        generator.generate(weights, words, mask, choose)
+        logits = uncached_logits(
+            config, weights, words, mask, popxl.variable(read.astype(np.int32))
+        )
+        whole = popxl.d2h_stream(logits.shape, popxl.float32, "whole")
+        ops.host_store(whole, logits)
+    apply_pre_alias_patterns(ir)
+    table = weight_table(config)
+    trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
+    with popxl.Session(ir, "cpu") as session:
+        session.write_variables_data(table.to_variables(expected.weights, trees))
+        out = session.run({choose.tokens: np.repeat(forced.T[:, None], tp, 1)})
+    cached = out[choose.logits].reshape(POSITIONS, tp, batch, part)
+    uncached = out[whole].reshape(POSITIONS, tp, batch, POSITIONS, part)[0]
+    assert error_of(np.moveaxis(cached, 0, 2), uncached) < 1e-5
