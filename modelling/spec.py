@@ -28,6 +28,7 @@ class ModelFamily:
         generator: builds the graphs of generation in the current Ir.
         weights: which Hugging Face tensors are in which variables, for a configuration.
         encode: training samples of examples: `encode(config, examples, tokenizer)`.
+        generate: training samples of random tokens, for benchmarks: `generate(config, count)`.
         training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of
             the training program's streams.
         target_tokens: number of tokens of a global batch that the loss is the mean of.
@@ -37,6 +38,7 @@ class ModelFamily:
     generator: GeneratorOf
     weights: Callable[[Any], WeightTable]
     encode: Callable[[Any, Sequence[Example], Any], Samples]
+    generate: Callable[[Any, int], Samples]
     training_inputs: Callable[[Batch], dict[str, np.ndarray]]
     target_tokens: Callable[[Batch], int]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from config.t5 import T5Config
 from data.encoding import encode
+from data.generated import GeneratedExamples
 from data.loader import Samples
 from data.mnli import Example
 
@@ -23,6 +24,18 @@ def encode_samples(config: T5Config, examples: Sequence[Example], tokenizer: Any
     """Token ids of the prompts and answers of `examples`. Raises ValueError if an answer is cut."""
     model = config.model
     return encode(examples, tokenizer, model.sequence_length, model.decoder_sequence_length)
+
+
+def generate_samples(config: T5Config, count: int) -> Samples:
+    """Random samples of the configured lengths."""
+    model = config.model
+    return GeneratedExamples(
+        count,
+        model.embedding.vocab_size,
+        model.sequence_length,
+        model.decoder_sequence_length,
+        model.seed,
+    )
 
 
 def training_inputs(batch: Batch) -> dict[str, np.ndarray]:
@@ -45,6 +58,7 @@ FAMILY = ModelFamily(
     generator=T5Generator,
     weights=weight_table,
     encode=encode_samples,
+    generate=generate_samples,
     training_inputs=training_inputs,
     target_tokens=target_tokens,
 )

@@ -1,0 +1,99 @@
+"""Throughput of fine-tuning, on generated data and with random weights.
+
+    python3 finetuning.py --config tiny
+    python3 -m benchmarks.finetuning --config small --micro_batch_size 8 --runs 10
+
+Ends with one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import popxl
+from config.cli import entry_point, read_command_line
+from config.sections import RunConfig
+from data.loader import Loader
+from finetuning import FineTuning
+from modelling.spec import family_of
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one configuration does; seconds are medians over runs where there are several.
+
+    Attributes:
+        startup_seconds: building, tracing and compiling the program.
+        seconds_per_step: one optimizer step, with the transfers from the host.
+        target_tokens_per_second: tokens that the loss is the mean of.
+        compute_bytes: device memory of one replica besides the model's state.
+        remote_bytes: host memory of one replica's remote buffers.
+    """
+
+    samples_per_step: int
+    startup_seconds: float
+    seconds_per_step: float
+    samples_per_second: float
+    target_tokens_per_second: float
+    compute_bytes: int
+    remote_bytes: int
+    loss: float
+
+
+def measure(config: RunConfig, runs: int) -> Measurement:
+    """Build the program of a configuration and run it, once unmeasured and then `runs` times."""
+    family = family_of(config)
+    start = time.perf_counter()
+    model = FineTuning(config)
+    startup = time.perf_counter() - start
+    samples, iterations = config.training.global_batch_size, config.execution.device_iterations
+    loader = Loader(family.generate(config, 4 * samples), samples, config.model.seed)
+    model.write(family.weights(config).initial(config.model.seed))
+    seconds, tokens = [], []
+    with model:
+        for run in range(runs + 1):
+            batches = [loader.next_batch() for _ in range(iterations)]
+            start = time.perf_counter()
+            results = model.run(batches, [1e-4] * iterations, run * iterations)
+            seconds.append((time.perf_counter() - start) / iterations)
+            tokens.append(sum(map(family.target_tokens, batches)) / iterations)
+    per_step, memory = statistics.median(seconds[1:]), model.session.memory_use()
+    return Measurement(
+        samples,
+        startup,
+        per_step,
+        samples / per_step,
+        statistics.mean(tokens[1:]) / per_step,
+        memory.temporaries + memory.streams,
+        memory.remote,
+        results[-1].loss,
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=5, help="measured runs of the program")
+
+
+@entry_point(popxl.errors.DeviceError)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    description = (__doc__ or "").partition("\n")[0]
+    line = read_command_line(description, "finetuning", "xxl_pod64", arguments, _add_options)
+    measured = measure(line.config, line.options.runs)
+    print(
+        f"{measured.samples_per_second:.1f} samples/s, "
+        f"{measured.seconds_per_step:.3f} s a step, "
+        f"{measured.startup_seconds:.1f} s to build and compile"
+    )
+    facts = {"benchmark": "finetuning", "config": line.preset, **asdict(measured)}
+    print(json.dumps(facts | asdict(line.config.execution)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
