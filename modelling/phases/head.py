@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import popxl
 import popxl_addons as addons
-from popxl_addons.transforms.batch_serialisation import batch_serialise
-
 from modelling.phases.phase import Phase, Port
 from modelling.phases.settings import Settings
+from popxl_addons.transforms.batch_serialisation import batch_serialise
 
 
 class LossPhase(Phase):
@@ -29,7 +28,7 @@ class LossPhase(Phase):
         super().__init__(name, module, inputs, None, settings)
 
     def _build_graphs(
-        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: None
+        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
     ) -> None:
         settings = self._settings
         with_grad = [
@@ -44,13 +43,13 @@ class LossPhase(Phase):
         tensors = dict(zip(inputs, both.graph.inputs, strict=False))
         seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
         loss, *grads = both.graph.outputs
-        with_grad_ports = [port for port in inputs.values() if port.grad is not None]
+        input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         serialised = batch_serialise(
             both,
             settings.steps,
             load_handles={tensors[n]: port.value for n, port in inputs.items()},
             store_streams={loss: self.loss_stream},
-            store_buffers={g: p.grad for g, p in zip(grads, with_grad_ports, strict=True)},
+            store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,
             rows=2,  # with a row input, as all phases have
             io_mode="compute",
@@ -67,9 +66,7 @@ class LossPhase(Phase):
         scaling = self._settings.config.execution.loss_scaling
         named: dict[str, popxl.Tensor] = {}
 
-        def build(
-            inputs: list[popxl.Tensor], seed: popxl.Tensor | None
-        ) -> list[popxl.Tensor]:
+        def build(inputs: list[popxl.Tensor], seed: popxl.Tensor | None) -> list[popxl.Tensor]:
             for source in (forward.args, grad.args):
                 for name, t in source.to_dict().items():
                     named[name] = popxl.graph_input(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.settings import Settings
+from modelling.phases.state import VariableStore
 from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.remote import (
@@ -15,9 +17,6 @@ from popxl_addons.remote import (
     store_remote_graph,
 )
 from popxl_addons.variable_factory import NamedVariableFactories
-
-from modelling.phases.settings import Settings
-from modelling.phases.state import VariableStore
 
 _SCALAR = popxl.TensorSpec((), popxl.float32)
 
@@ -35,9 +34,7 @@ class OptimizerStore:
     store_variables: addons.GraphWithNamedArgs
 
     @classmethod
-    def create(
-        cls, variables: VariableStore, entries: int, settings: Settings
-    ) -> OptimizerStore:
+    def create(cls, variables: VariableStore, entries: int, settings: Settings) -> OptimizerStore:
         """State and graphs for all variables; vectors (norms, biases) have no weight decay."""
         facts, steps = NamedVariableFactories(), {}
         loaded = dict(zip(variables.facts.keys_flat(), variables.load.graph.outputs, strict=True))
@@ -118,7 +115,7 @@ def weighted_squares(
     grads: dict[str, popxl.Tensor], variables: VariableStore, loss_scaling: float
 ) -> popxl.Tensor:
     """This replica's part of the sum of squares of unscaled gradients, float32 scalar."""
-    total = popxl.constant(0.0, popxl.float32)
+    total: popxl.Tensor = popxl.constant(0.0, popxl.float32)
     for name, grad in grads.items():
         part = ops.sumsquare(grad / loss_scaling)
         total = total + part * variables.square_weight(name)

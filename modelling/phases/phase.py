@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.optimizer import OptimizerStore, weighted_squares
+from modelling.phases.settings import Settings
+from modelling.phases.state import VariableStore
 from popxl import ops
 from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -17,10 +20,6 @@ from popxl_addons.transforms.batch_serialisation import (
     batch_serialise_fwd_and_grad,
 )
 from popxl_addons.variable_factory import NamedVariableFactories
-
-from modelling.phases.optimizer import OptimizerStore, weighted_squares
-from modelling.phases.settings import Settings
-from modelling.phases.state import VariableStore
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Phase:
     Args:
         module: the layer; `build(*inputs, seed=None)` returns one tensor.
         inputs: its inputs by name, in the order of `build`'s parameters.
-        output: its output; the spec may be left to the graph.
+        output: its output; the spec may be left to the graph. None if that is the loss.
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
             The name of a tree of variables stands for all of them, "" for all variables.
@@ -58,7 +57,7 @@ class Phase:
         name: str,
         module: addons.Module,
         inputs: Mapping[str, Port],
-        output: Port,
+        output: Port | None,
         settings: Settings,
         entries: int = 1,
         shared: Mapping[str, Phase] | None = None,
@@ -72,9 +71,11 @@ class Phase:
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_graphs(
-        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port
+        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
     ) -> None:
         settings = self._settings
+        assert output is not None, "LossPhase is for outputs that are losses"
+        assert output.grad is not None, "the output of a layer has a gradient"
         tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
         seed = forward.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
         with_grad = [tensors[n] for n, port in inputs.items() if port.grad is not None]
@@ -86,12 +87,8 @@ class Phase:
         loads = {tensors[n]: port.value for n, port in inputs.items()}
         loads[grad.graph.inputs[0]] = output.grad
         stores = {result: output.value}
-        stores.update(
-            (out, port.grad)
-            for out, port in zip(
-                grad.graph.outputs, (p for p in inputs.values() if p.grad), strict=True
-            )
-        )
+        input_grads = [port.grad for port in inputs.values() if port.grad is not None]
+        stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         fwd, bwd = batch_serialise_fwd_and_grad(
             forward,
             grad,
@@ -156,7 +153,8 @@ class Phase:
         return [self._init_layer(row, gradients) for row in range(self.entries) if self.variables]
 
     def _init_layer(self, row: int, gradients: bool) -> addons.NamedTensors:
-        assert self.variables is not None and self.optimizer is not None
+        assert self.variables is not None
+        assert self.optimizer is not None
         prefix = f"{self.name}.{row}"
         layer = addons.NamedTensors(
             fwd=self.variables.facts.init_remote(self.variables.buffers, row, prefix, empty=True),

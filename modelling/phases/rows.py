@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import popxl
+from modelling.phases.settings import Settings
 from popxl import ops
 from popxl_addons.remote import create_remote_buffer
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
-
-from modelling.phases.settings import Settings
 
 
 def fixed_row(
@@ -52,9 +51,7 @@ class ActivationRows:
         return fixed_row(self.x, row, self.shards)
 
 
-def activation_buffer(
-    spec: popxl.TensorSpec, rows: int, settings: Settings
-) -> popxl.RemoteBuffer:
+def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
     count = 1 if shards is None else shards.group_size

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import popxl
 from config.sections import RunConfig
-
 from modelling.layers.parallel import Groups
 
 

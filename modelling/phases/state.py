@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+
 import popxl
 import popxl_addons as addons
+from modelling.phases.settings import Settings
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.remote import NamedRemoteBuffers, create_remote_buffer, named_variable_buffers
 from popxl_addons.rts import all_gather_replica_sharded_graph
 from popxl_addons.variable_factory import NamedVariableFactories
-
-from modelling.phases.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class VariableStore:
     def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row`, gathered."""
         shards = self.load_shards(row)
-        return addons.NamedTensors.pack(
-            self.facts.keys_flat(), self.gather.bind(shards).call()
-        )
+        return addons.NamedTensors.pack(self.facts.keys_flat(), self.gather.bind(shards).call())
 
     def square_weight(self, name: str) -> float:
         """Weight of a replica's sum of squares of a gradient in the sum over all replicas.
@@ -104,5 +102,3 @@ class VariableStore:
 def _float32_buffer(buffer: popxl.RemoteBuffer, entries: int) -> popxl.RemoteBuffer:
     spec = popxl.TensorSpec(buffer.tensor_shape, popxl.float32, buffer.meta_shape)
     return create_remote_buffer(spec, entries)
-
-

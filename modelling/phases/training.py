@@ -9,14 +9,13 @@ from typing import Protocol
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from popxl import ops
-from popxl_addons.patterns import apply_pre_alias_patterns
-
 from modelling.layers.parallel import Groups
 from modelling.phases.head import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.rows import InputBuffers, over_rows
 from modelling.phases.settings import Settings
+from popxl import ops
+from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 class Layout(Protocol):

@@ -8,17 +8,24 @@ their sum is the gradient that enters the encoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import popxl
+import popxl_addons as addons
 from config.t5 import T5Config
-from popxl_addons.transforms.batch_serialisation import RemoteHandle
-
-from modelling.phases import ActivationRows, InputBuffers, LossPhase, Phase, Port, Settings
-from modelling.phases import over_rows
+from modelling.phases import (
+    ActivationRows,
+    InputBuffers,
+    LossPhase,
+    Phase,
+    Port,
+    Settings,
+    over_rows,
+)
 from modelling.phases.rows import activation_buffer, sum_rows
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
 from modelling.t5.ends import Embeddings, EncoderHead, Head
+from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
 RELATIVE_POSITION = "relative_position"
 
@@ -94,7 +101,14 @@ class T5Layout:
             settings,
         )
 
-    def _remaining(self, name: str, module, inputs, output: Port, first: Phase) -> Phase | None:  # type: ignore[no-untyped-def]
+    def _remaining(
+        self,
+        name: str,
+        module: addons.Module,
+        inputs: Mapping[str, Port],
+        output: Port,
+        first: Phase,
+    ) -> Phase | None:
         """The phase of the layers after the first, which lends its relative positions."""
         if self._layers == 1:
             return None
@@ -165,9 +179,7 @@ class T5Layout:
         squares = self._stack_backward(self.first_encoder, self.encoder, squares, seeds)
         return squares + self.embeddings.backward(zero, seed)
 
-    def _stack_forward(
-        self, first: Phase, others: Phase | None, seeds: list[popxl.Tensor]
-    ) -> None:
+    def _stack_forward(self, first: Phase, others: Phase | None, seeds: list[popxl.Tensor]) -> None:
         first.forward(popxl.constant(0, popxl.int32), *seeds)
         if others is not None:
             over_rows(range(others.entries), _forward(others), (), seeds)
@@ -195,9 +207,7 @@ def _forward(phase: Phase) -> Callable[..., list[popxl.Tensor]]:
 
 
 def _backward(phase: Phase) -> Callable[..., list[popxl.Tensor]]:
-    def body(
-        row: popxl.Tensor, squares: popxl.Tensor, *seeds: popxl.Tensor
-    ) -> list[popxl.Tensor]:
+    def body(row: popxl.Tensor, squares: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
         return [squares + phase.backward(row, *seeds)]
 
     return body
