@@ -247,7 +247,8 @@ class GradContext:
             if isinstance(op.defn.grad, NoGrad):
                 continue
             if any(v in found for v in self._values.inputs(op)):
-                found.update(t for t in op.outputs if t.dtype.is_floating_point)
+                changed = (*op.outputs, *self._values.hidden_changes(op))
+                found.update(t for t in changed if t.dtype.is_floating_point)
         return found
 
     # ---- for gradient rules ---------------------------------------------------------------------
@@ -302,7 +303,10 @@ class GradContext:
         for t in tensors:
             grad = self._graph._add_input(t.spec, f"grad_{t.name}")
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
-            self._grads.setdefault(self._values.final(t), []).append(grad)
+            value = self._values.final(t)
+            if value in self._needed:
+                self._values.check_read(None, 0, t)
+            self._grads.setdefault(value, []).append(grad)
 
     def backward(self) -> None:
         """Differentiate the ops from last to first."""
@@ -313,8 +317,10 @@ class GradContext:
             with context.ipu(op.ipu):
                 grads = [self._total(t) if t in self._needed else None for t in op.outputs]
                 found = self._apply_rule(op, grads)
-            for value, g in zip(self._values.inputs(op), found, strict=True):
+            values = zip(self._values.inputs(op), found, strict=True)
+            for index, (value, g) in enumerate(values):
                 if g is not None and value in self._needed:
+                    self._values.check_read(op, index, value)
                     self._grads.setdefault(value, []).append(g)
         self._op = None
 

@@ -1,0 +1,535 @@
+"""Gradient graphs against torch, and how they connect to the forward graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+from popxl import ops
+from popxl._core.verify import verify_ir
+from popxl.errors import popart_exception
+from popxl.transforms import ExpectedConnectionType, GradGraphInfo, autodiff
+from tests.popxl.programs import as_list, f32, run, run_ir, store
+
+X, W, B = f32(4, 3), f32(3, 3, seed=1), f32(3, seed=2)
+
+
+@pytest.fixture
+def ir():
+    """A program whose main graph is active."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        yield ir
+
+
+def _graph(fn, *args):
+    return popxl.gir().create_graph(fn, *args)
+
+
+def gradients(fn, *inputs: np.ndarray) -> list[np.ndarray]:
+    """Outputs of `fn` and the gradients of all its inputs, for output gradients 1, 2, ..."""
+
+    def build(*tensors):
+        graph = _graph(fn, *tensors)
+        count = len(graph.outputs)
+        call = ops.call_with_info(graph, *tensors)
+        info = autodiff(graph)
+        seeds = [_seed(t, i) for i, t in enumerate(graph.outputs[:count])]
+        grads = ops.call(info.graph, *seeds, inputs_dict=info.inputs_dict(call))
+        assert [c.fwd_tensor for c in info.expected_outputs] == list(graph.inputs)
+        return [*call.outputs[:count], *grads]
+
+    return run(build, *inputs)
+
+
+def _seed(t: popxl.Tensor, i: int) -> popxl.Constant:
+    return popxl.constant(np.full(t.shape, i + 1, np.float32))
+
+
+def torch_gradients(fn, *inputs: np.ndarray) -> list[np.ndarray]:
+    """The same by torch in float64."""
+    tensors = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in inputs]
+    outputs = as_list(fn(*tensors))
+    sum((i + 1) * y.sum() for i, y in enumerate(outputs)).backward()
+    return [*(y.detach().numpy() for y in outputs), *(t.grad.numpy() for t in tensors)]
+
+
+def check(fn, reference, *inputs: np.ndarray) -> None:
+    found, expected = gradients(fn, *inputs), torch_gradients(reference, *inputs)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def _gelu(x):
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+# ---- plain graphs -------------------------------------------------------------------------------
+def test_a_layer():
+    check(
+        lambda x, w, b: ops.gelu(x @ w + b),
+        lambda x, w, b: _gelu(x @ w + b),
+        X, W, B,
+    )  # fmt: skip
+
+
+def test_a_tensor_used_several_times_gets_the_sum():
+    check(
+        lambda x, w: (x @ w) * x + ops.sin(x) * (x @ w),
+        lambda x, w: (x @ w) * x + torch.sin(x) * (x @ w),
+        X, W,
+    )  # fmt: skip
+
+
+def test_several_outputs_and_an_output_that_is_an_input():
+    check(lambda x, b: (x * b, ops.exp(x), b), lambda x, b: (x * b, torch.exp(x), b), X, B)
+
+
+def test_one_output_returned_twice():
+    check(
+        lambda x: [ops.tanh(x)] * 2,
+        lambda x: [torch.tanh(x)] * 2,
+        X,
+    )  # fmt: skip
+
+
+def test_constants_views_and_slices():
+    def fn(x, w):
+        y = ops.slice_(x, 1, 3).T_ * popxl.constant(2.0)
+        return ops.concat([y, w[:, 1:]], axis=1).reshape_((2, 6)) * 3.0
+
+    def reference(x, w):
+        return torch.cat([x[1:3].T * 2, w[:, 1:]], 1).reshape(2, 6) * 3
+
+    check(fn, reference, X, W)
+
+
+# ---- in place -----------------------------------------------------------------------------------
+IN_PLACE = {
+    "relu_": (ops.relu_, torch.relu),
+    "gelu_": (ops.gelu_, _gelu),
+    "exp_": (ops.exp_, torch.exp),
+    "swish_": (ops.swish_, torch.nn.functional.silu),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_ops_on_intermediates(name):
+    op, reference = IN_PLACE[name]
+
+    def fn(x, w):
+        h = x @ w
+        before = ops.sin(h)  # reads the value that the next op overwrites
+        op(h)
+        return before * h + h
+
+    def expected(x, w):
+        h = x @ w
+        return torch.sin(h) * reference(h) + reference(h)
+
+    check(fn, expected, X, W)
+
+
+def test_additions_in_place_keep_the_values_that_gradients_need():
+    def fn(x, w):
+        h = x @ w
+        squared = h * h
+        h += x
+        cubed = h * h * h
+        h += squared
+        return h * cubed
+
+    def expected(x, w):
+        h = x @ w
+        squared = h * h
+        h = h + x
+        cubed = h * h * h
+        return (h + squared) * cubed
+
+    check(fn, expected, X, W)
+
+
+def test_an_in_place_op_on_an_output_and_on_a_copy():
+    def fn(x, w):
+        h = x @ w
+        y = ops.tanh(h)
+        ops.scaled_add_(y, h, a=0.5, b=2.0)
+        return y
+
+    check(fn, lambda x, w: 0.5 * torch.tanh(x @ w) + 2 * (x @ w), X, W)
+
+
+def test_the_forward_result_is_the_same_with_and_without_its_gradient_graph(ir):
+    def fn(x):
+        h = x * 2.0
+        ops.exp_(h)
+        h += x
+        return h * h
+
+    x = popxl.variable(X)
+    plain, differentiated = ir.create_graph(fn, x), ir.create_graph(fn, x)
+    autodiff(differentiated)
+    verify_ir(ir)
+    a, b = run_ir(ir, [store(ops.call(g, x)[0]) for g in (plain, differentiated)])
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: ops.relu_(x),
+        lambda x: ops.relu_(ops.slice_(x, 0, 2)),
+        lambda x: ops.add_(x.T_, popxl.constant(1.0)),
+    ],
+)
+def test_changing_an_input_is_an_error_that_names_the_graph(ir, fn):
+    graph = ir.create_graph(fn, popxl.variable(X))
+    with pytest.raises(popart_exception, match=r"The graph .* contains a modifying op"):
+        autodiff(graph)
+
+
+def _changed_by_a_call(x):
+    def changes(t: popxl.TensorByRef):
+        ops.exp_(t)
+
+    h = x * 2.0
+    ops.call(_graph(changes, h), h)
+    return h * h
+
+
+def _made_by_a_call(x):
+    def changes(t: popxl.TensorByRef, by):
+        t += by
+
+    h = ops.init(x.shape, x.dtype)
+    ops.call(_graph(changes, h, x), h, x)
+    return h
+
+
+def _changed_through_a_view(x):
+    h = x * 2.0
+    ops.exp_(ops.slice_(h, 0, 2))
+    return h * h
+
+
+def _changed_under_a_view(x):
+    h = x * 2.0
+    view = ops.slice_(h, 0, 2)
+    ops.exp_(h)
+    return view * 3.0
+
+
+def _returned_after_a_change(x):
+    h = x * 2.0
+    view = h.T_
+    ops.exp_(h)
+    return view
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [_changed_by_a_call, _made_by_a_call, _changed_through_a_view, _changed_under_a_view,
+     _returned_after_a_change],
+)  # fmt: skip
+def test_changes_that_no_gradient_can_follow_are_errors(ir, fn):
+    """They would give wrong gradients without a word."""
+    with pytest.raises(popart_exception, match="contains a modifying op"):
+        autodiff(ir.create_graph(fn, popxl.variable(X)))
+
+
+def test_changes_beside_the_path_of_the_gradient_are_allowed(ir):
+    def fn(x, count: popxl.TensorByRef, largest: popxl.TensorByRef):
+        h = x * 2.0
+        ops.increment_mod_(count, 1, 10)
+        ops.var_updates.copy_var_update_(largest, ops.max(h).reshape(()))
+        return ops.sin(h)
+
+    x, count, largest = popxl.variable(X), popxl.variable(0), popxl.variable(0.0)
+    graph = ir.create_graph(fn, x, count, largest)
+    info = autodiff(graph, grads_required=[graph.inputs[0]])
+    call = ops.call_with_info(graph, x, count, largest)
+    seed = popxl.constant(np.ones(X.shape, np.float32))
+    (grad,) = ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))
+    found, n, peak = run_ir(ir, [store(grad), store(count), store(largest)])
+    np.testing.assert_allclose(found, 2 * np.cos(2 * X), rtol=1e-4, atol=1e-5)
+    assert n == 1
+    np.testing.assert_allclose(peak, 2 * X.max(), rtol=1e-6)
+
+
+# ---- calls --------------------------------------------------------------------------------------
+def test_calls_and_calls_inside_calls():
+    def inner(x, w):
+        return ops.tanh(x @ w), x * 2.0
+
+    def middle(x, w):
+        a, b = ops.call(_graph(inner, x, w), x, w)
+        return a * b
+
+    def fn(x, w):
+        graph = _graph(middle, x, w)
+        (y,) = ops.call(graph, x, w)
+        (z,) = ops.call(graph, y, w)
+        return y + z
+
+    def torch_middle(x, w):
+        return torch.tanh(x @ w) * (x * 2)
+
+    def reference(x, w):
+        y = torch_middle(x, w)
+        return y + torch_middle(y, w)
+
+    check(fn, reference, X, W)
+
+
+def test_a_tensor_passed_twice_to_a_call():
+    def fn(x):
+        graph = _graph(lambda a, b: a * ops.sin(b), x, x)
+        return ops.call(graph, x, x)
+
+    check(fn, lambda x: x * torch.sin(x), X)
+
+
+def test_an_output_of_a_call_that_is_not_used():
+    def fn(x):
+        graph = _graph(lambda a: (ops.sin(a), ops.exp(a)), x)
+        return ops.call(graph, x)[1] * 3.0
+
+    check(fn, lambda x: torch.exp(x) * 3, X)
+
+
+def test_given_gradient_graphs_of_called_graphs_are_used(ir):
+    x, w = popxl.variable(X), popxl.variable(W)
+    inner = ir.create_graph(lambda a, b: ops.tanh(a @ b), x, w)
+    outer = ir.create_graph(lambda a, b: ops.call(inner, a, b)[0] * 2.0, x, w)
+    inner_info = autodiff(inner)
+    info = autodiff(outer, called_graphs_grad_info={inner: inner_info})
+    assert inner_info.graph in info.graph.called_graphs
+    call = ops.call_with_info(outer, x, w)
+    seed = popxl.constant(np.ones((4, 3), np.float32))
+    grads = ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))
+    verify_ir(ir)
+    expected = torch_gradients(lambda a, b: torch.tanh(a @ b) * 2, X, W)[1:]
+    for a, b in zip(run_ir(ir, list(map(store, grads))), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_given_gradient_graph_that_recomputes_is_respected(ir):
+    """What recompute_graph of popxl_addons does: the gradient graph runs the forward graph."""
+    x = popxl.variable(X)
+    inner = ir.create_graph(lambda a: ops.exp(ops.sin(a)), x)
+    original = autodiff(inner)
+
+    def recompute(a, dy):
+        again = ops.call_with_info(inner, a)
+        return ops.call(original.graph, dy, inputs_dict=original.inputs_dict(again))
+
+    graph = ir.create_graph(recompute, x, x)
+    source = inner.inputs[0]
+    fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
+    connect = type(original.expected_inputs[0])._make
+    info = GradGraphInfo._make(
+        graph, inner, [connect(source, fwd), connect(inner.outputs[0], grad)],
+        [connect(source, grad)],
+    )  # fmt: skip
+    outer = ir.create_graph(lambda a: ops.call(inner, a)[0] * 2.0, x)
+    whole = autodiff(outer, called_graphs_grad_info={inner: info})
+    call = ops.call_with_info(outer, x)
+    seed = popxl.constant(np.ones((4, 3), np.float32))
+    (found,) = ops.call(whole.graph, seed, inputs_dict=whole.inputs_dict(call))
+    assert graph in whole.graph.called_graphs
+    (value,) = run_ir(ir, [store(found)])
+    np.testing.assert_allclose(value, 2 * np.exp(np.sin(X)) * np.cos(X), rtol=1e-4)
+
+
+def test_all_gradient_graphs_can_be_returned(ir):
+    x = popxl.variable(X)
+    inner = ir.create_graph(ops.sin, x)
+    outer = ir.create_graph(lambda a: ops.call(inner, a), x)
+    infos = autodiff(outer, return_all_grad_graphs=True)
+    assert set(infos) == {inner, outer}
+    assert infos[outer].forward_graph is outer
+    assert infos[inner].graph in infos[outer].graph.called_graphs
+
+
+# ---- loops and branches -------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_loops(count):
+    def fn(x, w):
+        return ops.repeat(_graph(lambda a, b: ops.tanh(a @ b) + a, x, w), count, x, w)
+
+    def reference(x, w):
+        y = x * 1.0
+        for _ in range(count):
+            y = torch.tanh(y @ w) + y
+        return y + 0 * w.sum()
+
+    check(fn, reference, X, W)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches(taken):
+    def fn(x, w):
+        cond = popxl.constant(taken)
+        then, otherwise = _graph(lambda a: ops.sin(a), x), _graph(lambda a, b: a @ b, x, w)
+        return ops.conditional(cond, then, otherwise, [x * 2.0], [x, w])
+
+    def reference(x, w):
+        return torch.sin(x * 2) + 0 * w.sum() if taken else x @ w
+
+    check(fn, reference, X, W)
+
+
+def test_a_loop_in_a_call_in_a_loop():
+    def fn(x, w):
+        step = _graph(lambda a, b: ops.tanh(a @ b), x, w)
+        twice = _graph(lambda a, b: ops.repeat(step, 2, a, b)[0] * 1.5, x, w)
+        outer = _graph(lambda a, b: ops.call(twice, a, b), x, w)
+        return ops.repeat(outer, 2, x, w)
+
+    def reference(x, w):
+        for _ in range(2):
+            x = torch.tanh(torch.tanh(x @ w) @ w) * 1.5
+        return x
+
+    check(fn, reference, X, W)
+
+
+def test_loops_that_touch_state_cannot_be_differentiated(ir):
+    buffer = popxl.remote_buffer((4, 3), popxl.float32)
+
+    def step(a):
+        return a + ops.remote_load(buffer, 0)
+
+    x = popxl.variable(X)
+    inner = ir.create_graph(step, x)
+    graph = ir.create_graph(lambda a: ops.repeat(inner, 2, a), x)
+    with pytest.raises(popart_exception, match=r"repeat at .* cannot be differentiated"):
+        autodiff(graph)
+
+
+# ---- what is provided and required --------------------------------------------------------------
+def test_required_gradients_come_in_the_order_asked_for(ir):
+    a, b, c = (popxl.variable(f32(2, seed=i)) for i in range(3))
+    graph = ir.create_graph(lambda p, q, r: p * q * r, a, b, c)
+    p, _, r = graph.inputs
+    info = autodiff(graph, grads_required=[r, p])
+    assert info.outputs == (r, p)
+    assert [c.connection_type for c in info.expected_outputs] == [
+        ExpectedConnectionType.FwdGrad
+    ] * 2
+    call = ops.call_with_info(graph, a, b, c)
+    grads = ops.call(info.graph, popxl.constant([1.0, 1.0]), inputs_dict=info.inputs_dict(call))
+    found = run_ir(ir, list(map(store, grads)))
+    values = [f32(2, seed=i) for i in range(3)]
+    np.testing.assert_allclose(found[0], values[0] * values[1], rtol=1e-6)
+    np.testing.assert_allclose(found[1], values[1] * values[2], rtol=1e-6)
+
+
+def test_only_provided_gradients_flow(ir):
+    x = popxl.variable(X)
+    graph = ir.create_graph(lambda a: (ops.sin(a), ops.exp(a)), x)
+    info = autodiff(graph, grads_provided=[graph.outputs[1]])
+    given = [c for c in info.expected_inputs if c.connection_type.name == "FwdGrad"]
+    assert [c.fwd_tensor for c in given] == [graph.outputs[1]]
+    call = ops.call_with_info(graph, x)
+    seed = popxl.constant(np.full(X.shape, 2, np.float32))
+    (grad,) = ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))
+    np.testing.assert_allclose(run_ir(ir, [store(grad)])[0], 2 * np.exp(X), rtol=1e-5)
+
+
+def test_gradients_of_intermediates_can_be_required(ir):
+    x = popxl.variable(X)
+    hidden = []
+
+    def fn(a):
+        hidden.append(ops.sin(a))
+        return hidden[0] * hidden[0]
+
+    graph = ir.create_graph(fn, x)
+    info = autodiff(graph, grads_required=[hidden[0], graph.inputs[0]])
+    call = ops.call_with_info(graph, x)
+    seed = popxl.constant(np.ones(X.shape, np.float32))
+    grads = ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))
+    found = run_ir(ir, list(map(store, grads)))
+    np.testing.assert_allclose(found[0], 2 * np.sin(X), rtol=1e-5)
+    np.testing.assert_allclose(found[1], 2 * np.sin(X) * np.cos(X), rtol=1e-4, atol=1e-6)
+
+
+def test_integer_inputs_have_no_gradient_and_unused_ones_zeros_if_asked(ir):
+    x, i, unused = popxl.variable(X), popxl.variable([2, 0, 2], popxl.int32), popxl.variable(B)
+    graph = ir.create_graph(lambda a, b, c: ops.gather(a, b) * 2.0, x, i, unused)
+    a, _, c = graph.inputs
+    assert autodiff(graph).outputs == (a,)
+    info = autodiff(graph, grads_required=[c, a])
+    call = ops.call_with_info(graph, x, i, unused)
+    seed = popxl.constant(np.ones((3, 3), np.float32))
+    zeros, grad = run_ir(
+        ir, list(map(store, ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))))
+    )
+    np.testing.assert_array_equal(zeros, np.zeros(3))
+    np.testing.assert_array_equal(grad, np.array([2, 0, 4, 0])[:, None] * np.ones(3))
+
+
+def test_detached_values_pass_no_gradient():
+    def fn(x):
+        return ops.detach(x) * x
+
+    y, grad = gradients(fn, X)
+    np.testing.assert_allclose(y, X * X, rtol=1e-6)
+    np.testing.assert_allclose(grad, X, rtol=1e-6)
+
+
+def test_tensors_of_other_graphs_are_refused(ir):
+    x = popxl.variable(X, name="x")
+    graph = ir.create_graph(ops.sin, x)
+    for kwargs in ({"grads_provided": [x]}, {"grads_required": [x]}):
+        with pytest.raises(ValueError, match="is no tensor of graph"):
+            autodiff(graph, **kwargs)
+
+
+# ---- connections --------------------------------------------------------------------------------
+def test_only_values_that_are_needed_become_inputs(ir):
+    x, w = popxl.variable(X), popxl.variable(W)
+    graph = ir.create_graph(lambda a, b: (a @ b) + 1.0, x, w)
+    info = autodiff(graph)
+    kinds = [c.connection_type.name for c in info.expected_inputs]
+    assert kinds == ["FwdGrad", "Fwd", "Fwd"]
+    assert set(info.inputs[1:]) == set(graph.inputs)
+    assert len(graph.outputs) == 1
+    assert not autodiff(ir.create_graph(lambda a: a + 1.0, x)).inputs_dict(
+        ops.call_with_info(graph, x, w)
+    )
+
+
+def test_the_dictionaries_lead_from_the_forward_call_to_the_gradients(ir):
+    x, w = popxl.variable(X), popxl.variable(W)
+    graph = ir.create_graph(lambda a, b: ops.sin(a @ b), x, w)
+    info = autodiff(graph)
+    call = ops.call_with_info(graph, x, w)
+    seed = popxl.constant(np.ones(X.shape, np.float32))
+    grad_call = ops.call_with_info(info.graph, seed, inputs_dict=info.inputs_dict(call))
+    by_graph_tensor = info.fwd_graph_ins_to_grad_parent_outs(grad_call)
+    by_parent_tensor = info.fwd_parent_ins_to_grad_parent_outs(call, grad_call)
+    assert by_graph_tensor == dict(zip(graph.inputs, grad_call.outputs, strict=True))
+    assert by_parent_tensor == {x: grad_call.outputs[0], w: grad_call.outputs[1]}
+    assert info.graph.name.endswith("_grad_subgraph(0)")
+    assert "FwdGrad" in repr(info)
+
+
+def test_second_derivatives():
+    """A graph that calls a gradient graph is differentiated like any other."""
+
+    def gradient(x, w):
+        graph = _graph(lambda a, b: ops.tanh(a @ b) * a, x, w)
+        info = autodiff(graph)
+        call = ops.call_with_info(graph, x, w)
+        ones = popxl.constant(np.ones(X.shape, np.float32))
+        return ops.call(info.graph, ones, inputs_dict=info.inputs_dict(call))
+
+    def reference(x, w):
+        y = torch.tanh(x @ w) * x
+        return torch.autograd.grad(y.sum(), [x, w], create_graph=True)
+
+    check(gradient, reference, X, W)
