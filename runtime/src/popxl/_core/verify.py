@@ -49,6 +49,12 @@ def verify(graph: Graph) -> None:
             _check(t not in defined, op, f"defines %{t.name} a second time")
             _check(t._producer is op, op, f"is not the recorded producer of %{t.name}")
             defined.add(t)
+        _check(op.inplace is None or 0 <= op.inplace < len(op.inputs), op,
+               f"overwrites its input {op.inplace}, which it does not have")  # fmt: skip
+        _check(not op.view or op.defn.view_write is not None, op,
+               "is a view, but has no rule to write through")  # fmt: skip
+        if "then" in op.attrs:
+            _check_branches(op)
         if "graph" in op.attrs:
             _check_call(op)
         else:
@@ -99,12 +105,23 @@ def _inferred(op: Op) -> list[Any]:
 
 def _check_call(op: Op) -> None:
     called = op.attrs["graph"]
-    got = [(t.shape, t.dtype) for t in op.inputs]
-    want = [(t.shape, t.dtype) for t in called._inputs]
-    _check(got == want, op, f"passes {got}, but @{called.id} takes {want}")
+    _check_passed(op, called, op.inputs)
     got = [(t.shape, t.dtype) for t in op.outputs]
     want = [(t.shape, t.dtype) for t in called._outputs]
     _check(got == want, op, f"returns {got}, but @{called.id} returns {want}")
+
+
+def _check_branches(op: Op) -> None:
+    then, otherwise = op.attrs["then"], op.attrs["otherwise"]
+    split = 1 + len(then._inputs)
+    _check_passed(op, then, op.inputs[1:split])
+    _check_passed(op, otherwise, op.inputs[split:])
+
+
+def _check_passed(op: Op, called: Graph, tensors: list[Tensor]) -> None:
+    got = [(t.shape, t.dtype) for t in tensors]
+    want = [(t.shape, t.dtype) for t in called._inputs]
+    _check(got == want, op, f"passes {got}, but @{called.id} takes {want}")
 
 
 def _check(ok: bool, op: Op, problem: str) -> None:

@@ -13,7 +13,6 @@ from popxl._core.aliases import modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._lower.state import LoopState
-from popxl.errors import SpecError
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo, gather_inputs
 from popxl.tensor import Tensor, TensorSpec
@@ -32,14 +31,13 @@ def _branch_inputs(op: Op, then: bool) -> range:
 def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec]:
     cond = specs[0]
     if cond.dtype is not dtypes.bool or math.prod(cond.shape) != 1:
-        raise SpecError(
-            "conditional: the condition must be one bool, but is "
-            f"{cond.dtype.name}{list(cond.shape)}"
+        raise ValueError(
+            f"the condition must be one bool, but is {cond.dtype.name}{list(cond.shape)}"
         )
     ours, theirs = ([(t.shape, t.dtype) for t in g._outputs] for g in (then, otherwise))
     if ours != theirs:
-        raise SpecError(
-            f"conditional: the branches must return the same, but {then.id!r} returns {ours} and "
+        raise ValueError(
+            f"the branches must return the same, but {then.id!r} returns {ours} and "
             f"{otherwise.id!r} returns {theirs}"
         )
     return [t.spec for t in then._outputs]
