@@ -68,7 +68,7 @@ class Inference:
         self,
         words: np.ndarray,
         mask: np.ndarray,
-        on_progress: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:
         """Generate for any number of samples.
 

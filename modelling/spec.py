@@ -11,6 +11,7 @@ import numpy as np
 from config.sections import RunConfig
 from data.loader import Samples
 from data.mnli import Example
+from data.prompts import Prompts
 from modelling.generation.program import GeneratorOf
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
@@ -28,6 +29,8 @@ class ModelFamily:
         generator: builds the graphs of generation in the current Ir.
         weights: which Hugging Face tensors are in which variables, for a configuration.
         encode: training samples of examples: `encode(config, examples, tokenizer)`.
+        prompts: what to generate from to answer examples, and the configuration with sequences no
+            longer than that needs: `prompts(config, examples, tokenizer)`.
         generate: training samples of random tokens, for benchmarks: `generate(config, count)`.
         training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of
             the training program's streams.
@@ -38,6 +41,7 @@ class ModelFamily:
     generator: GeneratorOf
     weights: Callable[[Any], WeightTable]
     encode: Callable[[Any, Sequence[Example], Any], Samples]
+    prompts: Callable[[Any, Sequence[Example], Any], tuple[RunConfig, Prompts]]
     generate: Callable[[Any, int], Samples]
     training_inputs: Callable[[Batch], dict[str, np.ndarray]]
     target_tokens: Callable[[Batch], int]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.loader import Samples
 from data.mnli import load_corpus, load_tokenizer
 from modelling.spec import family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def training_samples(config: RunConfig) -> Samples:
@@ -17,12 +21,7 @@ def training_samples(config: RunConfig) -> Samples:
     Raises:
         UserError: the data or the tokenizer cannot be had, or do not fit the model.
     """
-    tokenizer = load_tokenizer(config.data.dataset, config.data.tokenizer)
-    if len(tokenizer) > config.model.embedding.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "
-            f"{config.model.embedding.vocab_size}: set it to {len(tokenizer)} or more"
-        )
+    tokenizer = fitting_tokenizer(config)
     corpus = load_corpus(config.data.dataset, "train")
     try:
         samples = family_of(config).encode(config, corpus.examples, tokenizer)
@@ -35,3 +34,18 @@ def training_samples(config: RunConfig) -> Samples:
         notes.append(f"{samples.truncated} cut to {config.model.sequence_length} tokens")
     print(", ".join(notes), file=sys.stderr, flush=True)
     return samples
+
+
+def fitting_tokenizer(config: RunConfig) -> PreTrainedTokenizerFast:
+    """The configured tokenizer.
+
+    Raises:
+        UserError: it cannot be had, or has tokens that the model does not.
+    """
+    tokenizer = load_tokenizer(config.data.dataset, config.data.tokenizer)
+    if len(tokenizer) > config.model.embedding.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "
+            f"{config.model.embedding.vocab_size}: set it to {len(tokenizer)} or more"
+        )
+    return tokenizer

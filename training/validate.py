@@ -6,13 +6,10 @@ generated as the longest answer has.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -20,27 +17,15 @@ from tqdm import tqdm
 from config.cli import CommandLine
 from config.errors import ConfigError
 from config.sections import RunConfig
-from data.encoding import IGNORE_INDEX, EncodedExamples, encode
-from data.mnli import (
-    LABEL_WORDS,
-    Corpus,
-    encoder_prompt,
-    load_corpus,
-    load_tokenizer,
-    read_answer,
-)
+from data.mnli import LABEL_WORDS, Corpus, encoder_prompt, load_corpus, read_answer
+from data.prompts import Prompts
 from inference import Inference
 from modelling.spec import family_of
 from training.checkpoint import CheckpointStore, has_checkpoint
 from training.run_directory import choose_path
-from training.start import Start, load_weights
+from training.samples import fitting_tokenizer
+from training.start import load_weights
 from training.validation_report import Answer, ValidationReport
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-LENGTH_MULTIPLE = 8
-"""Prompt lengths are rounded up to it: vector units like it, and fewer programs are compiled."""
 
 
 def validate(line: CommandLine) -> ValidationReport:
@@ -50,58 +35,31 @@ def validate(line: CommandLine) -> ValidationReport:
         UserError: for anything a person can mend.
     """
     config = line.config
-    start = load_weights(config, family_of(config).weights(config))
+    family = family_of(config)
+    start = load_weights(config, family.weights(config))
     corpus = load_corpus(config.data.dataset, "validation")
-    tokenizer = load_tokenizer(config.data.dataset, config.data.tokenizer)
-    encoded = _encoded(config, corpus, tokenizer)
-    model = _compiled(_fitted(config, encoded))
+    tokenizer = fitting_tokenizer(config)
+    try:
+        fitted, prompts = family.prompts(config, corpus.examples, tokenizer)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    model = _compiled(fitted)
     model.write(start.tensors)
     begin = time.perf_counter()
-    texts = tokenizer.batch_decode(_generated(model, encoded), skip_special_tokens=True)
+    texts = tokenizer.batch_decode(_generated(model, prompts), skip_special_tokens=True)
     seconds = time.perf_counter() - begin
-    report = ValidationReport(
-        LABEL_WORDS,
-        _answers(corpus, texts),
-        _facts(config, start, corpus, encoded) | {"seconds": round(seconds, 3)},
-    )
+    facts = {
+        "weights": start.source,
+        "step": start.step,
+        "dataset": config.data.dataset,
+        "left_out_without_label": corpus.unlabelled,
+        "prompts_cut": prompts.truncated,
+        "seconds": round(seconds, 3),
+    }
+    report = ValidationReport(LABEL_WORDS, _answers(corpus, texts), facts)
     path = report.write(_directory(line))
     _say(f"{len(texts)} answers in {seconds:.1f} s; details are in {path}")
     return report
-
-
-def _encoded(
-    config: RunConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerFast
-) -> EncodedExamples:
-    """The prompts and right answers as tokens.
-
-    Raises:
-        ConfigError: the model has no room for an answer, or for the tokenizer's vocabulary.
-    """
-    model = config.model
-    if len(tokenizer) > model.embedding.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "
-            f"{model.embedding.vocab_size}: give the tokenizer that the model was trained with"
-        )
-    try:
-        return encode(
-            corpus.examples, tokenizer, model.sequence_length, model.decoder_sequence_length
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _fitted(config: RunConfig, encoded: EncodedExamples) -> RunConfig:
-    """The configuration with sequences no longer than the data need."""
-    multiple = math.lcm(LENGTH_MULTIPLE, config.execution.attention_serialisation)
-    longest = int(np.diff(encoded.starts).max())
-    answer = int(np.count_nonzero(encoded.targets != IGNORE_INDEX, axis=1).max())
-    model = replace(
-        config.model,
-        sequence_length=min(config.model.sequence_length, math.ceil(longest / multiple) * multiple),
-        decoder_sequence_length=answer,
-    )
-    return replace(config, model=model)
 
 
 def _compiled(config: RunConfig) -> Inference:
@@ -113,17 +71,12 @@ def _compiled(config: RunConfig) -> Inference:
     return model
 
 
-def _generated(model: Inference, encoded: EncodedExamples) -> np.ndarray:
+def _generated(model: Inference, prompts: Prompts) -> np.ndarray:
     """The tokens of all answers, int32 [samples, tokens of the longest right answer]."""
-    samples, at_once = len(encoded), model.samples_per_run
-    parts = []
     # Without a terminal there is no bar: a log of its states would tell nobody anything.
-    with model, tqdm(total=samples, unit="sample", disable=None, dynamic_ncols=True) as bar:
-        for first in range(0, samples, at_once):
-            batch = encoded.take(np.arange(first, min(first + at_once, samples)))
-            parts.append(model.generate(batch["input_ids"], batch["attention_mask"]))
-            bar.update(len(parts[-1]))
-    return np.concatenate(parts)
+    bar = tqdm(total=len(prompts), unit="sample", disable=None, dynamic_ncols=True)
+    with model, bar:
+        return model.generate(prompts.words, prompts.mask, bar.update)
 
 
 def _answers(corpus: Corpus, texts: Sequence[str]) -> list[Answer]:
@@ -131,18 +84,6 @@ def _answers(corpus: Corpus, texts: Sequence[str]) -> list[Answer]:
         Answer(encoder_prompt(example), text, example.label, read_answer(text))
         for example, text in zip(corpus.examples, texts, strict=True)
     ]
-
-
-def _facts(
-    config: RunConfig, start: Start, corpus: Corpus, encoded: EncodedExamples
-) -> dict[str, Any]:
-    return {
-        "weights": start.source,
-        "step": start.step,
-        "dataset": config.data.dataset,
-        "left_out_without_label": corpus.unlabelled,
-        "prompts_cut": encoded.truncated,
-    }
 
 
 def _directory(line: CommandLine) -> Path:

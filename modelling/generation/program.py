@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import popxl
 from config.sections import RunConfig
@@ -70,10 +70,8 @@ class GenerationProgram:
     variables: NamedTensors
 
 
-class GeneratorOf(Protocol):
-    """Makes a family's generator in the current Ir."""
-
-    def __call__(self, config: RunConfig, groups: Groups) -> Generator: ...
+GeneratorOf = Callable[[Any, Groups], Generator]
+"""Makes the generator of a configuration in the current Ir."""
 
 
 def build_generation(

@@ -38,8 +38,9 @@ class EncodingBlock(EncoderBlock):
             biases: of the scores, of relative positions and of padding.
         """
         attention = self.self_attention
-        heads = attention.attend(*attention.project_qkv(x), biases)
-        return self.feed_forward(attention.project_out(x, heads))
+        q, k, v = attention.project_qkv(x)
+        x = attention.project_out(x, attention.attend(q, k, v, biases))
+        return self.feed_forward(x)
 
 
 class DecodingBlock(DecoderBlock):
@@ -65,13 +66,15 @@ class DecodingBlock(DecoderBlock):
         """
         attention, cross = self.self_attention, self.cross_attention
         query, *new = attention.project_qkv(x)
-        own = [
+        keys, values = (
             ops.dynamic_update(cache, position, t, [2], [1], no_overlap=True)
             for cache, t in zip(own, new, strict=True)
-        ]
-        x = attention.project_out(x, attention.attend(query, *own, [position_bias]))
-        x = cross.project_out(x, cross.attend(cross.project_q(x), *encoded, [padding]))
-        return self.feed_forward(x), *own
+        )
+        x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
+        encoded_keys, encoded_values = encoded
+        heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [padding])
+        x = cross.project_out(x, heads)
+        return self.feed_forward(x), keys, values
 
 
 class EncodedKeyValues(Layer):
