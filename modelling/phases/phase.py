@@ -41,7 +41,8 @@ class Phase:
     """A layer's graphs, and its variables for each of `entries` layers of its kind.
 
     The forward graph is called for all micro-batches of a step in a loop, with variables loaded
-    once before it; so is the gradient graph, which recomputes the layer and adds up gradients.
+    once before it; so is the gradient graph, which adds up gradients. It computes the layer's
+    activations again, or finds them in remote buffers (`execution.activations`).
 
     Args:
         module: the layer; `build(*inputs, seed=None)` returns one tensor.
@@ -83,9 +84,10 @@ class Phase:
         self._grad_facts, grad = addons.autodiff_with_accumulation(
             forward, forward.args.tensors, grads_provided=[result], grads_required=with_grad
         )
-        grad = addons.recompute_graph(grad)
+        if settings.config.execution.activations == "recompute":
+            grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}
-        loads[grad.graph.inputs[0]] = output.grad
+        loads[_gradient_input(grad)] = output.grad
         stores = {result: output.value}
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
@@ -98,7 +100,7 @@ class Phase:
             store_streams={},
             store_buffers=stores,
             seed_input=seed,
-            rows=self.entries + 1,  # always with a row input, also for a single layer
+            rows=max(self.entries, 2),  # with a row input, also for a single layer
             io_mode="compute",
         )
         self.fwd, self.bwd = fwd.graph, bwd.graph
@@ -205,7 +207,10 @@ class Phase:
         """
         accumulators = self._grad_facts.init_zero()
         values = {**self._load(row).to_dict(), **accumulators.to_dict()}
-        self.bwd.bind(addons.NamedTensors.from_dict(values)).call(row, *self._seed(row, seed))
+        bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
+        # Where activations are kept, so are the seeds of dropout: there is none to pass.
+        takes_seed = len(self.bwd.graph.inputs) - len(self.bwd.args.tensors) > 1
+        bound.call(row, *(self._seed(row, seed) if takes_seed else []))
         return self._finish_gradients(row, self._accumulators(accumulators))
 
     def _finish_gradients(
@@ -236,6 +241,13 @@ class Phase:
         self.optimizer.update(
             self.variables, row, addons.NamedTensors.from_dict(grads), learning_rate, norm
         )
+
+
+def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:
+    """The input of a gradient graph for the gradient of the layer's output."""
+    expected = grad.grad_graph_info.expected_inputs
+    kinds = [c.connection_type for c in expected]
+    return grad.graph.inputs[kinds.index(popxl.transforms.ExpectedConnectionType.FwdGrad)]
 
 
 def _tag(name: str) -> int:
