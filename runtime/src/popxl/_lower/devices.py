@@ -16,7 +16,6 @@ from popxl.errors import DeviceError
 
 logger = logging.getLogger("popxl")
 
-_VIRTUAL = 64  # CPU devices made at start; they cost 20 ms and 15 MiB, more are added on demand
 _epoch = 0
 
 
@@ -38,8 +37,6 @@ def platform_of(device_desc: str) -> str:
     if device_desc in ("gpu", "cuda", "tpu"):
         return "gpu" if device_desc == "cuda" else device_desc
     if device_desc == "ipu_hw":
-        prepare_environment()
-        _make_cpu_devices(_VIRTUAL)
         return jax.default_backend() if jax.default_backend() in ("gpu", "tpu") else "cpu"
     raise ValueError(
         f"unknown device_desc {device_desc!r}: use 'ipu_hw', 'ipu_model', 'cpu', 'gpu' or 'tpu'"
@@ -52,10 +49,9 @@ def replica_mesh(device_desc: str, replicas: int) -> Mesh:
     Raises:
         DeviceError: the machine has fewer devices, or none of the platform.
     """
-    platform = platform_of(device_desc)
     prepare_environment()
-    if platform == "cpu":
-        _make_cpu_devices(max(_VIRTUAL, replicas))
+    _make_cpu_devices(max(_processors(), replicas))
+    platform = platform_of(device_desc)
     try:
         devices = jax.devices(platform)
     except RuntimeError as error:
@@ -72,6 +68,18 @@ def replica_mesh(device_desc: str, replicas: int) -> Mesh:
             "machine with more devices, or device_desc='cpu' for virtual ones"
         )
     return Mesh(np.asarray(devices[:replicas]), (AXIS,))
+
+
+def _processors() -> int:
+    """Processors this process may use, at most 64.
+
+    That many virtual devices are made at start. XLA has a thread for each processor or, if there
+    are more, for each device, whether a program uses it or not: with more threads than processors
+    a large product takes up to three times as long. More are made when a program needs them.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), 64)
+    return min(os.cpu_count() or 1, 64)
 
 
 def _make_cpu_devices(count: int) -> None:
