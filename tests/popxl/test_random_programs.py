@@ -1,0 +1,269 @@
+"""Programs drawn at random, against numpy (values, with real views) and torch (gradients).
+
+Hand-written tests look at one feature at a time; these put views, in-place ops, references, calls,
+loops and branches together in ways nobody thought of.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+from popxl import ops
+from popxl.transforms import autodiff, decompose_sum
+from tests.popxl.programs import f32, run
+
+SHAPE = (4, 4)
+SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 60))]
+
+
+# ---- values -------------------------------------------------------------------------------------
+@dataclass
+class Pair:
+    """One tensor in both worlds."""
+
+    here: popxl.Tensor
+    there: np.ndarray
+
+
+@dataclass
+class Writer:
+    """Writes random statements on tensors of SHAPE, and does the same in numpy.
+
+    Attributes:
+        draw: the source of randomness; equal draws give equal programs.
+        owners: tensors that own their storage.
+        views: views of owners.
+        depth: how deep graphs may still nest.
+    """
+
+    draw: random.Random
+    owners: list[Pair]
+    views: list[Pair] = field(default_factory=list)
+    depth: int = 2
+
+    def any(self) -> Pair:
+        return self.draw.choice([*self.owners, *self.views])
+
+    def write(self, count: int) -> None:
+        kinds: list[Callable[[], None]] = [self.new, self.view, self.in_place, self.overwrite]
+        if self.depth:
+            kinds += [self.call, self.loop, self.branch]
+        for _ in range(count):
+            self.draw.choice(kinds)()
+
+    # Values stay small: sums are halved.
+    def new(self) -> None:
+        a, b = self.any(), self.any()
+        transposed = self.draw.random() < 0.3
+        here = (a.here + (b.here.T if transposed else b.here)) * 0.5
+        there = (a.there + (b.there.T if transposed else b.there)) * np.float32(0.5)
+        self.owners.append(Pair(here, there))
+
+    def view(self) -> None:
+        of = self.any()
+        if self.draw.random() < 0.5:
+            self.views.append(Pair(of.here.T_, of.there.T))
+        else:  # a permutation of rows by a view: reverse them
+            self.views.append(Pair(ops.slice_(of.here, 3, None, -1), of.there[::-1]))
+
+    def in_place(self) -> None:
+        target, by = self.any(), self.any()
+        row = self.draw.randrange(4)
+        if self.draw.random() < 0.5:
+            ops.add_(target.here, ops.sin(by.here))
+            target.there += np.sin(by.there)
+        else:
+            part = ops.slice_(target.here, row, row + 1)
+            ops.add_(part, by.here[row : row + 1])
+            target.there[row : row + 1] += by.there[row : row + 1].copy()
+
+    def overwrite(self) -> None:
+        target, by = self.any(), self.any()
+        ops.var_updates.copy_var_update_(target.here, ops.tanh(by.here))
+        target.there[...] = np.tanh(by.there)
+
+    # ---- graphs -----------------------------------------------------------------------------
+    def _inner(self, seed: int, inputs: list[Pair]) -> Pair:
+        """Statements of a called graph; returns its output."""
+        inner = Writer(random.Random(seed), inputs, [], self.depth - 1)
+        inner.write(3)
+        return inner.any()
+
+    def _graph(self, seed: int, by_ref: list[bool], args: list[Pair]) -> popxl.Graph:
+        """The graph of `_inner(seed)`; its numpy side works on throw-away arrays."""
+
+        def fn(*tensors):
+            scratch = [np.zeros(SHAPE, np.float32) for _ in tensors]
+            pairs = [Pair(t, s) for t, s in zip(tensors, scratch, strict=True)]
+            return ops.tanh(self._inner(seed, pairs).here)
+
+        graph = popxl.gir().create_graph(fn, *(a.here for a in args))
+        for t, ref in zip(graph.inputs, by_ref, strict=True):
+            t._by_ref = ref
+        return graph
+
+    def _replay(self, seed: int, by_ref: list[bool], args: list[np.ndarray]) -> np.ndarray:
+        """The same in numpy: references are the arrays themselves, values are copies."""
+        arrays = [a if ref else a.copy() for a, ref in zip(args, by_ref, strict=True)]
+        return np.tanh(_numpy_only(self, seed, arrays))
+
+    def _arguments(self) -> tuple[list[Pair], list[bool], int]:
+        # References must not overlap: which of two changes wins is not defined.
+        args = self.draw.sample(self.owners, 2)
+        by_ref = [self.draw.random() < 0.5 for _ in args]
+        return args, by_ref, self.draw.randrange(2**30)
+
+    def call(self) -> None:
+        args, by_ref, seed = self._arguments()
+        (here,) = ops.call(self._graph(seed, by_ref, args), *(a.here for a in args))
+        self.owners.append(Pair(here, self._replay(seed, by_ref, [a.there for a in args])))
+
+    def loop(self) -> None:
+        args, (_, second), seed = self._arguments()
+        by_ref, count = [False, second], self.draw.choice([0, 1, 3])
+        graph = self._graph(seed, by_ref, args)
+        (here,) = ops.repeat(graph, count, *(a.here for a in args))
+        there = args[0].there.copy()
+        for _ in range(count):
+            there = self._replay(seed, by_ref, [there, args[1].there])
+        self.owners.append(Pair(here, there))
+
+    def branch(self) -> None:
+        taken = self.draw.random() < 0.5
+        sides = [self._arguments() for _ in range(2)]
+        graphs = [self._graph(seed, by_ref, args) for args, by_ref, seed in sides]
+        inputs = [[a.here for a in args] for args, _, _ in sides]
+        (here,) = ops.conditional(popxl.constant(taken), *graphs, *inputs)
+        args, by_ref, seed = sides[0 if taken else 1]
+        self.owners.append(Pair(here, self._replay(seed, by_ref, [a.there for a in args])))
+
+
+def _numpy_only(writer: Writer, seed: int, arrays: list[np.ndarray]) -> np.ndarray:
+    """Run the numpy side of `_inner`, writing the popxl side into a program that is thrown away."""
+    with popxl.Ir().main_graph:
+        pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
+        return writer._inner(seed, pairs).there.copy()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_programs_give_numpy_s_values(seed):
+    inputs = [f32(*SHAPE, seed=i) for i in range(3)]
+    expected: list[np.ndarray] = []
+
+    def build(*tensors):
+        pairs = [Pair(ops.identity(t), x.copy()) for t, x in zip(tensors, inputs, strict=True)]
+        writer = Writer(random.Random(seed), pairs)
+        writer.write(14)
+        everything = [*writer.owners, *writer.views]
+        expected.extend(p.there for p in everything)
+        return [p.here for p in everything]
+
+    found = run(build, *inputs)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+def _torch_gelu(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+UNARY = [(ops.tanh, torch.tanh), (ops.sin, torch.sin), (ops.gelu, _torch_gelu)]
+UNARY_IN_PLACE = [(ops.gelu_, _torch_gelu), (ops.relu_, torch.relu)]
+
+
+def _statements(draw: random.Random, here: list[Any], there: list[Any], count: int) -> None:
+    """Random differentiable statements; the first two values are inputs and stay unchanged."""
+    for _ in range(count):
+        i, j = draw.randrange(len(here)), draw.randrange(len(here))
+        target = draw.randrange(2, len(here)) if len(here) > 2 else None
+        kind = draw.choice(["unary", "mul", "matmul", "view", "in place", "add_", "call", "loop"])
+        if kind == "unary" or (target is None and kind in ("in place", "add_")):
+            f, g = draw.choice(UNARY)
+            here.append(f(here[i]))
+            there.append(g(there[i]))
+        elif kind == "mul":
+            here.append(here[i] * here[j])
+            there.append(there[i] * there[j])
+        elif kind == "matmul":
+            here.append(here[i] @ here[j] * 0.3)
+            there.append(there[i] @ there[j] * 0.3)
+        elif kind == "view":  # read at once: a view may not be read after a change below it
+            here.append(here[i].T_ * 2.0)
+            there.append(there[i].T * 2)
+        elif kind == "in place":
+            f, g = draw.choice(UNARY_IN_PLACE)
+            f(here[target])
+            there[target] = g(there[target])
+        elif kind == "add_":
+            ops.add_(here[target], here[i])
+            there[target] = there[target] + there[i]
+        else:
+            _nested(draw, here, there, i, j, 1 if kind == "call" else 3)
+
+
+def _nested(draw: random.Random, here: list, there: list, i: int, j: int, count: int) -> None:
+    """A call, or a loop of `count` iterations, of a graph of statements of its own."""
+    seed = draw.randrange(2**30)
+
+    def body(a, b):
+        values = [a, b]
+        _simple(random.Random(seed), values)
+        return values[-1]
+
+    graph = popxl.gir().create_graph(body, here[i], here[j])
+    if count == 1:
+        here.append(ops.call(graph, here[i], here[j])[0])
+    else:
+        here.append(ops.repeat(graph, count, here[i], here[j])[0])
+    value = there[i]
+    for _ in range(count):
+        value = body(value, there[j])
+    there.append(value)
+
+
+def _simple(draw: random.Random, values: list[Any]) -> None:
+    """Statements that read alike for both kinds of tensors."""
+    for _ in range(3):
+        i, j = draw.randrange(len(values)), draw.randrange(len(values))
+        sine = ops.sin if isinstance(values[i], popxl.Tensor) else torch.sin
+        values.append(sine(values[i]) * values[j] if draw.random() < 0.5 else sine(values[j]) * 0.7)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_graphs_give_torch_s_gradients(seed):
+    inputs = [f32(*SHAPE, seed=i) * np.float32(0.7) for i in range(2)]
+    theirs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in inputs]
+    expected: list[torch.Tensor] = []
+
+    def forward(*tensors):
+        here, there = list(tensors), list(theirs)
+        _statements(random.Random(seed), here, there, 10)
+        expected[:] = there[2:]
+        return here[2:]
+
+    def build(*tensors):
+        graph = popxl.gir().create_graph(forward, *tensors)
+        count = len(graph.outputs)
+        call = ops.call_with_info(graph, *tensors)
+        info = autodiff(graph, grads_required=graph.inputs)
+        decompose_sum(info.graph)
+        seeds = [popxl.constant(np.ones(SHAPE, np.float32))] * count
+        grads = ops.call(info.graph, *seeds, inputs_dict=info.inputs_dict(call))
+        return [*call.outputs[:count], *grads]
+
+    found = run(build, *inputs)
+    sum(y.sum() for y in expected).backward()
+    grads = [torch.zeros(SHAPE) if t.grad is None else t.grad for t in theirs]
+    for a, b in zip(found, [*expected, *grads], strict=True):
+        wanted = b.detach().numpy()
+        scale = max(1.0, np.abs(wanted).max())
+        np.testing.assert_allclose(a / scale, wanted / scale, rtol=1e-3, atol=1e-4)
