@@ -1,68 +1,63 @@
-"""Which devices a session gets, and what happens when programs need more of them."""
+"""Devices of a session: how many, of which platform, and what happens when more are needed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-import numpy as np
+import pytest
 
 import popxl
+from popxl._lower.devices import platform_of, replica_mesh
+
+MORE_DEVICES = """
+import numpy as np, popxl
 from popxl import ops
 
-COUNTING = """
-import jax, popxl, sys
-for replicas in map(int, sys.argv[1:]):
-    popxl.Session(popxl.Ir(replication=replicas))
-    print(len(jax.devices("cpu")))
+def program(replicas):
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        v = popxl.variable(np.zeros(3, np.float32))
+        c = popxl.constant(np.arange(3000, dtype=np.float32))
+        ops.add_(v, ops.collectives.replicated_all_reduce(c[:3]))
+    return ir, v
+
+(small, v), (large, w) = program(2), program(80)
+session = popxl.Session(small)
+with session:
+    session.run()
+with popxl.Session(large) as other:
+    other.run()
+with session:  # the CPU backend was restarted: this compiles anew
+    session.run()
+print(v._data.tolist(), w._data.tolist())
 """
 
 
-def _devices_made(*replicas: int) -> list[int]:
-    """Virtual devices after each of several sessions of a fresh process."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    command = [sys.executable, "-c", COUNTING, *map(str, replicas)]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return list(map(int, done.stdout.split()))
+def test_more_replicas_than_the_backend_has_devices_restart_it():
+    source = str(Path(popxl.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", MORE_DEVICES], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.strip() == "[0.0, 4.0, 8.0] [0.0, 80.0, 160.0]", done.stderr
 
 
-def test_no_more_devices_than_processors_or_replicas():
-    """Each device is a thread that large products are cut for."""
-    processors = len(os.sched_getaffinity(0))
-    one, many, few = _devices_made(1, 200, 2)
-    assert one == min(processors, 64)
-    assert many == few == 200
+def test_platforms():
+    assert platform_of("cpu") == platform_of("ipu_model") == "cpu"
+    assert platform_of("cuda") == platform_of("gpu") == "gpu"
+    assert platform_of("tpu") == "tpu"
+    with pytest.raises(ValueError, match="unknown device_desc 'ipu'"):
+        platform_of("ipu")
 
 
-def _accumulating(replicas: int) -> tuple[popxl.Ir, popxl.HostToDeviceStream, popxl.Variable]:
-    ir = popxl.Ir(replication=replicas)
-    with ir.main_graph:
-        stream = popxl.h2d_stream((2,), popxl.float32)
-        buffer = popxl.remote_buffer((2,), popxl.float32)
-        total = popxl.remote_variable(np.zeros(2, np.float32), buffer)
-        value = ops.remote_load(buffer, 0) + ops.host_load(stream)
-        ops.remote_store(buffer, 0, value)
-    return ir, stream, total
+def test_a_mesh_has_a_device_for_each_replica():
+    assert replica_mesh("cpu", 3).devices.shape == (3,)
+    assert len({d.id for d in replica_mesh("cpu", 8).devices.flat}) == 8
 
 
-def test_a_session_runs_on_when_another_needs_more_devices():
-    """More devices mean a new backend; what an attached session holds stays where it is."""
-    import jax
-
-    ir, stream, total = _accumulating(1)
-    one = np.ones(2, np.float32)
-    with popxl.Session(ir) as session:
-        session.run({stream: one})
-        replicas = len(jax.devices("cpu")) + 1
-        wide_ir, wide_stream, wide_total = _accumulating(replicas)
-        with popxl.Session(wide_ir) as wide:
-            session.run({stream: one})
-            wide.run({wide_stream: np.ones((replicas, 2), np.float32)})
-            np.testing.assert_array_equal(wide.get_tensor_data(wide_total), one)
-        session.run({stream: one})
-        np.testing.assert_array_equal(session.get_tensor_data(total), 3 * one)
-    with session:  # compiled anew for the new backend
-        session.run({stream: one})
-    np.testing.assert_array_equal(session.get_tensor_data(total), 4 * one)
+def test_absent_platforms_are_named_with_what_to_do():
+    with pytest.raises(popxl.errors.DeviceError, match=r"needs 2 tpu .* device_desc='cpu'"):
+        replica_mesh("tpu", 2)

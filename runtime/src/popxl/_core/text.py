@@ -1,4 +1,4 @@
-"""The text form of ops, graphs and programs: what `print(graph)` shows, and what is hashed."""
+"""The text form of ops, graphs and programs: what `print(graph)` shows to people."""
 
 from __future__ import annotations
 

@@ -1,0 +1,76 @@
+"""The text form of programs: what a person sees of a graph."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+import popxl
+from popxl import ops
+
+
+def _program() -> popxl.Ir:
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph, popxl.name_scope("layer"):
+        w = popxl.variable(np.ones((2, 3), np.float32), name="w")
+        buffer = popxl.remote_buffer((3,), popxl.float16, 4)
+        popxl.remote_variable(np.ones(3, np.float16), buffer, 1, name="r")
+        c = popxl.constant(np.float32(0.5), name="half")
+
+        def fn(a, total: popxl.TensorByRef):
+            total += a
+            return ops.matmul(a, ops.transpose_(a))
+
+        graph = ir.create_graph(fn, w, w)
+        info = ops.call_with_info(graph, w, w)
+        info.set_parent_input_modified(w)
+        with popxl.ipu(1), popxl.io_tiles():
+            ops.repeat(ir.create_graph(lambda t: t * 2.0, c), 3, c)
+        pairs = ir.replica_grouping(1, 1)
+        ops.collectives.replicated_all_reduce(c, "mean", pairs)
+        ops.remote_load(buffer, 2)
+    return ir
+
+
+EXPECTED = """\
+ir replicas=2 host_transfers=1
+RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4]
+graph @main() -> () {
+  %layer/w: float32[2, 3] = variable ReplicaGrouping(num_groups=1, stride=1, group_size=2) one_per_group
+  %layer/r: float16[3] = variable ReplicaGrouping(num_groups=1, stride=1, group_size=2) one_per_group in RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] at 1 shards=1
+  %layer/half: float32[] = constant 0.5
+  %layer/t__t1: float32[2, 2] = call(%layer/w, %layer/w) graph=@_program.fn_subgraph(0) modifies=[0, 1]
+  %layer/t__t0: float32[] = repeat(%layer/half) graph=@_program.<lambda>_subgraph(0) count=3 carried=1  # ipu=1 io
+  %layer/t: float32[] = replicated_all_reduce(%layer/half) op=mean group=ReplicaGrouping(num_groups=2, stride=1, group_size=1)
+  %layer/t__t2: float16[3] = remote_load() buffer=RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] offset=2
+}
+graph @_program.fn_subgraph(0)(%a: float32[2, 3], %total: &float32[2, 3]) -> (%t__t1) {
+  %t: float32[2, 3] = add_(%total, %a)
+  %t__t0: float32[3, 2] = transpose_(%a) permutation=[1, 0]
+  %t__t1: float32[2, 2] = matmul(%a, %t__t0)
+}
+graph @_program.<lambda>_subgraph(0)(%t: float32[]) -> (%t__t0) {
+  %c: float32[] = constant 2.0
+  %t__t0: float32[] = mul(%t, %c)  # ipu=1 io
+}"""  # noqa: E501
+
+
+def test_a_whole_program():
+    assert str(_program()) == EXPECTED
+
+
+def test_a_graph_and_an_op_alone():
+    ir = _program()
+    graph = ir.main_graph.called_graphs[0]
+    assert str(graph) in str(ir)
+    assert str(graph.ops[0]) == "%t: float32[2, 3] = add_(%total, %a)"
+    assert re.fullmatch(r"<Op add_ at .*test_text.py:\d+>", repr(graph.ops[0]))
+    assert repr(graph).startswith("Graph[id=_program.fn_subgraph(0)")
+
+
+def test_shards_show_the_whole_they_come_from():
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        popxl.replica_sharded_variable(np.ones((3, 2), np.float32), name="s")
+    assert "%s_shard: float32[3] of [3, 2] = remote_load()" in str(ir)
