@@ -142,11 +142,14 @@ class Session:
             raise ValueError("the session is not attached: use `with session:` around run")
         data = self._device_inputs(inputs or {}, downcast_inputs)
         targets = self._check_outputs(outputs or {})
-        changing, fixed = self._state
         constants, zero = self._arguments()
+        # The program takes the state over. If it fails the state is gone, and the session detached.
+        (changing, fixed), self._state = self._state, None
         changed, results = self._executable(changing, fixed, constants, data, zero)
         self._state = (changed, fixed)
         self._mark_stale(True)
+        if self._program.effects.impure:
+            jax.effects_barrier()  # what the program prints is out before run returns
         for stream, target in targets.items():
             value = np.moveaxis(hostdata.fetch(results[stream.tensor_id]), 0, 1)
             target[...] = value.reshape(target.shape).view(target.dtype)
@@ -406,7 +409,7 @@ class Session:
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
         if self._was_attached_stack.pop():
             return
-        if self.weights_to_host_on_exit:
+        if self.weights_to_host_on_exit and self.is_attached:
             self.weights_to_host()
         self._state = None
         self._mark_stale(False)
