@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+
 import popxl
 from config.sections import RunConfig
 from data.feed import per_replica
@@ -80,7 +81,7 @@ class FineTuning:
             stream: np.concatenate([f[name] for f in fed])
             for name, stream in self.program.inputs.items()
         }
-        inputs[self.program.learning_rate] = self._per_step(np.float32(learning_rates))
+        inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
         if self.program.seed is not None:
             inputs[self.program.seed] = self._seeds(first_step)
         outputs = self.session.run(inputs)
@@ -113,17 +114,15 @@ class FineTuning:
         """Seeds by step and data-parallel replica; tensor-parallel ones share theirs."""
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
+        copies = c.execution.data_parallel
         per_step = [
-            popxl.create_seeds(c.model.seed, step, replicas=c.execution.data_parallel).reshape(-1, 2)
-            for step in steps
+            popxl.create_seeds(c.model.seed, step, replicas=copies).reshape(-1, 2) for step in steps
         ]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
         out[: len(per_step)] = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
         return out
 
-    def _results(
-        self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray]
-    ) -> list[StepResult]:
+    def _results(self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray]) -> list[StepResult]:
         c = self.config
         n, replicas = c.execution.device_iterations, c.replicas
         losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)

@@ -1,6 +1,6 @@
 """Fine-tune a model on MNLI, or on the sample corpus.
 
-    python3 run_finetuning.py --config tiny --save runs/tiny
+python3 run_finetuning.py --config tiny --save runs/tiny
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import popxl
 from config.cli import add_reporting_options, entry_point, read_command_line
 from training.finetune import finetune
 
 
-@entry_point(popxl.errors.DeviceError)
+@entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
     line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, add_reporting_options)

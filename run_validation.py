@@ -9,7 +9,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-import popxl
 from config.cli import entry_point, read_command_line
 from training.validate import validate
 
@@ -23,7 +22,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@entry_point(popxl.errors.DeviceError)
+@entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     print(

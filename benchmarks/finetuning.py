@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import popxl
 from config.cli import entry_point, read_command_line
 from config.sections import RunConfig
 from data.loader import Loader
 from finetuning import FineTuning
 from modelling.spec import family_of
+from training.devices import explained
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, help="measured runs of the program")
 
 
-@entry_point(popxl.errors.DeviceError)
+@entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     description = (__doc__ or "").partition("\n")[0]
     line = read_command_line(description, "finetuning", "xxl_pod64", arguments, _add_options)
-    measured = measure(line.config, line.options.runs)
+    with explained(line):
+        measured = measure(line.config, line.options.runs)
     print(
         f"{measured.samples_per_second:.1f} samples/s, "
         f"{measured.seconds_per_step:.3f} s a step, "

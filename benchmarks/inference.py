@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-import popxl
 from config.cli import entry_point, read_command_line
 from config.sections import RunConfig
 from inference import Inference
 from modelling.spec import family_of
+from training.devices import explained
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, help="measured runs of the program")
 
 
-@entry_point(popxl.errors.DeviceError)
+@entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     description = (__doc__ or "").partition("\n")[0]
     line = read_command_line(description, "inference", "xxl_pod64", arguments, _add_options)
-    measured = measure(line.config, line.options.runs)
+    with explained(line):
+        measured = measure(line.config, line.options.runs)
     print(
         f"{measured.samples_per_second:.1f} samples/s, "
         f"{measured.tokens_per_second:.1f} tokens/s, "

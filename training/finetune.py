@@ -17,6 +17,7 @@ from data.loader import Loader
 from finetuning import FineTuning, StepResult
 from modelling.spec import family_of
 from training.checkpoint import CheckpointStore
+from training.devices import explained
 from training.report import Report
 from training.run_directory import choose_path
 from training.samples import training_samples
@@ -37,7 +38,8 @@ def finetune(line: CommandLine) -> None:
     start = starting_point(config, family_of(config).weights(config))
     if start.data is not None:
         _continue(loader, start.data)
-    model = _compiled(config)
+    with explained(line):
+        model = _compiled(config)
     model.write(start.tensors)
     _say(f"starting from {start.source}")
     path = choose_path(line.options.run_dir, config.checkpoint.save, line.preset)
@@ -164,7 +166,7 @@ def _check_finite(results: Sequence[StepResult], steps: range, saved: int | None
         if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
             kept = f"the last checkpoint is of step {saved}" if saved else "nothing was saved"
             raise UserError(
-                f"step {step} has loss {result.loss} and gradient norm {result.gradient_norm}: "
+                f"step {step + 1} has loss {result.loss} and gradient norm {result.gradient_norm}: "
                 f"training has diverged ({kept}); lower the learning rate, or use bfloat16 or "
                 "loss scaling instead of plain float16"
             )

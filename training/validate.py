@@ -22,6 +22,7 @@ from data.prompts import Prompts
 from inference import Inference
 from modelling.spec import family_of
 from training.checkpoint import CheckpointStore, has_checkpoint
+from training.devices import explained
 from training.run_directory import choose_path
 from training.samples import fitting_tokenizer
 from training.start import load_weights
@@ -43,7 +44,8 @@ def validate(line: CommandLine) -> ValidationReport:
         fitted, prompts = family.prompts(config, corpus.examples, tokenizer)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    model = _compiled(fitted)
+    with explained(line):
+        model = _compiled(fitted)
     model.write(start.tensors)
     begin = time.perf_counter()
     texts = tokenizer.batch_decode(_generated(model, prompts), skip_special_tokens=True)

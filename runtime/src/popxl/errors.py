@@ -26,4 +26,13 @@ class SpecError(popart_exception, ValueError, TypeError):
 
 
 class DeviceError(popart_exception, builtins.ValueError):
-    """The machine has too few devices, or none of the kind asked for."""
+    """The machine has too few devices, or none of the kind asked for.
+
+    Attributes:
+        platform: the kind: "cpu", "gpu" or "tpu".
+        needed, found: numbers of devices.
+    """
+
+    def __init__(self, message: str, platform: str, needed: int, found: int) -> None:
+        super().__init__(message)
+        self.platform, self.needed, self.found = platform, needed, found

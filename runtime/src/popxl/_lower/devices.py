@@ -57,15 +57,22 @@ def replica_mesh(device_desc: str, replicas: int) -> Mesh:
     except RuntimeError as error:
         raise DeviceError(
             f"the session needs {replicas} {platform} device(s), but JAX finds none: install the "
-            f"JAX plugin for {platform}, or use device_desc='cpu'"
+            f"JAX plugin for {platform}, or use device_desc='cpu'",
+            platform,
+            replicas,
+            found=0,
         ) from error
-    if platform == "cpu" and len(devices) < replicas and jax.process_count() == 1:
+    may_restart = platform == "cpu" and jax.process_count() == 1 and not _cpu_devices_are_given()
+    if len(devices) < replicas and may_restart:
         devices = _restart_cpu(replicas)
     if len(devices) < replicas:
         raise DeviceError(
             f"the program has {replicas} replicas, but there are {len(devices)} {platform} "
             "device(s): lower data_parallel x tensor_parallel (the replication factor), or use a "
-            "machine with more devices, or device_desc='cpu' for virtual ones"
+            "machine with more devices, or device_desc='cpu' for virtual ones",
+            platform,
+            replicas,
+            len(devices),
         )
     return Mesh(np.asarray(devices[:replicas]), (AXIS,))
 
@@ -82,9 +89,14 @@ def _processors() -> int:
     return min(os.cpu_count() or 1, 64)
 
 
+def _cpu_devices_are_given() -> bool:
+    """Whether the user has set the number of virtual CPU devices; then it stays."""
+    return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+
+
 def _make_cpu_devices(count: int) -> None:
     """Ask for virtual CPU devices; has an effect only before the first backend use."""
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    if _cpu_devices_are_given():
         return
     try:
         if jax.config.jax_num_cpu_devices < count:

@@ -1,0 +1,35 @@
+"""Too few devices, said in terms of presets and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import popxl
+from config.cli import CommandLine
+from config.errors import UserError
+
+
+@contextmanager
+def explained(line: CommandLine) -> Iterator[None]:
+    """Turn a `DeviceError` inside the context into a `UserError` that names the preset.
+
+    Raises:
+        UserError: with the devices needed and found, and what to do.
+    """
+    try:
+        yield
+    except popxl.errors.DeviceError as error:
+        e = line.config.execution
+        raise UserError(
+            f"preset {line.preset!r} needs {error.needed} {error.platform} device(s), "
+            f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
+            f"but there are {error.found}: "
+            f"lower --data_parallel or --tensor_parallel, or {_other_way(error.platform)}"
+        ) from error
+
+
+def _other_way(platform: str) -> str:
+    if platform == "cpu":  # only a limit that was set can be too low
+        return "take xla_force_host_platform_device_count out of XLA_FLAGS"
+    return "use a machine that has them, or --device cpu for virtual devices"
