@@ -138,7 +138,7 @@ def test_a_pipeline_takes_each_micro_batch_through_all_stages():
                 ops.host_store(out, y)
                 (dw,) = grad.call(1.0, args=args)
                 ops.var_updates.accumulate_(accumulator, dw)
-            assert set(pipeline.stage_of.values()) == {0, 1}
+            assert set(pipeline.ops) == {0, 1}
     verify_ir(ir)
     x = np.array([1, 2, 3], np.float32)
     with popxl.Session(ir) as session:

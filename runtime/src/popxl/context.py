@@ -65,6 +65,10 @@ class Context(threading.local):
     def in_sequence(self) -> bool:
         return bool(self._in_sequence and self._in_sequence[-1])
 
+    @in_sequence.setter
+    def in_sequence(self, mode: bool) -> None:
+        self._in_sequence[-1:] = [bool(mode)]
+
     @property
     def name_scopes(self) -> list[str]:
         """Scopes of the current graph, outermost first."""

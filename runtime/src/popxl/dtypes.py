@@ -20,7 +20,7 @@ np_dtype_float8_152 = np.dtype([("float8_152", "u1")])
 _BY_NAME: dict[str, dtype] = {}
 _NP_TO_POPXL: dict[np.dtype, dtype] = {}
 _PY_TO_POPXL: dict[Any, dtype] = {}
-_PT_TO_POPXL: dict[str, dtype] = {}
+_BY_TORCH_NAME: dict[str, dtype] = {}
 
 
 class dtype:  # noqa: N801 - PopXL's name
@@ -84,9 +84,9 @@ class dtype:  # noqa: N801 - PopXL's name
         if isinstance(type_value, type) and type_value in _PY_TO_POPXL:
             return _PY_TO_POPXL[type_value]
         if type(type_value).__module__ == "torch":
-            name = _PT_TO_POPXL.get(str(type_value))
-            if name is not None:
-                return name
+            found = _BY_TORCH_NAME.get(str(type_value))
+            if found is not None:
+                return found
         try:
             return _NP_TO_POPXL[np.dtype(type_value)]
         except (TypeError, KeyError):
@@ -130,7 +130,7 @@ def _make(name: str, kind: str, host: Any, device: Any = None, python: Any = Non
     _BY_NAME[name] = self
     _NP_TO_POPXL[self._host] = self
     _NP_TO_POPXL[self._device] = self
-    _PT_TO_POPXL[f"torch.{name}"] = self
+    _BY_TORCH_NAME[f"torch.{name}"] = self
     if python is not None:
         _PY_TO_POPXL[python] = self
     return self
@@ -158,3 +158,13 @@ _BY_NAME.update(half=float16, float=float32, double=float64)
 half = float16
 float = float32
 double = float64
+
+
+def __getattr__(name: str) -> Any:
+    """`_PT_TO_POPXL`, torch dtype -> dtype, which only who asks for it imports torch for."""
+    if name != "_PT_TO_POPXL":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch
+
+    names = (text.removeprefix("torch.") for text in _BY_TORCH_NAME)
+    return {getattr(torch, n): _BY_NAME[n] for n in names if hasattr(torch, n)}

@@ -2,13 +2,44 @@
 
 from importlib import metadata as _metadata
 
+from popxl import Ir as Ir
+from popxl import ReplicaGrouping as ReplicaGrouping
+from popxl import Tensor as Tensor
+from popxl import dtypes as dtypes
+from popxl.context import get_current_context as get_current_context
+from popxl.tensor import HostTensor as HostTensor
+from popxl.transforms import ExpectedConnection as ExpectedConnection
+from popxl.transforms import ExpectedConnectionType as ExpectedConnectionType
+from popxl.transforms import GradGraphInfo as GradGraphInfo
 from popxl_addons import array_munging as array_munging
+from popxl_addons.array_munging import handle_negative_axis as handle_negative_axis
+from popxl_addons.array_munging import pad_axis as pad_axis
+from popxl_addons.array_munging import repeat as repeat
+from popxl_addons.array_munging import repeat_axis as repeat_axis
+from popxl_addons.array_munging import repeat_shard as repeat_shard
+from popxl_addons.array_munging import shard as shard
+from popxl_addons.array_munging import shard2D as shard2D
+from popxl_addons.array_munging import split2D as split2D
+from popxl_addons.array_munging import squeeze_safe as squeeze_safe
+from popxl_addons.array_munging import tensor_parallel_input as tensor_parallel_input
+from popxl_addons.array_munging import unshard as unshard
+from popxl_addons.array_munging import unshard2D as unshard2D
+from popxl_addons.array_munging import unshard_arrays as unshard_arrays
 from popxl_addons.debugging import print_tensor as print_tensor
 from popxl_addons.debugging import print_text as print_text
 from popxl_addons.dot_tree import DotTree as DotTree
 from popxl_addons.graph import BoundGraph as BoundGraph
 from popxl_addons.graph import GraphWithNamedArgs as GraphWithNamedArgs
 from popxl_addons.graph_cache import GraphCache as GraphCache
+from popxl_addons.graph_cache import argument_hash as argument_hash
+from popxl_addons.graph_cache import bound_arguments as bound_arguments
+from popxl_addons.graph_cache import function as function
+from popxl_addons.graph_cache import get_function_hash as get_function_hash
+from popxl_addons.graph_cache import tensor_hash as tensor_hash
+from popxl_addons.graph_common import CalledGraphsGradInfo as CalledGraphsGradInfo
+from popxl_addons.graph_common import CalledGraphsGradInfoLike as CalledGraphsGradInfoLike
+from popxl_addons.graph_common import GradGraphInfoLike as GradGraphInfoLike
+from popxl_addons.graph_common import GraphLike as GraphLike
 from popxl_addons.module import Module as Module
 from popxl_addons.module import create_grad_graph_info as create_grad_graph_info
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping as NamedReplicaGrouping
@@ -56,9 +87,16 @@ from popxl_addons.transforms import (
 )
 from popxl_addons.utils import OrderedDict as OrderedDict
 from popxl_addons.utils import WeightsDict as WeightsDict
+from popxl_addons.utils import duplicate_items as duplicate_items
+from popxl_addons.utils import overrides as overrides
+from popxl_addons.utils import suffix_graph_name as suffix_graph_name
 from popxl_addons.utils import timer as timer
 from popxl_addons.variable_factory import NamedVariableFactories as NamedVariableFactories
 from popxl_addons.variable_factory import VariableFactory as VariableFactory
+from popxl_addons.variable_factory import (
+    add_replica_sharded_variable_input as add_replica_sharded_variable_input,
+)
+from popxl_addons.variable_factory import add_variable_input as add_variable_input
 
 
 def _version() -> str:

@@ -135,6 +135,9 @@ from popxl.ops.vision import roi_align as roi_align
 
 from popxl.ops import collectives as collectives  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
+from popxl.ops import _paths  # isort: skip
+
+_paths.register(__name__)
 
 __all__ = [
     "CallSiteInfo",

@@ -17,6 +17,7 @@ from popxl.ops.gathering import check_groups, check_indices, element_index
 from popxl.tensor import Tensor
 
 ScatterReductionType = Literal["sum", "min", "max", "none"]
+reduction_dict = {name: name for name in ("sum", "min", "max", "none")}
 _METHODS = {"sum": "add", "min": "min", "max": "max", "none": "set"}
 
 

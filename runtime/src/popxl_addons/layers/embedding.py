@@ -9,6 +9,9 @@ from popxl import ReplicaGrouping, ops
 from popxl_addons.layers.initialisers import normal
 from popxl_addons.module import Module
 
+MULTISLICE_MAGIC_NUMBER = 16
+"""Programs pad the hidden size to a multiple of it for the IPU's sake; it has no effect here."""
+
 
 class Embedding(Module):
     """Rows of a table chosen by indices.

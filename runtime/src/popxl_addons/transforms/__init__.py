@@ -1,5 +1,10 @@
 """Transforms of graphs with named arguments."""
 
+from popxl.transforms import ExpectedConnection as ExpectedConnection
+from popxl.transforms import ExpectedConnectionType as ExpectedConnectionType
+from popxl.transforms import GradGraphInfo as GradGraphInfo
+from popxl_addons.graph import BoundGraph as BoundGraph
+from popxl_addons.graph import GraphWithNamedArgs as GraphWithNamedArgs
 from popxl_addons.transforms.autodiff import autodiff as autodiff
 from popxl_addons.transforms.autodiff import (
     autodiff_with_accumulation as autodiff_with_accumulation,
@@ -23,3 +28,4 @@ from popxl_addons.transforms.recomputation import recompute_graph as recompute_g
 from popxl_addons.transforms.repeat_graph import repeat_graph as repeat_graph
 from popxl_addons.transforms.use_fc_pass import disable_fc_pass as disable_fc_pass
 from popxl_addons.transforms.use_fc_pass import enable_fc_pass as enable_fc_pass
+from popxl_addons.utils import suffix_graph_name as suffix_graph_name

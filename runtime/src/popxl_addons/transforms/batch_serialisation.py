@@ -20,6 +20,7 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import create_remote_buffer
 from popxl_addons.rts import gather_replica_sharded_tensor
 from popxl_addons.transforms.autodiff import copy_input
+from popxl_addons.utils import null_context as null_context
 from popxl_addons.utils import suffix_graph_name
 
 __all__ = [
@@ -131,6 +132,38 @@ def batch_serialise(
         use_io_tiles=io_mode != "compute",
     )
     return loop.result()
+
+
+def batch_serialise_non_overlapped(
+    graph: GraphWithNamedArgs,
+    steps: int,
+    load_handles: Mapping[popxl.Tensor, LoadHandle],
+    store_streams: Mapping[popxl.Tensor, DeviceToHostStream],
+    store_buffers: Mapping[popxl.Tensor, StoreHandle],
+    seed_input: popxl.Tensor | None = None,
+    rows: int = 1,
+    use_io_tiles: bool = False,
+) -> BatchSerialResult:
+    """`batch_serialise` with the io_mode "io" or, without IO tiles, "compute"."""
+    io_mode: IoMode = "io" if use_io_tiles else "compute"
+    return batch_serialise(
+        graph, steps, load_handles, store_streams, store_buffers, seed_input, rows, io_mode
+    )
+
+
+def batch_serialise_overlapped(
+    graph: GraphWithNamedArgs,
+    steps: int,
+    load_handles: Mapping[popxl.Tensor, LoadHandle],
+    store_streams: Mapping[popxl.Tensor, DeviceToHostStream],
+    store_buffers: Mapping[popxl.Tensor, StoreHandle],
+    seed_input: popxl.Tensor | None = None,
+    rows: int = 1,
+) -> BatchSerialResult:
+    """`batch_serialise` with the io_mode "io_overlapped"."""
+    return batch_serialise(
+        graph, steps, load_handles, store_streams, store_buffers, seed_input, rows, "io_overlapped"
+    )
 
 
 def _check_mode(steps: int, rows: int, io_mode: str) -> None:

@@ -25,12 +25,17 @@ class StageContext:
     """What `pipelined_execution` gives: marks stages and passes tensors between them.
 
     Attributes:
-        stage_of: the stage of each op of the pipeline that is in one.
+        ops: stage -> the ops of the pipeline that are in it.
     """
 
     def __init__(self) -> None:
-        self.stage_of: dict[Any, int] = {}
+        self.ops: dict[int, list[Any]] = {}
         self._current: int | None = None
+
+    def hook(self, op: Any) -> None:
+        """Note that `op` was created, in the stage that is entered now."""
+        if self._current is not None:
+            self.ops.setdefault(self._current, []).append(op)
 
     @contextmanager
     def stage(self, i: int) -> Iterator[None]:
@@ -38,7 +43,7 @@ class StageContext:
         if self._current is not None:
             raise ValueError(f"stage {i} cannot be inside stage {self._current}")
         context = popxl.context.get_current_context()
-        handle = context.register_op_created_hook(lambda op: self.stage_of.setdefault(op, i))
+        handle = context.register_op_created_hook(self.hook)
         self._current = i
         try:
             yield

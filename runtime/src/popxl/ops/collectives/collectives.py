@@ -12,6 +12,7 @@ from popxl.context import get_ir
 from popxl.replica_grouping import ReplicaGrouping
 
 CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
+OP_MAP = {name: name for name in get_args(CollectiveOps)}
 
 
 class CommGroupType(enum.Enum):

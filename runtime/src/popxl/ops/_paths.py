@@ -1,0 +1,66 @@
+"""Modules that exist for their paths: `from popxl.ops.add import add` works.
+
+PopXL has a module for each op; here a module holds a family of ops. Each path of PopXL stands for
+the families that have what the path's module has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+# Families -> the paths, below this package, that lead to them.
+_PATHS = {
+    "activation": "gelu geluerf relu softmax swish tanh",
+    "arithmetic": "add div fmod increment_mod mul pow scaled_add sub",
+    "arithmetic reduction": "max",
+    "collectives.replicated": "collectives.replicated_all_gather "
+    "collectives.replicated_all_reduce collectives.replicated_reduce_scatter",
+    "convolution _windows": "conv",
+    "dynamic": "dynamic_slice dynamic_update",
+    "elementwise": "abs ceil clip cos detach exp floor identity isfinite isinf isnan log negate "
+    "sign sin sqrt",
+    "elementwise float8": "cast",
+    "gathering": "gather onehot scatter topk",
+    "host": "host_load host_store",
+    "linalg float8": "matmul",
+    "logic": "equal greater logical_and logical_not logical_or where",
+    "loss": "negative_log_likelihood",
+    "normalisation": "batch_norm group_norm",
+    "placement": "code_copy init io_tile_copy ipu_copy print_tensor",
+    "pooling": "pool",
+    "random": "dropout random_seed shaped_dropout",
+    "reduction": "argminmax cumsum l1 l2 lamb logsum logsumexp mean median min prod sum sumsquare",
+    "remote": "remote_load remote_store",
+    "scattering": "histogram scatter_reduce",
+    "shape": "concat reshape split squeeze transpose",
+    "slicing": "slice subsample",
+    "vision": "interpolate roialign",
+}
+
+
+class _Path(ModuleType):
+    """A module that finds its names in others."""
+
+    def __init__(self, name: str, families: list[ModuleType]) -> None:
+        super().__init__(name, f"Stands for {', '.join(f.__name__ for f in families)}.")
+        self._families = families
+
+    def __getattr__(self, name: str) -> Any:
+        for family in self._families:
+            if hasattr(family, name):
+                return getattr(family, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({name for family in self._families for name in dir(family)})
+
+
+def register(package: str) -> None:
+    """Make the paths importable. `package` keeps its attributes: `ops.add` stays the function."""
+    for names, paths in _PATHS.items():
+        families = [importlib.import_module(f"{package}.{name}") for name in names.split()]
+        for path in paths.split():
+            sys.modules[f"{package}.{path}"] = _Path(f"{package}.{path}", families)
