@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from popxl import dtypes
+from popxl._core.text import first_line
 from popxl.errors import SpecError
 
 if TYPE_CHECKING:
@@ -35,17 +36,10 @@ def infer_specs(op: Op) -> Sequence[TensorSpec]:
     rule = defn.infer or from_lowering(op)
     try:
         specs = list(rule(*(t.spec for t in op.inputs), **op.attrs))
-    except SpecError:
-        raise
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise SpecError(f"{describe(op)}: {_first_line(error)}") from error
+        raise SpecError(f"{describe(op)}: {first_line(error)}") from error
     _check_inplace(op, specs)
     return specs
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _check_inplace(op: Op, specs: Sequence[TensorSpec]) -> None:

@@ -131,11 +131,15 @@ def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
 
     for t in tensors:
         if not isinstance(t, Tensor):
-            raise TypeError(f"{what} takes tensors, but got {t!r} of type {type(t).__name__}")
+            raise TypeError(
+                f"{what} at {context.get_source_location()} takes tensors, but got {t!r} of type "
+                f"{type(t).__name__}"
+            )
         if t._graph is not graph:
             raise ValueError(
                 f"tensor {t.id!r} belongs to graph {t._graph.id!r}, but {what} was called in "
-                f"graph {graph.id!r}: pass it as an input of that graph"
+                f"graph {graph.id!r} at {context.get_source_location()}: pass it as an input of "
+                "that graph"
             )
 
 
@@ -144,11 +148,12 @@ def check_placement(tensors: Iterable[Tensor], what: str) -> None:
     ipus = {t._ipu for t in tensors if t._ipu is not None}
     if len(ipus) > 1 and what != "ipu_copy":
         raise ValueError(
-            f"{what} got tensors on different IPUs {sorted(ipus)}: copy them to one with "
-            "`copy_to_ipu` first"
+            f"{what} at {context.get_source_location()} got tensors on different IPUs "
+            f"{sorted(ipus)}: copy them to one with `copy_to_ipu` first"
         )
     sets = {t._tile_set for t in tensors if t._tile_set is not None}
     if len(sets) > 1 and what != "io_tile_copy":
         raise ValueError(
-            f"{what} got tensors on different tile sets {sorted(sets)}: use ops.io_tile_copy first"
+            f"{what} at {context.get_source_location()} got tensors on different tile sets "
+            f"{sorted(sets)}: use ops.io_tile_copy first"
         )

@@ -74,3 +74,9 @@ def ir_text(ir: Ir) -> str:
     lines += [repr(b) for b in ir._buffers]
     lines += [repr(s) for s in ir._streams.values()]
     return "\n".join([*lines, *map(graph_text, ir._graphs)])
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

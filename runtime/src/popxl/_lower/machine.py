@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._core.aliases import parents
+from popxl._core.text import first_line
 from popxl._lower.hostdata import device_view
+from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -171,13 +173,25 @@ class Frame:
 
 
 def execute(frame: Frame, op: Op) -> None:
-    """Run one op."""
-    with jax.named_scope(op.name):
-        if op.defn.execute is not None:
-            op.defn.execute(frame, op)
-        else:
-            assert op.defn.lower is not None
-            frame.define(op, op.defn.lower(*map(frame.read, op.inputs), **op.attrs))
+    """Run one op.
+
+    Raises:
+        popart_exception: with the op and the user's line, if what it means cannot be computed.
+    """
+    try:
+        with jax.named_scope(op.name):
+            if op.defn.execute is not None:
+                op.defn.execute(frame, op)
+            else:
+                assert op.defn.lower is not None
+                frame.define(op, op.defn.lower(*map(frame.read, op.inputs), **op.attrs))
+    except popart_exception:
+        raise  # it is for the user already, or names an op of a called graph
+    except Exception as error:
+        raise popart_exception(
+            f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _single(result: Any) -> Any:

@@ -190,7 +190,7 @@ def _check_specs(graph: Graph, tensors: Sequence[Tensor], what: str) -> None:
     for given, wanted in zip(tensors, graph._inputs, strict=True):
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
             raise SpecError(
-                f"{what}: input {wanted.name!r} of graph {graph.id!r} is {wanted.dtype.name}"
+                f"{what} at {context.get_source_location()}: input {wanted.name!r} of graph {graph.id!r} is {wanted.dtype.name}"
                 f"{list(wanted.shape)}, but {given.id!r} is {given.dtype.name}{list(given.shape)}"
             )
 

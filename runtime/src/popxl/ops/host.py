@@ -58,7 +58,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     _check_ir(d2h_stream)
     if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
         raise SpecError(
-            f"host_store: {t.id!r} is {t.dtype.name}{list(t.shape)}, but the stream "
+            f"host_store at {context.get_source_location()}: {t.id!r} is {t.dtype.name}{list(t.shape)}, but the stream "
             f"{d2h_stream.tensor_id!r} takes {d2h_stream.dtype.name}{list(d2h_stream.shape)}"
         )
     emit(_STORE, [t], {"stream": d2h_stream})

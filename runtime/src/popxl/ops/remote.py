@@ -62,8 +62,8 @@ def _check(
     if isinstance(offset, Tensor):
         if offset.nelms != 1 or not offset.dtype.is_int:
             raise SpecError(
-                f"the offset into a remote buffer must be one integer, but {offset.id!r} is "
-                f"{offset.dtype.name}{list(offset.shape)}"
+                f"the offset into a remote buffer at {context.get_source_location()} must be one "
+                f"integer, but {offset.id!r} is {offset.dtype.name}{list(offset.shape)}"
             )
         return [offset], {"buffer": remote_buffer, "offset": None}
     if not 0 <= offset < remote_buffer.entries:

@@ -113,7 +113,7 @@ def repeat_with_info(
     for out, into in zip(graph._outputs, graph._inputs, strict=False):
         if (out.shape, out.dtype) != (into.shape, into.dtype):
             raise SpecError(
-                f"repeat: output {out.name!r} of graph {graph.id!r} is {out.dtype.name}"
+                f"repeat at {context.get_source_location()}: output {out.name!r} of graph {graph.id!r} is {out.dtype.name}"
                 f"{list(out.shape)}, but the input it is carried to, {into.name!r}, is "
                 f"{into.dtype.name}{list(into.shape)}"
             )
