@@ -28,11 +28,16 @@ PAD, END = SPECIAL_TOKENS.pad, SPECIAL_TOKENS.end
 
 
 def config_of(
-    dp: int = 1, tp: int = 1, micro_batch: int = 8, iterations: int = 1, **model: object
+    dp: int = 1,
+    tp: int = 1,
+    micro_batch: int = 8,
+    iterations: int = 1,
+    slices: int = 1,
+    **model: object,
 ) -> T5Config:
     """A small T5 that generates."""
     model = {"layers": LAYERS, "decoder_sequence_length": POSITIONS, "eval": True} | model
-    data = small_config(tp, **model).to_dict()
+    data = small_config(tp, slices, **model).to_dict()
     data["execution"] |= {
         "data_parallel": dp,
         "micro_batch_size": micro_batch,
@@ -89,12 +94,13 @@ def test_the_reference_is_worth_comparing_with():
 
 
 @pytest.mark.parametrize(
-    ("dp", "tp", "micro_batch", "iterations"), [(1, 1, 64, 1), (2, 2, 8, 2), (1, 4, 16, 3)]
+    ("dp", "tp", "micro_batch", "iterations", "slices"),
+    [(1, 1, 64, 1, 1), (2, 2, 8, 2, 1), (1, 4, 16, 3, 2)],
 )
-def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations):
+def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices):
     """The last layout's second run is not full: 64 prompts, 48 a run."""
     expected = reference()
-    with Inference(config_of(dp, tp, micro_batch, iterations)) as model:
+    with Inference(config_of(dp, tp, micro_batch, iterations, slices)) as model:
         model.write(expected.weights)
         tokens = model.generate(expected.words, expected.mask)
     np.testing.assert_array_equal(tokens, expected.tokens)
