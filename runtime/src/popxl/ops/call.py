@@ -9,6 +9,7 @@ from popxl import context
 from popxl._core.aliases import modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
+from popxl._core.text import spec_text
 from popxl.errors import SpecError
 from popxl.graph import Graph
 from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
@@ -190,8 +191,9 @@ def _check_specs(graph: Graph, tensors: Sequence[Tensor], what: str) -> None:
     for given, wanted in zip(tensors, graph._inputs, strict=True):
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
             raise SpecError(
-                f"{what} at {context.get_source_location()}: input {wanted.name!r} of graph {graph.id!r} is {wanted.dtype.name}"
-                f"{list(wanted.shape)}, but {given.id!r} is {given.dtype.name}{list(given.shape)}"
+                f"{what} at {context.get_source_location()}: input {wanted.name!r} of graph "
+                f"{graph.id!r} is {spec_text(wanted.spec)}, but {given.id!r} is "
+                f"{spec_text(given.spec)}"
             )
 
 

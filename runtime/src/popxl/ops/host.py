@@ -8,6 +8,7 @@ from popxl import context
 from popxl._core.effects import Effects
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
+from popxl._core.text import spec_text
 from popxl.errors import SpecError
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Tensor
@@ -58,8 +59,8 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     _check_ir(d2h_stream)
     if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
         raise SpecError(
-            f"host_store at {context.get_source_location()}: {t.id!r} is {t.dtype.name}{list(t.shape)}, but the stream "
-            f"{d2h_stream.tensor_id!r} takes {d2h_stream.dtype.name}{list(d2h_stream.shape)}"
+            f"host_store at {context.get_source_location()}: {t.id!r} is {spec_text(t.spec)}, but "
+            f"the stream {d2h_stream.tensor_id!r} takes {spec_text(d2h_stream.spec)}"
         )
     emit(_STORE, [t], {"stream": d2h_stream})
 

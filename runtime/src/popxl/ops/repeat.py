@@ -11,6 +11,7 @@ from jax import lax
 from popxl import context
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
+from popxl._core.text import spec_text
 from popxl._lower.state import LoopState
 from popxl.errors import SpecError
 from popxl.graph import Graph
@@ -113,9 +114,9 @@ def repeat_with_info(
     for out, into in zip(graph._outputs, graph._inputs, strict=False):
         if (out.shape, out.dtype) != (into.shape, into.dtype):
             raise SpecError(
-                f"repeat at {context.get_source_location()}: output {out.name!r} of graph {graph.id!r} is {out.dtype.name}"
-                f"{list(out.shape)}, but the input it is carried to, {into.name!r}, is "
-                f"{into.dtype.name}{list(into.shape)}"
+                f"repeat at {context.get_source_location()}: output {out.name!r} of graph "
+                f"{graph.id!r} is {spec_text(out.spec)}, but the input it is carried to, "
+                f"{into.name!r}, is {spec_text(into.spec)}"
             )
     here = context.get_current_graph()
     attrs = {"graph": graph, "count": int(repeat_count), "carried": carried}
