@@ -356,7 +356,8 @@ class Session:
 
         Raises:
             TypeError: not a variable.
-            ValueError: the data has the wrong shape, or the variable is of another Ir.
+            ValueError: the data has the wrong shape, the variable is of another Ir, or it is
+                stored in a read-only memory map.
             NotImplementedError: retrieval mode "all_replicas" with groups of several replicas.
         """
         self.write_variables_data({tensor: data})
@@ -364,13 +365,10 @@ class Session:
     def write_variables_data(self, tensors: Mapping[Variable, np.ndarray]) -> None:
         """As `write_variable_data`, for several variables at once."""
         converted = {var: _checked(self.ir, var, data) for var, data in tensors.items()}
-        if self.is_attached:
-            others = {v for v in self._all_variables() if v._stale and v not in converted}
-            shared = {v._remote[0] for v in converted if v._remote}
-            # The buffers are uploaded whole: their other entries must be up to date first.
-            self._download(v for v in others if v._remote and v._remote[0] in shared)
         for var, data in converted.items():
             np.copyto(var._data, data)
+            if isinstance(var._data, np.memmap):
+                var._data.flush()
             var._retrieved = None
             var._stale = False
         if self.is_attached:
@@ -443,6 +441,11 @@ def _checked(ir: Ir, var: Variable, data: Any) -> np.ndarray:
         raise NotImplementedError(
             f"{var!r}: writing variables of retrieval mode 'all_replicas' with groups of several "
             "replicas is not supported"
+        )
+    if not var._data.flags.writeable:
+        raise ValueError(
+            f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' or "
+            "'c' to write it"
         )
     array = to_numpy(data, var.dtype, copy=False)
     if array.shape != var.shape_on_host:

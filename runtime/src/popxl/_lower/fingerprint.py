@@ -75,7 +75,7 @@ def _machine(program: Program) -> Iterator[str]:
     yield f"sources {_source_digest()}"
     yield f"jax {jax.__version__} jaxlib {jaxlib.__version__}"
     yield f"platform {program.platform} {client.platform_version}"
-    yield f"devices {[d.id for d in devices]} of {len(jax.devices(program.platform))}"
+    yield f"devices {[d.id for d in devices]}"
     yield f"kinds {sorted({d.device_kind for d in devices})}"
     yield f"process {jax.process_index()} of {jax.process_count()}"
     yield f"processor {_processor()}"
