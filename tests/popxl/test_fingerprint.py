@@ -121,7 +121,7 @@ def test_flags_of_xla_and_switches_change_the_key(monkeypatch):
 
 
 def test_what_a_differentiated_loop_repeats_is_in_the_key():
-    """`flow_vjp` holds the forward op as an attribute, with attributes of its own."""
+    """`repeat_grad` runs the loop again, as often as the loop ran."""
 
     def key(count):
         def build(ir):

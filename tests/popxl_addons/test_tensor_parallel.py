@@ -1,5 +1,7 @@
 """Tensor-parallel collectives and the loss over a sharded vocabulary, against torch."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,40 @@ def test_a_layer_between_the_collectives_is_the_whole_layer(tp):
         np.testing.assert_allclose(dx[replica], t[0].grad, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.concatenate(list(dw1), 1), t[1].grad, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.concatenate(list(dw2), 0), t[2].grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_a_loop_of_such_layers_has_the_gradient_of_its_unrolled_calls(group_size):
+    x, w1, w2, dy = (rng.normal(size=(4, 3, 3)).astype(np.float32) for _ in range(4))
+
+    def build(unroll, x, w1, w2, dy):
+        group = popxl.gir().replica_grouping(group_size=group_size)
+
+        def layer(x, w1, w2):
+            y = replicated_all_reduce_identical_inputs(x, group=group)
+            y = replicated_all_reduce_identical_grad_inputs(ops.tanh(y @ w1) @ w2, group=group)
+            return x + y + replicated_all_reduce(ops.sin(x), group=group)
+
+        step = popxl.gir().create_graph(layer, x, w1, w2)
+
+        def layers(x, w1, w2):
+            if not unroll:
+                return ops.repeat(step, 3, x, w1, w2)
+            for _ in range(3):
+                (x,) = ops.call(step, x, w1, w2)
+            return x
+
+        graph = popxl.gir().create_graph(layers, x, w1, w2)
+        grad = autodiff(graph)
+        info = ops.call_with_info(graph, x, w1, w2)
+        return list(grad.call(dy, args=grad.grad_graph_info.inputs_dict(info)))
+
+    x = np.repeat(x[::group_size], group_size, 0)  # equal on the replicas of a group
+    dy = np.repeat(dy[::group_size], group_size, 0)
+    data = {"x": x, "w1": w1, "w2": w2, "dy": dy}
+    looped, unrolled = (replicas_run(4, partial(build, unroll), data) for unroll in (False, True))
+    for a, b in zip(looped, unrolled, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
 
 
 # ---- cross entropy ------------------------------------------------------------------------------

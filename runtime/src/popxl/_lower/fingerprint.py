@@ -219,17 +219,6 @@ def _user_defined(op: Op, target: str) -> Iterator[str]:
     defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
     if not _is_ours(defn):
         yield _meaning(op, target)
-    if op.defn.name == "flow_vjp":
-        _check_only_ours(op.attrs["of"])
-
-
-def _check_only_ours(op: Op) -> None:
-    """The derivatives that JAX takes inside a loop are not visible in any op's lowering."""
-    if not _is_ours(op.defn):
-        raise Uncacheable(f"a loop with the user-defined op {op.name} is differentiated")
-    for graph in op.called_graphs():
-        for inner in graph._ops:
-            _check_only_ours(inner)
 
 
 def _meaning(op: Op, target: str) -> str:

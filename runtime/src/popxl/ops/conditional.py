@@ -87,7 +87,7 @@ def _execute(frame: Frame, op: Op) -> None:
 
 
 def _grad(ctx: Any, op: Op, *grads: Tensor | None) -> Any:
-    return ctx.loop_grad(op, grads)
+    return ctx.branch_grad(op, grads)
 
 
 CONDITIONAL = define("conditional", execute=_execute, infer=_infer, grad=_grad, modifies=_modified)

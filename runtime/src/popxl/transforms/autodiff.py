@@ -20,7 +20,8 @@ from popxl.graph import Graph
 from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
-from popxl.transforms.gradients import flow_grad, generic_grad, rule_of, total
+from popxl.transforms.flow import branch_grad, loop_grad
+from popxl.transforms.gradients import generic_grad, rule_of, total
 from popxl.transforms.values import Values
 
 
@@ -191,19 +192,25 @@ class _Autodiff:
         self._memo: dict[Any, GradGraphInfo] = {}
 
     def of_called(
-        self, graph: Graph, provided: list[Tensor], required: list[Tensor]
+        self, graph: Graph, provided: list[Tensor], required: list[Tensor], expose: bool = True
     ) -> GradGraphInfo:
         if graph in self.given:
             return self.given[graph]
-        key = (graph, tuple(provided), tuple(required))
+        key = (graph, tuple(provided), tuple(required), expose)
         if key not in self._memo:
-            self._memo[key] = self.differentiate(graph, provided, required)
-            self.made[graph] = self._memo[key]
+            self._memo[key] = self.differentiate(graph, provided, required, expose)
+            if expose:
+                self.made[graph] = self._memo[key]
         return self._memo[key]
 
     def differentiate(
-        self, graph: Graph, provided: list[Tensor] | None, required: list[Tensor] | None
+        self,
+        graph: Graph,
+        provided: list[Tensor] | None,
+        required: list[Tensor] | None,
+        expose: bool = True,
     ) -> GradGraphInfo:
+        """`expose`: make the values that gradients need outputs of `graph`."""
         for t in [*(provided or []), *(required or [])]:
             if t not in graph:
                 raise ValueError(f"autodiff: {t!r} is no tensor of graph {graph.id!r}")
@@ -218,12 +225,26 @@ class _Autodiff:
             ctx.provide(provided)
             ctx.backward()
             outs = ctx.finish(required, explicit)
+            if expose:
+                ctx.expose_values()
         return GradGraphInfo._make(grad_graph, graph, ctx.expected, outs)
 
 
 def _grad_name(graph: Graph) -> str:
     base = graph.name.partition("_subgraph(")[0] + "_grad"
     return f"{base}_subgraph({graph.ir._next(base)})"
+
+
+def _dependents(graph: Graph, values: Values, required: Iterable[Tensor]) -> set[Tensor]:
+    """Values of `graph` that depend on a required tensor in a differentiable way."""
+    found = set(required)
+    for op in graph._ops:
+        if isinstance(op.defn.grad, NoGrad):
+            continue
+        if any(v in found for v in values.inputs(op)):
+            changed = (*op.outputs, *values.hidden_changes(op))
+            found.update(t for t in changed if t.dtype.is_floating_point)
+    return found
 
 
 class GradContext:
@@ -234,22 +255,11 @@ class GradContext:
     ) -> None:
         self._session, self._forward, self._graph = session, forward, grad_graph
         self._values = Values(forward)
-        self._needed = self._depends_on(required)
+        self._needed = _dependents(forward, self._values, required)
         self._grads: dict[Tensor, list[Tensor]] = {}
         self._known: dict[Tensor, Tensor] = {}
         self._op: Op | None = None
         self.expected: list[ExpectedConnection] = []
-
-    def _depends_on(self, required: list[Tensor]) -> set[Tensor]:
-        """Values that depend on a required tensor in a differentiable way."""
-        found = set(required)
-        for op in self._forward._ops:
-            if isinstance(op.defn.grad, NoGrad):
-                continue
-            if any(v in found for v in self._values.inputs(op)):
-                changed = (*op.outputs, *self._values.hidden_changes(op))
-                found.update(t for t in changed if t.dtype.is_floating_point)
-        return found
 
     # ---- for gradient rules ---------------------------------------------------------------------
     def needs(self, op: Op, index: int) -> bool:
@@ -294,8 +304,25 @@ class GradContext:
         return result
 
     def loop_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Gradient of a repeat or conditional."""
-        return flow_grad(self, op, grads)
+        """Gradient of a repeat."""
+        return loop_grad(self, op, grads)
+
+    def branch_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Gradient of a conditional."""
+        return branch_grad(self, op, grads)
+
+    def gradient_of(
+        self, graph: Graph, provided: list[Tensor], required: list[Tensor]
+    ) -> GradGraphInfo:
+        """Gradient graph of a graph whose values the caller can reach without outputs."""
+        return self._session.of_called(graph, provided, required, expose=False)
+
+    @staticmethod
+    def outputs_reached(graph: Graph, required: Iterable[Tensor]) -> set[int]:
+        """Indices of the outputs of `graph` that depend on a required tensor."""
+        values = Values(graph)
+        found = _dependents(graph, values, required)
+        return {i for i, t in enumerate(graph._outputs) if values.final(t) in found}
 
     # ---- construction ---------------------------------------------------------------------------
     def provide(self, tensors: list[Tensor]) -> None:
@@ -341,7 +368,7 @@ class GradContext:
         return self._grads[t][0]
 
     def finish(self, required: list[Tensor], explicit: bool) -> list[ExpectedConnection]:
-        """Set the outputs of both graphs."""
+        """Set the outputs of the gradient graph."""
         outs = []
         for t in required:
             g = self._total(t)
@@ -351,9 +378,12 @@ class GradContext:
                 g = init(t.shape, t.dtype)
             self._graph._add_output(g)
             outs.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
+        return outs
+
+    def expose_values(self) -> None:
+        """Make the values that the gradient graph takes outputs of the forward graph."""
         available = {*self._forward._inputs, *self._forward._outputs}
         for connection in self.expected:
             if connection.fwd_tensor not in available:
                 self._forward._add_output(connection.fwd_tensor)
                 available.add(connection.fwd_tensor)
-        return outs

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from popxl._core.op import Op, emit
-from popxl._core.opdef import NoGrad, OpDef, define, registry
-from popxl.errors import popart_exception
+from popxl._core.opdef import OpDef, define, registry
 from popxl.tensor import Tensor, TensorSpec
-
-if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
 
 
 # ---- sum of gradients ---------------------------------------------------------------------------
@@ -125,58 +121,6 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
     result: list[Tensor | None] = [None] * len(op.inputs)
     for i, g in zip(wrt, found, strict=True):
         result[i] = g
-    return result
-
-
-# ---- gradient of a loop or branch ---------------------------------------------------------------
-def _execute_flow_vjp(frame: Frame, op: Op) -> None:
-    """Differentiate the whole loop or conditional in JAX, which replays it first."""
-    from popxl._lower.machine import Frame, execute
-
-    of: Op = op.attrs["of"]
-    tensors, wrt, given = op.attrs["tensors"], op.attrs["wrt"], op.attrs["given"]
-    values = [frame.read(t) for t in op.inputs]
-    start = dict(zip(tensors, values, strict=False))
-
-    def forward(*chosen: Any) -> list[Any]:
-        inner = Frame(frame.machine, {**start, **dict(zip(wrt, chosen, strict=True))})
-        execute(inner, of)
-        return [inner.read(t) for t in given]
-
-    _, pull = jax.vjp(forward, *(start[t] for t in wrt))
-    frame.define(op, pull(values[len(tensors) :]))
-
-
-FLOW_VJP = define(
-    "flow_vjp",
-    execute=_execute_flow_vjp,
-    infer=lambda *_, wrt, **__: [t.spec for t in wrt],
-    grad=NoGrad("second derivatives of loops are not supported"),
-)
-
-
-def flow_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Gradient of a `repeat` or `conditional` that changes no state.
-
-    Raises:
-        popart_exception: its graphs touch state, so that replaying them would repeat the effect.
-    """
-    from popxl._core.effects import op_effects
-
-    if op_effects(op) or op.modified_inputs():
-        raise popart_exception(
-            f"{op.name} at {op.location} cannot be differentiated: its graph loads, stores or "
-            "modifies state"
-        )
-    tensors = tuple(dict.fromkeys(op.inputs))
-    wrt = tuple(t for t in tensors if ctx.needs(op, op.inputs.index(t)))
-    given = tuple(t for t, g in zip(op.outputs, grads, strict=False) if g is not None)
-    inputs = [*(ctx.fwd(t) for t in tensors), *(g for g in grads if g is not None)]
-    found = emit(FLOW_VJP, inputs, {"of": op, "tensors": tensors, "wrt": wrt, "given": given})
-    by_tensor = dict(zip(wrt, found, strict=True))
-    result: list[Tensor | None] = [None] * len(op.inputs)
-    for t, g in by_tensor.items():
-        result[op.inputs.index(t)] = g
     return result
 
 

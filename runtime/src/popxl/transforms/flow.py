@@ -1,0 +1,237 @@
+"""Gradients of loops and branches, made of the gradient graphs of their bodies.
+
+The gradient of a `repeat` runs the loop once more, keeping for each iteration the values that the
+gradient graph of its body asks for, and then runs that graph for the iterations from last to
+first. So whatever a gradient rule says of an op holds inside loops as well. The gradient of a
+`conditional` does the same for the branch that was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._core.effects import op_effects
+from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad, define
+from popxl.errors import popart_exception
+from popxl.graph import Graph
+from popxl.ops.placement import init
+from popxl.tensor import Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl._lower.machine import Frame
+    from popxl.transforms.autodiff import GradContext, GradGraphInfo
+
+# An input of a gradient graph: the value of a tensor of the body, or the gradient of an output.
+_Feed = tuple[Tensor | int, ...]
+
+_SECOND = NoGrad("second derivatives of loops and branches are not supported")
+
+
+def _feed(info: GradGraphInfo) -> _Feed:
+    outputs = info.forward_graph._outputs
+    return tuple(
+        c.fwd_tensor if c.connection_type.name == "Fwd" else outputs.index(c.fwd_tensor)
+        for c in info.expected_inputs
+    )
+
+
+def _targets(info: GradGraphInfo) -> tuple[int | None, ...]:
+    """For each output of a gradient graph, the input of the body whose gradient it is."""
+    inputs = info.forward_graph._inputs
+    return tuple(inputs.index(t) if t in inputs else None for t in info.outputs)
+
+
+def _check_pure(op: Op) -> None:
+    if op_effects(op) or op.modified_inputs():
+        raise popart_exception(
+            f"{op.name} at {op.location} cannot be differentiated: its graph loads, stores or "
+            "modifies state"
+        )
+
+
+def _like_inputs(*specs: TensorSpec, wanted: tuple[int, ...], **_: Any) -> list[TensorSpec]:
+    return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wanted]
+
+
+def _or_zeros(grads: Sequence[Tensor | None], outputs: Sequence[Tensor], at: Iterable[int]) -> Any:
+    return [init(outputs[i].shape, outputs[i].dtype) if (g := grads[i]) is None else g for i in at]
+
+
+def _spread(op: Op, wanted: tuple[int, ...], found: Sequence[Tensor]) -> list[Tensor | None]:
+    result: list[Tensor | None] = [None] * len(op.inputs)
+    for i, g in zip(wanted, found, strict=True):
+        result[i] = g
+    return result
+
+
+def _zero(t: Tensor) -> Any:
+    return jnp.zeros(t.shape, t.dtype.as_jax())
+
+
+def _backward(
+    frame: Frame,
+    graph: Graph,
+    feed: _Feed,
+    targets: Sequence[int | None],
+    value: Callable[[Tensor], Any],
+    grads: Mapping[int, Any],
+) -> dict[int, Any]:
+    """Run a gradient graph: gradients of the body's inputs by their index."""
+    arrays = []
+    for t, source in zip(graph._inputs, feed, strict=True):
+        if isinstance(source, Tensor):
+            arrays.append(value(source))
+        else:
+            arrays.append(grads[source] if source in grads else _zero(t))
+    inner = frame.machine.run(graph, arrays)
+    outs = zip(targets, graph._outputs, strict=True)
+    return {i: inner.read(t) for i, t in outs if i is not None}
+
+
+# ---- loops --------------------------------------------------------------------------------------
+def _execute_loop(frame: Frame, op: Op) -> None:
+    body, carried, count = op.attrs["forward"], op.attrs["carried"], op.attrs["count"]
+    feed, provided, wanted = op.attrs["feed"], op.attrs["provided"], op.attrs["wanted"]
+    values = [frame.read(t) for t in op.inputs]
+    start, given = values[: len(body._inputs)], values[len(body._inputs) :]
+    constant = dict(zip(body._inputs[carried:], start[carried:], strict=True))
+    kept = [t for t in feed if isinstance(t, Tensor) and t not in constant]
+
+    def forward(firsts: Any, _: Any) -> Any:
+        inner = frame.machine.run(body, [*firsts, *start[carried:]])
+        return [inner.read(t) for t in body._outputs[:carried]], [inner.read(t) for t in kept]
+
+    def backward(carry: Any, saved: Any) -> Any:
+        grads, totals = carry
+        at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
+        found = _backward(
+            frame, op.attrs["backward"], feed, op.attrs["targets"], at_hand.__getitem__, grads
+        )
+        # An output that is not carried counts in the last iteration alone, which runs first here.
+        passed = {
+            i: found[i] if i < carried and i in found else jnp.zeros_like(g)
+            for i, g in grads.items()
+        }
+        return (passed, {i: total + found[i] for i, total in totals.items() if i in found}), None
+
+    _, saved = lax.scan(forward, start[:carried], None, length=count)
+    totals = {i: jnp.zeros_like(start[i]) for i in op.attrs["targets"] if i is not None}
+    first = (
+        dict(zip(provided, given, strict=True)),
+        {i: total for i, total in totals.items() if i >= carried},
+    )
+    (grads, totals), _ = lax.scan(backward, first, saved, length=count, reverse=True)
+    everything = {**totals, **{i: g for i, g in grads.items() if i < carried}}
+    frame.define(
+        op, [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wanted]
+    )
+
+
+REPEAT_GRAD = define("repeat_grad", execute=_execute_loop, infer=_like_inputs, grad=_SECOND)
+
+
+def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradient of a `repeat` that changes no state.
+
+    Raises:
+        popart_exception: its graph touches state, so that running it again would repeat the effect.
+    """
+    _check_pure(op)
+    body, carried = op.attrs["graph"], op.attrs["carried"]
+    needed = _needed_in_loop(ctx, op)
+    provided = tuple(
+        i
+        for i, t in enumerate(body._outputs)
+        if t.dtype.is_floating_point and (i in needed if i < carried else grads[i] is not None)
+    )
+    info = ctx.gradient_of(
+        body, [body._outputs[i] for i in provided], [body._inputs[i] for i in sorted(needed)]
+    )
+    wanted = tuple(i for i in sorted(needed) if ctx.needs(op, i))
+    attrs = {
+        "forward": body, "backward": info.graph, "count": op.attrs["count"], "carried": carried,
+        "feed": _feed(info), "targets": _targets(info), "provided": provided, "wanted": wanted,
+    }  # fmt: skip
+    given = _or_zeros(grads, op.outputs, provided)
+    return _spread(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
+
+
+def _needed_in_loop(ctx: GradContext, op: Op) -> set[int]:
+    """Inputs whose gradient an iteration has to find: those wanted, and carried values that
+    depend on them in some iteration."""
+    body, carried = op.attrs["graph"], op.attrs["carried"]
+    needed = {i for i in range(len(op.inputs)) if ctx.needs(op, i)}
+    while True:
+        reached = ctx.outputs_reached(body, [body._inputs[i] for i in needed])
+        more = {i for i in reached if i < carried} - needed
+        if not more:
+            return needed
+        needed |= more
+
+
+# ---- branches -----------------------------------------------------------------------------------
+def _execute_branch(frame: Frame, op: Op) -> None:
+    values = [frame.read(t) for t in op.inputs]
+    count = 1 + sum(len(g._inputs) for g in op.attrs["branches"])
+    wanted = op.attrs["wanted"]
+    given = dict(zip(op.attrs["given"], values[count:], strict=True))
+
+    def branch(k: int) -> Any:
+        graph, first = op.attrs["branches"][k], 1 + k * len(op.attrs["branches"][0]._inputs)
+
+        def run(values: Any, given: Any) -> Any:
+            found: dict[int, Any] = {}
+            if op.attrs["backward"][k] is not None:
+                inner = frame.machine.run(graph, values[first : first + len(graph._inputs)])
+                found = _backward(
+                    frame, op.attrs["backward"][k], op.attrs["feed"][k], op.attrs["targets"][k],
+                    inner.read, given,
+                )  # fmt: skip
+            return [
+                found[i - first] if i - first in found else jnp.zeros_like(values[i])
+                for i in wanted
+            ]
+
+        return run
+
+    taken = values[0].reshape(()).astype(bool)
+    frame.define(op, lax.cond(taken, branch(0), branch(1), values[:count], given))
+
+
+CONDITIONAL_GRAD = define(
+    "conditional_grad", execute=_execute_branch, infer=_like_inputs, grad=_SECOND
+)
+
+
+def branch_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradient of a `conditional` that changes no state.
+
+    Raises:
+        popart_exception: its graphs touch state, so that running one again would repeat the effect.
+    """
+    _check_pure(op)
+    branches = (op.attrs["then"], op.attrs["otherwise"])
+    given = tuple(i for i, g in enumerate(grads) if g is not None)
+    infos: list[Any] = []
+    first = 1
+    for graph in branches:
+        required = [t for i, t in enumerate(graph._inputs) if ctx.needs(op, first + i)]
+        provided = [graph._outputs[i] for i in given]
+        infos.append(ctx.gradient_of(graph, provided, required) if required else None)
+        first += len(graph._inputs)
+    wanted = tuple(i for i in range(1, len(op.inputs)) if ctx.needs(op, i))
+    attrs = {
+        "branches": branches,
+        "backward": tuple(info and info.graph for info in infos),
+        "feed": tuple(info and _feed(info) for info in infos),
+        "targets": tuple(info and _targets(info) for info in infos),
+        "given": given,
+        "wanted": wanted,
+    }
+    inputs = [*map(ctx.fwd, op.inputs), *(g for g in grads if g is not None)]
+    return _spread(op, wanted, emit(CONDITIONAL_GRAD, inputs, attrs))
