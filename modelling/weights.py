@@ -118,11 +118,13 @@ def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
             "configuration's"
         )
     array = np.asarray(logical[name])
-    if array.shape != weight.shape:
-        raise ValueError(
-            f"{name!r} has shape {array.shape}, but the configuration needs {weight.shape}"
-        )
+    _check_shape(weight, name, array.shape)
     return array
+
+
+def _check_shape(weight: Weight, name: str, shape: tuple[int, ...]) -> None:
+    if shape != weight.shape:
+        raise ValueError(f"{name!r} has shape {shape}, but the configuration needs {weight.shape}")
 
 
 def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
@@ -183,8 +185,23 @@ class WeightTable:
         Raises:
             ValueError: a weight is missing, or there is an unknown one.
         """
+        sources = self._sources(tensors)
+        return _Computed({own: partial(tensors.__getitem__, name) for own, name in sources.items()})
+
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that a file has the weights of this model, from their shapes by the file's names.
+
+        Raises:
+            ValueError: as for `renamed`, or a weight has another shape.
+        """
+        sources = self._sources(shapes)
+        for weight in self.weights:
+            _check_shape(weight, sources[weight.name], shapes[sources[weight.name]])
+
+    def _sources(self, names: Iterable[str]) -> dict[str, str]:
+        """Logical name to the name in a file that has the weights `names`."""
         found: dict[str, str] = {}
-        for name in tensors:
+        for name in names:
             own = self.aliases.get(name, name)
             if own not in found or name == own:
                 found[own] = name
@@ -195,7 +212,7 @@ class WeightTable:
                 "the weights belong to a model of another kind or size than the configuration's: "
                 f"missing {_some(missing)}, unknown {_some(unknown)}"
             )
-        return _Computed({own: partial(tensors.__getitem__, name) for own, name in found.items()})
+        return found
 
     # ---- variables ------------------------------------------------------------------------------
     def to_variables(self, tensors: Arrays, variables: Variables) -> dict[Variable, np.ndarray]:

@@ -164,7 +164,7 @@ def _check_iterations(config: RunConfig) -> None:
 def _check_finite(results: Sequence[StepResult], steps: range, saved: int | None) -> None:
     for step, result in zip(steps, results, strict=True):
         if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
-            kept = f"the last checkpoint is of step {saved}" if saved else "nothing was saved"
+            kept = f"the last checkpoint is of step {saved}" if saved else "this run saved nothing"
             raise UserError(
                 f"step {step + 1} has loss {result.loss} and gradient norm {result.gradient_norm}: "
                 f"training has diverged ({kept}); lower the learning rate, or use bfloat16 or "

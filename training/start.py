@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from config.sections import RunConfig
 from modelling.weights import OPTIMIZER, WeightTable
 from training.checkpoint import (
     CheckpointError,
+    TensorFiles,
     has_checkpoint,
     is_hf_directory,
     load_checkpoint,
@@ -61,14 +62,15 @@ def starting_point(config: RunConfig, table: WeightTable) -> Start:
             "--save wrote, or one with model.safetensors"
         )
     tensors = read_hf_directory(folder)
-    return Start(_fitting(lambda: table.renamed(tensors), load), source=load)
+    _check_fit(table, tensors, tensors, load)
+    return Start(table.renamed(tensors), source=load)
 
 
 def _of_checkpoint(config: RunConfig, table: WeightTable, load: str) -> Start:
     checkpoint = load_checkpoint(load)
     names = [n for n in checkpoint.tensors if not n.startswith(f"{OPTIMIZER}/")]
+    _check_fit(table, checkpoint.tensors, names, load)
     weights = {n: checkpoint.tensors[n] for n in names}
-    _fitting(lambda: table.renamed(weights), load)
     has_state = len(names) < len(checkpoint.tensors)
     if not config.checkpoint.optim_state:
         return Start(weights, source=f"the weights of step {checkpoint.step} in {load}")
@@ -93,22 +95,23 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     """
     if config.checkpoint.load is None:
         raise CheckpointError(
-            "which weights? Give --load DIR: a folder that run_finetuning.py --save wrote, or a "
-            "Hugging Face model"
+            "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
+            "or a Hugging Face model"
         )
     load = config.checkpoint.load
     if not has_checkpoint(load):
         return starting_point(config, table)
     checkpoint = load_checkpoint(load)
     names = [n for n in checkpoint.tensors if not n.startswith(f"{OPTIMIZER}/")]
+    _check_fit(table, checkpoint.tensors, names, load)
     weights = {n: checkpoint.tensors[n] for n in names}
-    _fitting(lambda: table.renamed(weights), load)
     return Start(weights, checkpoint.step, None, f"step {checkpoint.step} in {load}")
 
 
-def _fitting(renamed: Callable[[], Tensors], load: str) -> Tensors:
+def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:
+    """Raise CheckpointError unless the weights `names` of `files` are those of the model."""
     try:
-        return renamed()
+        table.check_shapes({name: files.spec(name).shape for name in names})
     except ValueError as error:
         raise CheckpointError(f"{load}: {error}") from error
 

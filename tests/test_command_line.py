@@ -1,0 +1,359 @@
+"""The scripts as a person runs them: one sentence for a mistake, runs that continue, quiet screens.
+
+A mistake is one line on stderr, the last one, and exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import run_finetuning
+import run_validation
+from benchmarks import finetuning as finetuning_benchmark
+from benchmarks import inference as inference_benchmark
+from training.checkpoint import CheckpointWarning, load_checkpoint
+from training.metrics import read_metrics
+
+ROOT = Path(__file__).parent.parent
+MODEL = ("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2")
+BATCH = ("--global_batch_size", "8", "--micro_batch_size", "4")
+# A rate that does not depend on the number of steps lets a shorter run be lengthened.
+RATE = ("--function", "constant", "--warmup_proportion", "0", "--maximum", "1e-3")
+TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
+VALIDATION = (*MODEL, "--micro_batch_size", "32")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def executables(tmp_path_factory) -> Iterator[Path]:
+    """One cache for all runs here: the few programs are compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("executables")
+        patch.setenv("POPXL_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """What a run of 8 steps leaves, with checkpoints of steps 4 and 8."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_finetuning.main(
+        [*TRAINING, "--steps", "8", "--checkpoint.steps", "4", "--save", str(folder)]
+    )
+    assert done == 0
+    return folder
+
+
+@pytest.fixture
+def copy(trained, tmp_path) -> Path:
+    """A copy of it to spoil."""
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    (found,) = folder.glob(f"*-step-{step}")
+    return found
+
+
+def sentence(stderr: str) -> str:
+    """The one sentence that a failed script ends with, without "error: "."""
+    assert "Traceback" not in stderr
+    *before, last = stderr.strip().splitlines()
+    assert last.startswith("error: ")
+    assert not any(line.startswith("error") for line in before)
+    text = last.removeprefix("error: ")
+    assert not re.search(r"[.!?]\s+[A-Z]", text), f"more than one sentence: {text}"
+    return text
+
+
+@pytest.fixture
+def mistake(capsys) -> Callable[..., str]:
+    """Runs a script's main, which must fail by a person's mistake; returns the sentence."""
+
+    def run(main: Callable[..., int], *arguments: str) -> str:
+        capsys.readouterr()
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        return sentence(err)
+
+    return run
+
+
+def process(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a shell does."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+# ---- what is wrong with the arguments themselves -------------------------------------------------
+@pytest.mark.parametrize("main", [run_finetuning.main, run_validation.main])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "tinny"], r"unknown preset 'tinny' in \w+\.yml; did you mean tiny\?"),
+        (["--config", "no/such.yml"], r"cannot read no/such\.yml: No such file"),
+        (["--config", "tiny", "--hiden_size", "32"], r"--hiden_size; did you mean --hidden_size\?"),
+        (["--config", "tiny", "--layers", "two"], r"model\.layers is 'two', but must be .*integer"),
+        (["--config", "tiny", "--layers", "0"], r"model\.layers is 0, but must be a positive"),
+        (["--config", "tiny", "--precision", "f16"], r"one of float32, float16, bfloat16"),
+        (["--config", "tiny", "--layers"], r"--layers: expected one argument; see --help"),
+        (["--config", "tiny", "--tensor_parallel", "3"], r"128 must be divisible by .*parallel 3"),
+    ],
+)
+def test_bad_arguments(main, arguments, said, mistake):
+    assert re.search(said, mistake(main, *arguments))
+
+
+def test_a_global_batch_that_cannot_be_split(mistake):
+    said = mistake(run_finetuning.main, *MODEL, "--global_batch_size", "10", "--data_parallel", "2")
+    assert "training.global_batch_size 10 must be divisible by" in said
+    assert "× execution.data_parallel 2 = 128" in said
+
+
+def test_steps_that_cannot_be_split(mistake, tmp_path):
+    said = mistake(
+        run_finetuning.main, *TRAINING, "--steps", "3", "--device_iterations", "2",
+        "--run-dir", str(tmp_path),
+    )  # fmt: skip
+    assert "training.steps 3 must be divisible by execution.device_iterations 2" in said
+
+
+def test_a_model_too_small_for_the_tokenizer(mistake):
+    said = mistake(run_finetuning.main, *TRAINING, "--vocab_size", "128")
+    assert "tokenizer has 256 tokens" in said
+    assert "set it to 256 or more" in said
+
+
+# ---- devices ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("main", [run_finetuning.main, finetuning_benchmark.main])
+def test_no_device_of_the_kind(main, mistake):
+    said = mistake(main, *TRAINING, "--device", "tpu", "--tensor_parallel", "2")
+    assert "preset 'tiny' needs 2 tpu device(s)" in said
+    assert "there are 0" in said
+    assert "--device cpu" in said
+
+
+def test_too_few_devices(tmp_path):
+    done = process(
+        "run_finetuning.py", *TRAINING, "--data_parallel", "2", "--tensor_parallel", "2",
+        "--run-dir", str(tmp_path),
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )  # fmt: skip
+    assert done.returncode == 2
+    said = sentence(done.stderr)
+    assert "preset 'tiny' needs 4 cpu device(s), data_parallel 2 × tensor_parallel 2" in said
+    assert "there are 2: lower --data_parallel or --tensor_parallel" in said
+
+
+# ---- checkpoints and the network ----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("main", "arguments"), [(run_finetuning.main, TRAINING), (run_validation.main, VALIDATION)]
+)
+def test_no_checkpoint(main, arguments, mistake, tmp_path):
+    nowhere = tmp_path / "nowhere"
+    said = mistake(main, *arguments, "--load", str(nowhere))
+    assert str(nowhere) in said
+    assert "check the path" in said
+    said = mistake(main, *arguments, "--load", str(tmp_path))
+    assert f"neither a checkpoint nor a Hugging Face model in {tmp_path}" in said
+    said = mistake(main, *arguments, "--load", "nobody/no-such-model")
+    assert "nobody/no-such-model" in said
+    assert "connect to the network" in said
+
+
+def test_validation_of_nothing(mistake):
+    assert "give --load DIR" in mistake(run_validation.main, *VALIDATION)
+
+
+def test_a_checkpoint_of_another_model(mistake, trained):
+    said = mistake(run_validation.main, *VALIDATION, "--d_ff", "64", "--load", str(trained))
+    assert str(trained) in said
+    assert "configuration" in said
+
+
+def spoil(step: Path) -> None:
+    """Change one bit of a step's tensors."""
+    (file,) = step.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_damaged_checkpoint(mistake, copy):
+    spoil(step_folder(copy, 4))
+    spoil(step_folder(copy, 8))
+    said = mistake(run_validation.main, *VALIDATION, "--load", str(copy))
+    assert "the checkpoint of step 8 is damaged" in said
+    assert "the checkpoint of step 4 is damaged" in said
+
+
+def test_the_newest_good_checkpoint_stands_in_for_a_damaged_one(copy, capsys):
+    spoil(step_folder(copy, 8))
+    with pytest.warns(CheckpointWarning, match="step 8 is damaged.*using that of step 4"):
+        assert run_validation.main([*VALIDATION, "--load", str(copy)]) == 0
+    assert json.loads((copy / "validation.json").read_text())["step"] == 4
+
+
+def test_an_unknown_tokenizer(mistake):
+    said = mistake(run_finetuning.main, *TRAINING, "--tokenizer", "nobody/no-such-tokenizer")
+    assert "nobody/no-such-tokenizer" in said
+    assert "connect to the network, or give a folder" in said
+
+
+@pytest.fixture
+def no_network(tmp_path) -> dict[str, str]:
+    """An environment in which the hub refuses connections, and nothing of it is cached."""
+    return {
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_OFFLINE": "0",
+        "HF_DATASETS_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "hub"),
+    }
+
+
+def test_mnli_needs_a_network(trained, tmp_path, no_network):
+    out = ("--out", str(tmp_path))
+    validation = process(
+        "run_validation.py", *VALIDATION, "--load", str(trained), "--dataset", "mnli", *out,
+        **no_network,
+    )  # fmt: skip
+    assert validation.returncode == 2
+    said = sentence(validation.stderr)
+    assert "cannot get data set glue/mnli from the Hugging Face hub" in said
+    assert "connect to the network, or use --dataset sample" in said
+
+
+def test_mnli_needs_a_network_for_its_tokenizer(tmp_path, no_network):
+    run = ("--run-dir", str(tmp_path))
+    training = process("run_finetuning.py", *TRAINING, "--dataset", "mnli", *run, **no_network)
+    assert training.returncode == 2
+    said = sentence(training.stderr)
+    assert "Hugging Face hub (not reachable): connect to the network" in said
+
+
+# ---- training -----------------------------------------------------------------------------------
+def losses(folder: Path) -> list[float]:
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    return [row["loss"] for row in rows]
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    first, second = load_checkpoint(one), load_checkpoint(other)
+    assert first.step == second.step
+    assert first.metadata["data"] == second.metadata["data"]
+    assert set(first.tensors) == set(second.tensors)
+    assert any(name.startswith("optimizer/second_order/") for name in first.tensors)
+    for name in first.tensors:
+        np.testing.assert_array_equal(first.tensors[name], second.tensors[name], err_msg=name)
+
+
+def test_a_stopped_run_continues_bit_for_bit(trained, tmp_path):
+    folder = ("--save", str(tmp_path))
+    assert run_finetuning.main([*TRAINING, "--steps", "4", *folder]) == 0
+    assert losses(tmp_path) == losses(trained)[:4]
+    again = ("--load", str(tmp_path), *folder)
+    assert run_finetuning.main([*TRAINING, "--steps", "8", *again]) == 0
+    assert losses(tmp_path) == losses(trained)
+    assert_same_state(tmp_path, trained)
+
+
+def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
+    load, save = str(step_folder(trained, 4)), str(tmp_path)
+    assert run_finetuning.main([*TRAINING, "--steps", "8", "--load", load, "--save", save]) == 0
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [4, 5, 6, 7]
+    assert [row["loss"] for row in rows] == losses(trained)[4:]
+    assert_same_state(tmp_path, trained)
+
+
+def test_divergence_damages_nothing(mistake, copy):
+    folder = ("--load", str(copy), "--save", str(copy))
+    said = mistake(run_finetuning.main, *TRAINING, "--steps", "16", "--maximum", "1e30", *folder)
+    assert re.match(r"step \d+ has loss \S+ and gradient norm (nan|inf): training has div", said)
+    assert "this run saved nothing" in said
+    assert "lower the learning rate" in said
+    assert load_checkpoint(copy).step == 8
+    assert (copy / "loss_curve.png").stat().st_size > 0
+
+
+def test_a_run_directory_starts_a_run_again(trained, tmp_path):
+    """Its config.yml is a preset, and --config takes its path."""
+    config = ("--config", str(trained / "config.yml"), "--steps", "4")
+    assert run_finetuning.main([*config, "--save", str(tmp_path), "--checkpoint.steps", "4"]) == 0
+    assert losses(tmp_path) == losses(trained)[:4]
+
+
+# ---- what is on the screen ----------------------------------------------------------------------
+TRAINING_SAYS = [
+    r"15000 training samples",
+    r"compiling for 1 device\(s\)",
+    r"ready after \d+\.\d s: .+ \(\d traces, \d compilations\)",
+    r"starting from random weights",
+    r"step 1/2: loss \d+\.\d{4}, learning rate 1\.00e-03",
+    r"step 2/2: loss \d+\.\d{4}, learning rate 1\.00e-03, \d+\.\d samples/s, 00:00 left",
+    r"saved step 2 in .+",
+    r"records of the run are in .+",
+]
+
+
+def test_training_says_this_and_nothing_else(trained, tmp_path):
+    """The second start of a program neither traces nor compiles."""
+    done = process("run_finetuning.py", *TRAINING, "--steps", "2", "--save", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(TRAINING_SAYS), done.stderr
+    for line, pattern in zip(lines, TRAINING_SAYS, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert losses(tmp_path) == losses(trained)[:2]
+    files = {path.name for path in tmp_path.iterdir()}
+    assert {"config.yml", "metrics.jsonl", "loss_curve.png"} < files
+
+
+def test_a_second_start_comes_from_the_cache(trained, tmp_path, capsys):
+    assert run_finetuning.main([*TRAINING, "--steps", "1", "--run-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "the executable came from the cache (0 traces, 0 compilations)" in said
+
+
+def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
+    out = ("--out", str(tmp_path))
+    assert run_validation.main([*VALIDATION, "--load", str(trained), *out]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    found = re.fullmatch(r"accuracy: (0\.\d{4}) \((\d+)/2400\)", last)
+    assert found
+    report = json.loads((tmp_path / "validation.json").read_text())
+    assert (report["correct"], report["total"]) == (int(found[2]), 2400)
+    assert f"{report['accuracy']:.4f}" == found[1]
+    assert report["step"] == 8
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "arguments", "unit"),
+    [
+        (finetuning_benchmark, TRAINING, "samples_per_second"),
+        (inference_benchmark, VALIDATION, "tokens_per_second"),
+    ],
+)
+def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys):
+    assert benchmark.main([*arguments, "--runs", "1"]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["config"] == "tiny"
+    assert facts[unit] > 0
