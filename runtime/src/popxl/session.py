@@ -122,6 +122,8 @@ class Session:
 
         Raises:
             ValueError: the session is not attached; inputs are missing, unexpected or do not fit.
+            poplar_application_runtime_error: values break a rule that a session option asks to
+                check. Variables have changed as if they had not.
         """
         outputs = self.create_host_outputs()
         self.run_with_outputs(inputs, outputs, downcast_inputs)
@@ -145,11 +147,12 @@ class Session:
         constants, zero = self._arguments()
         # The program takes the state over. If it fails the state is gone, and the session detached.
         (changing, fixed), self._state = self._state, None
-        changed, results = self._executable(changing, fixed, constants, data, zero)
+        changed, results, faults = self._executable(changing, fixed, constants, data, zero)
         self._state = (changed, fixed)
         self._mark_stale(True)
         if self._program.effects.impure:
             jax.effects_barrier()  # what the program prints is out before run returns
+        self._program.check_faults(faults)
         for stream, target in targets.items():
             value = np.moveaxis(hostdata.fetch(results[stream.tensor_id]), 0, 1)
             target[...] = value.reshape(target.shape).view(target.dtype)

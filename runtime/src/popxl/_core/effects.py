@@ -26,6 +26,7 @@ class Effects:
     loads: dict[HostToDeviceStream, None] = field(default_factory=dict)
     stores: dict[DeviceToHostStream, None] = field(default_factory=dict)
     impure: bool = False  # acts on the outside world, such as printing
+    checks: dict[Op, None] = field(default_factory=dict)  # no state: ops that may stop the run
 
     def add(self, other: Effects) -> None:
         self.reads.update(other.reads)
@@ -33,6 +34,7 @@ class Effects:
         self.loads.update(other.loads)
         self.stores.update(other.stores)
         self.impure |= other.impure
+        self.checks.update(other.checks)
 
     def __bool__(self) -> bool:
         return bool(self.reads or self.writes or self.loads or self.stores or self.impure)
@@ -43,6 +45,8 @@ def op_effects(op: Op) -> Effects:
     found = Effects()
     if op.defn.effects is not None:
         found.add(op.defn.effects(op))
+    if op.defn.check is not None:
+        found.checks[op] = None
     for graph in op.called_graphs():
         found.add(graph_effects(graph))
     return found

@@ -32,6 +32,21 @@ class NoGrad:
     reason: str
 
 
+@dataclass(frozen=True)
+class RuntimeCheck:
+    """A rule on values, which only a running program can break.
+
+    Attributes:
+        broken: `broken(*arrays, **attrs) -> bool array of one element`, from an op's inputs.
+        rule: what must hold; the message of the error.
+        option: name of the session option that asks for the check.
+    """
+
+    broken: Callable[..., Any]
+    rule: str
+    option: str
+
+
 @dataclass(frozen=True, eq=False)
 class OpDef:
     """Definition of an op.
@@ -49,6 +64,7 @@ class OpDef:
         dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
         modifies: `modifies(op) -> indices` of inputs a structural op changes.
         effects: state the op touches itself: `effects(op) -> Effects`.
+        check: for pure ops: a rule on values that a run checks.
         flops: `flops(op) -> int`: floating-point operations of one execution.
         tags: words for tools, such as "elementwise", "collective".
         home: module that defined it; ops of other packages are cached by what they lower to.
@@ -63,6 +79,7 @@ class OpDef:
     dtypes: Literal["same", "any"] = "any"
     modifies: Callable[[Op], Iterable[int]] | None = None
     effects: Callable[[Op], Any] | None = None
+    check: RuntimeCheck | None = None
     flops: Callable[[Op], int] | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
     home: str = ""

@@ -7,7 +7,8 @@ from its owners, writing one writes through to them, so program order decides wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ class Machine:
         zero: an int32 scalar that is 0 at run time but unknown to the compiler.
         guard_reads: read written buffers through a condition on `zero` (see `load`).
         written: buffers that the program stores to.
+        checks: ops whose rules on values are checked, with a number from 1 for each.
+        fault: number of the first op that broke its rule; 0: none did.
     """
 
     buffers: dict[RemoteBuffer, jax.Array] = field(default_factory=dict)
@@ -50,6 +53,8 @@ class Machine:
     guard_reads: bool = False
     written: frozenset[RemoteBuffer] = frozenset()
     layout: Any = None
+    checks: Mapping[Op, int] = field(default_factory=dict)
+    fault: Any = 0
 
     # ---- streams --------------------------------------------------------------------------------
     def next_position(self, stream: Stream) -> Any:
@@ -107,6 +112,22 @@ class Machine:
     @staticmethod
     def to_host(x: jax.Array) -> jax.Array:
         return jax.device_put(x, jax.memory.Space.Host)
+
+    # ---- checks ---------------------------------------------------------------------------------
+    def check(self, op: Op, inputs: Sequence[jax.Array]) -> None:
+        """Note a fault if `op` has a rule on values and `inputs` break it."""
+        if op in self.checks and op.defn.check is not None:
+            broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
+            self.fault = jnp.where(broken & (self.fault == 0), self.checks[op], self.fault)
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Check nothing inside."""
+        checks, self.checks = self.checks, {}
+        try:
+            yield
+        finally:
+            self.checks = checks
 
     # ---- running --------------------------------------------------------------------------------
     def run(self, graph: Graph, inputs: Sequence[jax.Array]) -> Frame:
@@ -180,11 +201,7 @@ def execute(frame: Frame, op: Op) -> None:
     """
     try:
         with jax.named_scope(op.name):
-            if op.defn.execute is not None:
-                op.defn.execute(frame, op)
-            else:
-                assert op.defn.lower is not None
-                frame.define(op, op.defn.lower(*map(frame.read, op.inputs), **op.attrs))
+            _execute(frame, op)
     except popart_exception:
         raise  # it is for the user already, or names an op of a called graph
     except Exception as error:
@@ -192,6 +209,19 @@ def execute(frame: Frame, op: Op) -> None:
             f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
             f"{type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def _execute(frame: Frame, op: Op) -> None:
+    if op.defn.execute is None:
+        assert op.defn.lower is not None
+        inputs = list(map(frame.read, op.inputs))
+        frame.machine.check(op, inputs)
+        frame.define(op, op.defn.lower(*inputs, **op.attrs))
+    elif op.called_graphs():
+        op.defn.execute(frame, op)
+    else:  # a gradient may run graphs again: they were checked when they were called
+        with frame.machine.unchecked():
+            op.defn.execute(frame, op)
 
 
 def _single(result: Any) -> Any:

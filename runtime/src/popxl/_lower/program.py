@@ -16,15 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from popxl import dtypes
 from popxl._core.aliases import modified_owners
 from popxl._core.effects import Effects, program_effects
 from popxl._lower.cache import statistics
 from popxl._lower.collective import AXIS
 from popxl._lower.compile import compile_lowered, switches
 from popxl._lower.devices import per_replica, replicated
+from popxl._lower.hostdata import fetch
 from popxl._lower.layout import Layout
 from popxl._lower.machine import Frame, Machine, execute
 from popxl._lower.transfers import check_transfers
+from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
     from popxl.ir import Ir
@@ -62,6 +65,12 @@ class Program:
         used.update(dict.fromkeys(b for b in ir._buffers if b._variables))
         self.buffers: list[RemoteBuffer] = sorted(used, key=lambda b: b.remote_buffer_id)
         self.written = frozenset(self.effects.writes)
+        options = ir._pb_ir.getSessionOptions()
+        self.checked = [
+            op
+            for op in self.effects.checks
+            if op.defn.check is not None and getattr(options, op.defn.check.option)
+        ]
         self.constants = [
             c for g in ir._graphs for c in g.constants if c._data.nbytes > _INLINE_BYTES
         ]
@@ -85,6 +94,7 @@ class Program:
             guard_reads=self.platform == "cpu",
             written=self.written,
             layout=self.layout,
+            checks={op: i for i, op in enumerate(self.checked, 1)},
         )
         frame = Frame(machine)
         for part in (changing, fixed):
@@ -110,7 +120,8 @@ class Program:
             {v.id: frame.read(v)[None] for v in self.changed_variables},
             {b.remote_buffer_id: machine.buffers[b] for b in self.buffers if b in self.written},
         )
-        return changed, {s.tensor_id: machine.streams[s][None] for s in self.d2h}
+        outputs = {s.tensor_id: machine.streams[s][None] for s in self.d2h}
+        return changed, outputs, jnp.full(1, machine.fault, jnp.int32) if self.checked else None
 
     # ---- arguments ------------------------------------------------------------------------------
     def buffer_shape(self, b: RemoteBuffer) -> tuple[int, ...]:
@@ -149,13 +160,26 @@ class Program:
 
     @property
     def result_specs(self) -> tuple[Any, ...]:
-        """`ShapeDtypeStruct`s with shardings: changed state, outputs."""
+        """`ShapeDtypeStruct`s with shardings: changed state, outputs, number of the op that broke
+        its rule on each replica (None if no op has one that is checked)."""
         r, t = self.ir.replication_factor, self.ir.num_host_transfers
         changed = self._state_specs(True)
         outputs = {
             s.tensor_id: _spec((r, t, *s.shape), s.dtype, per_replica(self.mesh)) for s in self.d2h
         }
-        return changed, outputs
+        faults = _spec((r,), dtypes.int32, per_replica(self.mesh)) if self.checked else None
+        return changed, outputs, faults
+
+    def check_faults(self, faults: Any) -> None:
+        """Raise poplar_application_runtime_error if a run has found that an op broke its rule."""
+        for replica, number in enumerate([] if faults is None else fetch(faults)):
+            if number:
+                op = self.checked[int(number) - 1]
+                assert op.defn.check is not None
+                raise poplar_application_runtime_error(
+                    f"graph {op.graph.id!r}, replica {replica}: `{op}` ({op.location}): "
+                    f"{op.defn.check.rule}"
+                )
 
     # ---- compiling ------------------------------------------------------------------------------
     def lower(self, target: str | None = None) -> Any:

@@ -21,6 +21,7 @@ from popxl.ops._windows import (
     padding_pairs,
     per_axis,
 )
+from popxl.ops.float8 import SCALE_CHECK
 from popxl.tensor import Tensor
 
 Hints = dict[str, Any]
@@ -92,10 +93,16 @@ def _scaled(fn: Any) -> Any:
 
 
 _CONV = define("conv", _conv, dtypes="same", flops=_flops)
-_CONV_SCALED = define("conv_pow2scaled", _scaled(_conv), grad=_FLOAT8, flops=_flops)
+_CONV_SCALED = define(
+    "conv_pow2scaled", _scaled(_conv), grad=_FLOAT8, check=SCALE_CHECK, flops=_flops
+)
 _TRANSPOSE = define("conv_transpose", _conv_transpose, dtypes="same", flops=_transpose_flops)
 _TRANSPOSE_SCALED = define(
-    "conv_transpose_pow2scaled", _scaled(_conv_transpose), grad=_FLOAT8, flops=_transpose_flops
+    "conv_transpose_pow2scaled",
+    _scaled(_conv_transpose),
+    grad=_FLOAT8,
+    check=SCALE_CHECK,
+    flops=_transpose_flops,
 )
 
 
@@ -224,7 +231,7 @@ def conv_pow2scaled(
     """`conv` of float8 tensors, times 2 to the power `log2_scale`, as float16.
 
     Args:
-        log2_scale: int32 tensor of one element. The others are as for `conv`.
+        log2_scale: int32 tensor of one element, in [-32, 32). The others are as for `conv`.
     """
     hints = {
         "available_memory_proportions": available_memory_proportions,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from popxl import dtypes, ops
 from popxl._core.op import emit
-from popxl._core.opdef import define
+from popxl._core.opdef import RuntimeCheck, define
 from popxl.ops._numerics import check_floating, is_float8
 from popxl.ops.linalg import matmul_flops, matmul_grads
 from popxl.tensor import Tensor
@@ -41,10 +41,18 @@ def _scaled_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [emit(_SCALE, [dy, scale], {"dtype": target})[0], None]
 
 
+def _out_of_range(*inputs: Any, **attrs: Any) -> Any:
+    log2_scale = inputs[-1]
+    return (log2_scale < -32) | (log2_scale >= 32)
+
+
+SCALE_CHECK = RuntimeCheck(
+    _out_of_range, "log2_scale must be in [-32, 32)", "throwIfLog2ScaleTensorNotInRange"
+)
 _SCALE = define(
     "pow2scale", lambda x, log2_scale, dtype: _times_pow2(x, log2_scale).astype(dtype.as_jax())
 )
-_TO_FLOAT8 = define("pow2scale_cast_to_fp8", _to_float8, grad=_scaled_grad)
+_TO_FLOAT8 = define("pow2scale_cast_to_fp8", _to_float8, grad=_scaled_grad, check=SCALE_CHECK)
 
 
 def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:
@@ -69,7 +77,7 @@ def _from_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     return _times_pow2(x, log2_scale).astype(dtype.as_jax())
 
 
-_FROM_FLOAT8 = define("pow2scale_cast_from_fp8", _from_float8, grad=_scaled_grad)
+_FROM_FLOAT8 = define("pow2scale_cast_from_fp8", _from_float8, grad=_scaled_grad, check=SCALE_CHECK)
 
 
 def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:
@@ -111,7 +119,9 @@ def _matmul_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [*matmul_grads(ctx, op, scaled, unscaled), None]
 
 
-_MATMUL = define("matmul_pow2scaled", _matmul, grad=_matmul_grad, flops=matmul_flops)
+_MATMUL = define(
+    "matmul_pow2scaled", _matmul, grad=_matmul_grad, check=SCALE_CHECK, flops=matmul_flops
+)
 
 
 def matmul_pow2scaled(
