@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 import popxl
 from config.sections import RunConfig
 from data.feed import per_replica
-from modelling.devices import device_desc
 from modelling.phases.training import build_training
+from modelling.running import RunningModel
 from modelling.spec import Batch, family_of
 
 
@@ -31,20 +29,15 @@ class StepResult:
     gradient_norm: float
 
 
-class FineTuning:
-    """Trains a model. Use it as a context; weights must be written before the first step.
-
-    Raises:
-        DeviceError: fewer devices than data_parallel x tensor_parallel.
-    """
+class FineTuning(RunningModel):
+    """Trains a model. Use it as a context; weights must be written before the first step."""
 
     def __init__(self, config: RunConfig, gradients: bool = False) -> None:
         """Args: `gradients`: make the gradients of the last step readable."""
-        self.config = config
         self._family = family_of(config)
-        self.program = build_training(config, self._family.layout, gradients)
         self._table = self._family.weights(config)
-        self.session = popxl.Session(self.program.ir, device_desc(config))
+        self.program = build_training(config, self._family.layout, gradients)
+        super().__init__(config, self.program.ir, weights_change=True)
 
     # ---- state ----------------------------------------------------------------------------------
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
@@ -129,19 +122,6 @@ class FineTuning:
         norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
         return [StepResult(float(a), float(b)) for a, b in zip(means, norms, strict=True)]
-
-    # ---- context --------------------------------------------------------------------------------
-    def __enter__(self) -> Self:
-        self.session.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.session.__exit__(kind, error, traceback)
 
 
 if __name__ == "__main__":

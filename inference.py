@@ -5,28 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
-import popxl
 from config.sections import RunConfig
 from data.feed import per_replica
-from modelling.devices import device_desc
 from modelling.generation import Greedy, Search, build_generation
+from modelling.running import RunningModel
 from modelling.spec import family_of
 from popxl_addons import NamedTensors
 
 
-class Inference:
+class Inference(RunningModel):
     """Generates with a model. Use it as a context; weights must be written before it generates.
 
     A run of the program takes `execution.device_iterations` micro-batches on each data-parallel
     replica.
-
-    Raises:
-        DeviceError: fewer devices than data_parallel x tensor_parallel.
     """
 
     def __init__(self, config: RunConfig, search: Search = Greedy) -> None:
@@ -36,15 +30,11 @@ class Inference:
             config: one for training serves as well.
             search: how tokens are chosen.
         """
-        self.config = replace(config, model=replace(config.model, eval=True))
-        family = family_of(self.config)
-        self.program = build_generation(self.config, family.generator, search)
-        self._table = family.weights(self.config)
-        self.session = popxl.Session(
-            self.program.ir,
-            device_desc(self.config),
-            weights_to_host_on_exit=False,  # the program does not change them
-        )
+        config = replace(config, model=replace(config.model, eval=True))
+        family = family_of(config)
+        self._table = family.weights(config)
+        self.program = build_generation(config, family.generator, search)
+        super().__init__(config, self.program.ir, weights_change=False)
 
     @property
     def samples_per_run(self) -> int:
@@ -120,19 +110,6 @@ class Inference:
                     f"{name} has shape {array.shape}, but must be ({len(words)}, {length}): "
                     "samples × sequence_length"
                 )
-
-    # ---- context --------------------------------------------------------------------------------
-    def __enter__(self) -> Self:
-        self.session.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.session.__exit__(kind, error, traceback)
 
 
 if __name__ == "__main__":

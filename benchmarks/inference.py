@@ -9,21 +9,19 @@ slowest case. Ends with one JSON line.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from config.cli import entry_point, read_command_line
+from benchmarks.command import run_benchmark
+from config.cli import entry_point
 from config.sections import RunConfig
 from inference import Inference
 from modelling.spec import family_of
-from training.devices import explained
 
 
 @dataclass(frozen=True)
@@ -74,24 +72,18 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     )
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=int, default=5, help="measured runs of the program")
+def _summary(measured: Measurement) -> str:
+    return (
+        f"{measured.samples_per_second:.1f} samples/s, "
+        f"{measured.tokens_per_second:.1f} tokens/s, "
+        f"{measured.startup_seconds:.1f} s to build and compile"
+    )
 
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    description = (__doc__ or "").partition("\n")[0]
-    line = read_command_line(description, "inference", "xxl_pod64", arguments, _add_options)
-    with explained(line):
-        measured = measure(line.config, line.options.runs)
-    print(
-        f"{measured.samples_per_second:.1f} samples/s, "
-        f"{measured.tokens_per_second:.1f} tokens/s, "
-        f"{measured.startup_seconds:.1f} s to build and compile"
-    )
-    facts = {"benchmark": "inference", "config": line.preset, **asdict(measured)}
-    print(json.dumps(facts | asdict(line.config.execution)))
+    run_benchmark("inference", __doc__, arguments, measure, _summary)
 
 
 if __name__ == "__main__":

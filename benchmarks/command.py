@@ -1,0 +1,40 @@
+"""The command line of a benchmark of one configured model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from config.cli import read_command_line
+from config.sections import RunConfig
+from training.devices import explained
+
+
+def run_benchmark(
+    name: str,
+    doc: str | None,
+    arguments: Sequence[str] | None,
+    measure: Callable[[RunConfig, int], Any],
+    summary: Callable[[Any], str],
+) -> None:
+    """Measure the configuration of a command line; print a line for people and one of JSON.
+
+    Args:
+        name: of the benchmark and its file of presets.
+        measure: `measure(config, runs)` returns a dataclass.
+        summary: one line of it.
+    """
+    description = (doc or "").partition("\n")[0]
+    line = read_command_line(description, name, "xxl_pod64", arguments, _add_options)
+    with explained(line):
+        measured = measure(line.config, line.options.runs)
+    print(summary(measured))
+    facts = {"benchmark": name, "config": line.preset, **asdict(measured)}
+    print(json.dumps(facts | asdict(line.config.execution)))
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=5, help="measured runs of the program")

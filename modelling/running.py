@@ -1,0 +1,41 @@
+"""A configured model in a session: what training and generation have in common."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import popxl
+from config.sections import RunConfig
+from modelling.devices import device_desc
+
+
+class RunningModel:
+    """A compiled program of a model. Entering it brings the weights to the devices.
+
+    Raises:
+        DeviceError: fewer devices than data_parallel x tensor_parallel.
+    """
+
+    def __init__(self, config: RunConfig, ir: popxl.Ir, weights_change: bool) -> None:
+        """Compile `ir`.
+
+        Args:
+            weights_change: whether leaving brings the weights back to the host.
+        """
+        self.config = config
+        self.session = popxl.Session(
+            ir, device_desc(config), weights_to_host_on_exit=weights_change
+        )
+
+    def __enter__(self) -> Self:
+        self.session.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.session.__exit__(kind, error, traceback)
