@@ -6,16 +6,27 @@ import enum
 import logging
 from importlib import metadata
 
+import jax
+
 from popxl.errors import popart_exception as popart_exception
 from popxl.errors import poplar_application_runtime_error as poplar_application_runtime_error
 
 
 def versionString() -> str:  # noqa: N802 - popart's name
-    """Version of the runtime that stands in for PopART, such as `0.1.0+jax0.10.2`."""
-    return f"{metadata.version('popxl-xla')}+jax{metadata.version('jax')}"
+    """Version of the runtime that stands in for PopART, such as `0.1.0+jax0.10.2`.
+
+    `0+unknown...` where the runtime is used in place, without having been installed.
+    """
+    try:
+        ours = metadata.version("popxl-xla")
+    except metadata.PackageNotFoundError:
+        ours = "0+unknown"
+    separator = "." if "+" in ours else "+"  # a version has one local part
+    return f"{ours}{separator}jax{jax.__version__}"
 
 
 def getLogger(name: str = "all") -> logging.Logger:  # noqa: N802
+    """The runtime's logger, or that of one of its parts."""
     return logging.getLogger("popxl" if name == "all" else f"popxl.{name}")
 
 
@@ -24,6 +35,8 @@ class DeviceInfo:
 
 
 class DataType(enum.Enum):
+    """Element types under PopART's names."""
+
     FLOAT8_143 = "float8_143"
     FLOAT8_152 = "float8_152"
     FLOAT16 = "float16"
@@ -34,6 +47,8 @@ class DataType(enum.Enum):
 
 
 class VirtualGraphMode(enum.Enum):
+    """Values of the session option `virtualGraphMode`, which has no effect on XLA."""
+
     Off = "Off"
     Manual = "Manual"
     Auto = "Auto"
