@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from config.errors import ConfigError, nearest
+from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from config.t5 import T5Config
 
 FAMILIES: dict[str, type[RunConfig]] = {
     "t5": T5Config,
+    "gptj": GPTJConfig,
 }
 
 

@@ -114,6 +114,9 @@ class Training(Section):
     steps: PositiveInt = 500
     """Number of optimizer steps."""
 
+    epochs: PositiveInt | None = None
+    """Passes over the training data. If given, training.steps is set to what they take."""
+
     global_batch_size: PositiveInt = 128
     """Samples that contribute to one optimizer step, over all devices."""
 

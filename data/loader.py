@@ -53,6 +53,11 @@ class Loader:
         self._seed = seed
         self._go_to(epoch=0, position=0)
 
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch."""
+        return len(self._samples)
+
     def next_batch(self) -> dict[str, np.ndarray]:
         """The next global batch: arrays [batch_size, ...]."""
         chosen: list[np.ndarray] = []

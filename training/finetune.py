@@ -18,6 +18,7 @@ from finetuning import FineTuning, StepResult
 from modelling.spec import family_of
 from training.checkpoint import CheckpointStore
 from training.devices import explained
+from training.epochs import with_steps
 from training.report import Report
 from training.run_directory import choose_path
 from training.samples import training_samples
@@ -35,6 +36,7 @@ def finetune(line: CommandLine) -> None:
     config = line.config
     _check_iterations(config)
     loader = Loader(training_samples(config), config.training.global_batch_size, config.model.seed)
+    config = with_steps(config, loader.samples)
     start = starting_point(config, family_of(config).weights(config))
     if start.data is not None:
         _continue(loader, start.data)
@@ -154,7 +156,7 @@ def _continue(loader: Loader, state: dict[str, Any]) -> None:
 
 def _check_iterations(config: RunConfig) -> None:
     iterations = config.execution.device_iterations
-    if config.training.steps % iterations:
+    if config.training.epochs is None and config.training.steps % iterations:
         raise ConfigError(
             f"training.steps {config.training.steps} must be divisible by "
             f"execution.device_iterations {iterations}"

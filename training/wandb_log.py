@@ -9,7 +9,6 @@ from pathlib import Path
 from config.errors import UserError
 from config.sections import RunConfig
 
-PROJECTS = {"t5": "popxl-t5"}
 VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 
@@ -33,7 +32,7 @@ class WandbLog:
             raise UserError("--wandb needs the package wandb: pip install wandb") from None
         try:
             self._run = wandb.init(
-                project=PROJECTS[config.family],
+                project=f"popxl-{config.family}",
                 name=name,
                 dir=directory,
                 config=config.to_dict() | {"versions": _versions()},

@@ -29,9 +29,13 @@ def presets(tmp_path):
     return write
 
 
+def config_of(file, name):
+    return load_config(config_class_of(preset_data(file, name), name), file, name)
+
+
 @pytest.mark.parametrize(("file", "name"), SHIPPED)
 def test_shipped_presets_are_valid(file, name):
-    config = load_config(config_class_of(preset_data(file, name), name), file, name)
+    config = config_of(file, name)
     assert config.model.eval == (file == "inference")
 
 
@@ -46,7 +50,7 @@ def test_the_batch_comments_are_true():
     names = preset_names("finetuning")
     assert len(sums) == len(names)
     for name, numbers in zip(names, sums, strict=True):
-        config = load_config(T5Config, "finetuning", name)
+        config = config_of("finetuning", name)
         assert tuple(map(int, numbers)) == (
             config.execution.micro_batch_size,
             config.gradient_accumulation,
@@ -146,5 +150,7 @@ def test_code_in_yaml_is_refused(presets):
 
 
 def test_a_family_is_needed():
-    with pytest.raises(ConfigError, match="preset 'x' has the model family None; there are: t5"):
+    with pytest.raises(
+        ConfigError, match="preset 'x' has the model family None; there are: t5, gptj"
+    ):
         config_class_of({}, "x")

@@ -1,0 +1,124 @@
+"""The configuration of GPT-J (Wang and Komatsuzaki, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from config.base import Section
+from config.errors import ConfigError
+from config.sections import Embedding, Model, Optimizer, RunConfig, Training
+from config.values import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True)
+class GPTJEmbedding(Embedding):
+    """The embedding layers."""
+
+    vocab_size: PositiveInt = 50400
+    """Rows of the embedding, at least the tokenizer's size. HF: vocab_size."""
+
+
+@dataclass(frozen=True)
+class GPTJAttention(Section):
+    """Attention, whose queries and keys are rotated by their positions."""
+
+    heads: PositiveInt = 16
+    """Number of attention heads, of hidden_size / heads features each. HF: n_head."""
+
+    rotary_dim: PositiveInt = 64
+    """Features of a head that are rotated, the first ones. HF: rotary_dim."""
+
+    rotary_positional_embeddings_base: PositiveInt = 10000
+    """Base of the angles' geometric progression. HF: always 10000."""
+
+    def validate(self) -> None:
+        if self.rotary_dim % 2:
+            raise ConfigError(f"rotary_dim {self.rotary_dim} must be even: pairs are rotated")
+
+
+@dataclass(frozen=True)
+class GPTJModel(Model):
+    """The model. The defaults are GPT-J 6B."""
+
+    layers: PositiveInt = 28
+    """Number of layers. HF: n_layer."""
+
+    hidden_size: PositiveInt = 4096
+    """Features of a token between layers; four times as many in the feed-forward. HF: n_embd."""
+
+    sequence_length: PositiveInt = 1024
+    """Tokens of a training sample; the most that a prompt has."""
+
+    output_length: PositiveInt = 5
+    """Most tokens that are generated, the end token included."""
+
+    layer_norm_epsilon: PositiveFloat = 1e-5
+    """Added to the variance under the root of a layer norm. HF: layer_norm_epsilon."""
+
+    end_token: NonNegativeInt = 50256
+    """Token that ends a text; validation takes the tokenizer's. HF: eos_token_id."""
+
+    pad_token: NonNegativeInt = 50257
+    """Token behind the end of a generated text; validation takes the tokenizer's."""
+
+    embedding: GPTJEmbedding = field(default_factory=GPTJEmbedding)
+    attention: GPTJAttention = field(default_factory=GPTJAttention)
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head."""
+        return self.hidden_size // self.attention.heads
+
+    @property
+    def inner_size(self) -> int:
+        """Features inside a feed-forward layer."""
+        return 4 * self.hidden_size
+
+    def validate(self) -> None:
+        heads, rotated = self.attention.heads, self.attention.rotary_dim
+        if self.hidden_size % heads:
+            raise ConfigError(f"model.hidden_size {self.hidden_size} must be divisible by {heads} "
+                              "model.attention.heads")  # fmt: skip
+        if rotated > self.head_size:
+            raise ConfigError(
+                f"model.attention.rotary_dim {rotated} must be at most the size of a head, "
+                f"hidden_size {self.hidden_size} / heads {heads} = {self.head_size}"
+            )
+        for name in ("end_token", "pad_token"):
+            if getattr(self, name) >= self.embedding.vocab_size:
+                raise ConfigError(
+                    f"model.{name} {getattr(self, name)} must be below "
+                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
+                )
+
+
+@dataclass(frozen=True)
+class GPTJOptimizer(Optimizer):
+    """AdamW, by default without weight decay."""
+
+    weight_decay: NonNegativeFloat = 0.0
+    """Part of a weight, times the learning rate, taken from it at each step."""
+
+
+@dataclass(frozen=True)
+class GPTJTraining(Training):
+    """What affects the result of training."""
+
+    optimizer: GPTJOptimizer = field(default_factory=GPTJOptimizer)
+
+
+@dataclass(frozen=True)
+class GPTJConfig(RunConfig):
+    """A GPT-J run."""
+
+    family: Literal["gptj"] = "gptj"
+    """The model family."""
+
+    model: GPTJModel = field(default_factory=GPTJModel)
+    training: GPTJTraining = field(default_factory=GPTJTraining)
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        return super().tensor_parallel_sizes() | {
+            "model.attention.heads": self.model.attention.heads
+        }
