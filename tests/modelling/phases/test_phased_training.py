@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import popxl
 import pytest
 import torch
+
+import popxl
 from modelling.phases.training import TrainingProgram, build_training
 from tests.modelling.phases.toy import WIDTH, ToyLayout, toy_config
 

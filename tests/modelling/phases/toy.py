@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 import popxl
 import popxl_addons as addons
 from config.sections import Execution, Model, Optimizer, RunConfig, Training
@@ -49,7 +50,10 @@ class ToyLayout:
 
     def __init__(self, settings: Settings) -> None:
         batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
-        spec, scalar = popxl.TensorSpec((batch, WIDTH), popxl.float32), popxl.TensorSpec((), popxl.float32)
+        spec, scalar = (
+            popxl.TensorSpec((batch, WIDTH), popxl.float32),
+            popxl.TensorSpec((), popxl.float32),
+        )
         self.inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
         rows = ActivationRows.create(spec, layers, settings)
 
@@ -93,9 +97,7 @@ def toy_config(
     device_iterations: int = 1,
 ) -> RunConfig:
     """Three layers, AdamW with clipping, everything sharded that can be."""
-    optimizer = Optimizer(
-        learning_rate=Rate(maximum=1e-2), weight_decay=0.1, gradient_clipping=1.0
-    )
+    optimizer = Optimizer(learning_rate=Rate(maximum=1e-2), weight_decay=0.1, gradient_clipping=1.0)
     return RunConfig(
         family="toy",
         model=Model(layers=3, hidden_size=WIDTH, sequence_length=1),
