@@ -43,7 +43,8 @@ print(json.dumps({n: getattr(memory, f"{n}_size_in_bytes") for n in names}))
 def test_remote_buffers_stay_in_host_memory(dp: int, tp: int) -> None:
     """All state is host memory that is updated in place, and no host copies are made."""
     spec = importlib.util.find_spec("libtpu")
-    assert spec is not None and spec.submodule_search_locations is not None
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
