@@ -63,6 +63,7 @@ from popxl.tensorlocation import TensorLocation as TensorLocation
 from popxl.tensorlocation import TensorStorage as TensorStorage
 from popxl.tensorlocation import TileSet as TileSet
 
+from popxl import custom as custom  # isort: skip
 from popxl import ops as ops  # isort: skip
 from popxl import transforms as transforms  # isort: skip
 from popxl.session import Session as Session  # isort: skip

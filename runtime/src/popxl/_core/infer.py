@@ -88,4 +88,4 @@ def _freeze(value: Any) -> Any:
         return tuple(sorted((k, _freeze(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):
         return tuple(_freeze(v) for v in value)
-    return value
+    return type(value), value  # 1, 1.0 and True are equal, but make results of different dtypes
