@@ -106,7 +106,6 @@ def test_session_options_that_matter_change_the_key_and_paths_do_not():
             setattr(ir._pb_ir.getSessionOptions(), name, value)
         return program_key(_program(ir))
 
-    assert key(enableStochasticRounding=True) != key()
     assert key(throwIfLog2ScaleTensorNotInRange=False) != key()
     assert key(cachePath="elsewhere", logDir="logs", enableEngineCaching=True) == key()
 

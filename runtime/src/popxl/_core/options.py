@@ -18,7 +18,6 @@ logger = logging.getLogger("popxl")
 MEANINGFUL = {
     "cachePath",
     "enableEngineCaching",
-    "enableStochasticRounding",
     "throwIfLog2ScaleTensorNotInRange",
     "logDir",
     "dotChecks",
