@@ -23,7 +23,7 @@ def add_field_flags(parser: argparse.ArgumentParser, config_class: type[Section]
 
     The texts given for a field are found in the parsed namespace under its dotted name.
     """
-    shortest = _shortest_names(config_class)
+    shortest = shortest_names(config_class)
     groups: dict[str, argparse._ArgumentGroup] = {}
     for leaf in leaves(config_class):
         section = leaf.dotted.rpartition(".")[0] or "configuration"
@@ -54,7 +54,7 @@ def spell_flags(
     Raises:
         ConfigError: for an unknown or ambiguous flag.
     """
-    shortest = _shortest_names(config_class)
+    shortest = shortest_names(config_class)
     known = {option.lstrip("-").replace("-", "_"): option for option in options}
     spelled = []
     for argument in arguments:
@@ -93,8 +93,8 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
     return nested
 
 
-def _shortest_names(config_class: type[Section]) -> dict[str, str]:
-    """Dotted name to the shortest ending that means this field alone."""
+def shortest_names(config_class: type[Section]) -> dict[str, str]:
+    """Dotted name of each field to the shortest ending of it that means this field alone."""
     dotted = [leaf.dotted for leaf in leaves(config_class)]
     return {field: _shortest_name(field, dotted) for field in dotted}
 
@@ -113,7 +113,7 @@ def _fields_named(name: str, dotted: Iterable[str]) -> list[str]:
 
 
 def _field_of(name: str, config_class: type[Section], options: Iterable[str]) -> str:
-    shortest = _shortest_names(config_class)
+    shortest = shortest_names(config_class)
     matches = _fields_named(name, shortest)
     if len(matches) == 1:
         return matches[0]
