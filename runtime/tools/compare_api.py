@@ -1,6 +1,6 @@
 """Compare `popxl` and `popxl_addons` with the lists of PopXL's public names and parameters.
 
-    python runtime/tools/compare_api.py
+    python -m runtime.tools.compare_api
 
 prints each difference and exits with 1 if there is one. `api/popxl.json` and
 `api/popxl_addons.json` hold, for each module, its names, and for each function the parameters with

@@ -31,6 +31,7 @@ def modified_by_reference(op: Op) -> set[int]:
 
 
 def _execute(frame: Frame, op: Op) -> None:
+    """Runs a graph where it is called."""
     graph = op.attrs["graph"]
     inner = frame.machine.run(graph, [frame.read(t) for t in op.inputs])
     frame.values.update(zip(op.outputs, map(inner.read, graph._outputs), strict=True))

@@ -53,6 +53,7 @@ def _modified(op: Op) -> set[int]:
 
 
 def _execute(frame: Frame, op: Op) -> None:
+    """`lax.cond` between two graphs, with the state that either changes."""
     graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
     state = LoopState(frame.machine, list(graphs.values()))
     changed = list(dict.fromkeys(op.inputs[i] for i in sorted(op.modified_inputs())))

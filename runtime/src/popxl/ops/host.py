@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 def _execute_load(frame: Frame, op: Op) -> None:
+    """The next transfer of a stream, whose data is an argument of the program."""
     frame.define(op, frame.machine.host_load(op.attrs["stream"]))
 
 
 def _execute_store(frame: Frame, op: Op) -> None:
+    """The next transfer of a stream, whose data is a result of the program."""
     frame.machine.host_store(op.attrs["stream"], frame.read(op.inputs[0]))
 
 

@@ -162,6 +162,7 @@ FLOAT_FORMAT_MAP = {name: name for name in ("auto", "fixed", "scientific", "none
 
 
 def _execute_print(frame: Frame, op: Op) -> None:
+    """`jax.debug.callback` that writes to stderr."""
     value = frame.read(op.inputs[0])
     title, fmt = op.attrs["title"], PrintTensorFmt(*op.attrs["fmt"])
     if op.attrs["print_self"]:

@@ -29,11 +29,13 @@ def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorS
 
 
 def _execute_load(frame: Frame, op: Op) -> None:
+    """`lax.dynamic_index_in_dim` of an array in host memory, moved to the device."""
     at = _offset(frame, op, 0 if op.inplace is None else 1)
     frame.define(op, frame.machine.load(op.attrs["buffer"], at))
 
 
 def _execute_store(frame: Frame, op: Op) -> None:
+    """`lax.dynamic_update_index_in_dim` of an array in host memory, in place."""
     value = frame.read(op.inputs[0])
     frame.machine.store(op.attrs["buffer"], _offset(frame, op, 1), value)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _execute(frame: Frame, op: Op) -> None:
-    """A counted loop whose carry is exactly the state the graph changes."""
+    """`lax.fori_loop` whose carry is exactly the state the graph changes."""
     graph, count = op.attrs["graph"], op.attrs["count"]
     carried = op.attrs["carried"]
     changed = sorted(i for i in op.modified_inputs() if i >= carried)

@@ -95,6 +95,7 @@ def _backward(
 
 # ---- loops --------------------------------------------------------------------------------------
 def _execute_loop(frame: Frame, op: Op) -> None:
+    """Two `lax.scan`s: the loop again, then the gradient graph of its body backwards."""
     body, carried, count = op.attrs["forward"], op.attrs["carried"], op.attrs["count"]
     feed, provided, wanted = op.attrs["feed"], op.attrs["provided"], op.attrs["wanted"]
     values = [frame.read(t) for t in op.inputs]
@@ -176,6 +177,7 @@ def _needed_in_loop(ctx: GradContext, op: Op) -> set[int]:
 
 # ---- branches -----------------------------------------------------------------------------------
 def _execute_branch(frame: Frame, op: Op) -> None:
+    """`lax.cond` between the gradient graphs of the branches."""
     values = [frame.read(t) for t in op.inputs]
     count = 1 + sum(len(g._inputs) for g in op.attrs["branches"])
     wanted = op.attrs["wanted"]
