@@ -1,0 +1,220 @@
+"""The documentation tells the truth: programs run, commands exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import benchmarks.finetuning
+import benchmarks.inference
+import benchmarks.phased
+import run_finetuning
+import run_validation
+from config.families import FAMILIES
+from docs.tables import DOCUMENTS, rewritten
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md"),
+                *ROOT.glob("runtime/*.md"), *ROOT.glob("benchmarks/*.md")])  # fmt: skip
+README = ROOT / "README.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for found, code in BLOCK.findall(text_of(page)) if found == language]
+
+
+def prose(page: Path) -> str:
+    return BLOCK.sub("", text_of(page))
+
+
+# ---- programs -----------------------------------------------------------------------------------
+WITH_PROGRAMS = [page for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=name)
+def test_programs_run(page, tmp_path):
+    """All Python of a page is one program. In a process of its own, since it may define ops."""
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    path = os.pathsep.join([str(ROOT), str(ROOT / "runtime/src")])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    if done.stdout:
+        assert done.stdout in blocks(page, "text"), f"the page does not show: {done.stdout}"
+
+
+def test_the_readme_has_a_program_that_prints():
+    assert any("print(" in code for code in blocks(README, "python"))
+
+
+# ---- commands -----------------------------------------------------------------------------------
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of each command in the page's shell blocks, without variables set before it."""
+    for block in blocks(page, "bash"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                del words[0]
+            if words:
+                yield words
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{name(page)}: {shlex.join(words)}")
+    for page in PAGES
+    for words in commands(page)
+]
+SCRIPTS = {
+    # the script: its main, and the module and function that would do the work
+    "run_finetuning.py": (run_finetuning.main, run_finetuning, "finetune"),
+    "run_validation.py": (run_validation.main, run_validation, "validate"),
+    "finetuning.py": (benchmarks.finetuning.main, benchmarks.finetuning, "measure"),
+    "inference.py": (benchmarks.inference.main, benchmarks.inference, "measure"),
+    "benchmarks.finetuning": (benchmarks.finetuning.main, benchmarks.finetuning, "measure"),
+    "benchmarks.inference": (benchmarks.inference.main, benchmarks.inference, "measure"),
+    "benchmarks.phased": (benchmarks.phased.main, benchmarks.phased, "measure_all"),
+}
+
+
+class Understood(Exception):
+    """The command line was read, and work would begin."""
+
+
+def begin(*_: object, **__: object) -> None:
+    raise Understood
+
+
+def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    main, module, work = SCRIPTS[script]
+    monkeypatch.setattr(module, work, begin)
+    with pytest.raises(SystemExit if "--help" in arguments else Understood):
+        main(arguments)
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_exist(words, monkeypatch):
+    """Scripts take the flags and presets, make has the targets, files are there."""
+    program, *arguments = words
+    program = program.removeprefix(".venv/bin/")
+    if program == "make":
+        assert {a for a in arguments if "=" not in a} <= make_targets()
+    elif program in ("python", "python3") and arguments[0] in SCRIPTS:
+        check_script(arguments[0], arguments[1:], monkeypatch)
+    elif program in ("python", "python3") and arguments[:1] == ["-m"]:
+        module, *rest = arguments[1:]
+        if module in SCRIPTS:
+            check_script(module, rest, monkeypatch)
+        elif module not in ("venv", "pip", "pytest"):
+            assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
+    elif program == "pip":
+        files = [a for a in arguments if a.endswith(".txt") or a.startswith("./")]
+        assert files
+        assert all((ROOT / file).exists() for file in files)
+    else:
+        assert program == ".", f"what is {program}?"
+
+
+# ---- links and names ----------------------------------------------------------------------------
+def anchor(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(h) for h in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for link in LINK.findall(prose(page)):
+        if link.startswith("https://"):
+            continue
+        target, _, fragment = unquote(link).partition("#")
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{name(page)} links to {link}"
+        if fragment:
+            assert fragment in anchors(path), f"{name(page)} links to {link}"
+
+
+@cache
+def file_names() -> set[str]:
+    """The names of all files of ours."""
+    tops = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return {path.name for top in tops for path in top.rglob("*") if path.is_file()}
+
+
+def is_there(path: str, page: Path) -> bool:
+    """Whether a path that a page mentions exists, from the root or beside the page; a name alone,
+    anywhere."""
+    if (ROOT / path).exists() or (page.parent / path).exists():
+        return True
+    return "*" in path or ("/" not in path and path in file_names())
+
+
+WRITTEN_BY_RUNS = {"config.yml", "metrics.jsonl", "validation.json", "loss_curve.png", "runs/"}
+OF_OTHERS = {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_it_names_exist(page):
+    """What stands in code marks and looks like a file or folder of ours is one."""
+    if page.name == "CHANGELOG.md":
+        return  # it also tells of the past
+    named = re.findall(r"`([\w./*-]+(?:\.(?:py|md|yml|txt|toml|json|jsonl|png)|/))`", prose(page))
+    ours = {path for path in named if "FAMILY" not in path} - WRITTEN_BY_RUNS - OF_OTHERS
+    missing = [path for path in sorted(ours) if not is_there(path, page)]
+    assert not missing, f"{name(page)} names {missing}"
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in LINK.findall(prose(README))}
+    assert not set((ROOT / "docs").glob("*.md")) - linked
+
+
+# ---- tables and numbers -------------------------------------------------------------------------
+@pytest.mark.parametrize("page", DOCUMENTS, ids=name)
+def test_tables_are_those_of_the_configuration(page):
+    assert rewritten(text_of(page)) == text_of(page), "run: python3 -m docs.tables"
+
+
+def test_every_field_is_in_a_table():
+    tables = set(re.findall(r"<!-- table: (\S+) -->", "".join(map(text_of, DOCUMENTS))))
+    sections = {"model", "training", "execution", "checkpoint", "data"}
+    assert tables == {"presets", *sections, *FAMILIES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_nothing_is_left_to_fill_in(page):
+    assert not re.findall(r"@@[^@]*@@", text_of(page))
