@@ -8,6 +8,7 @@ from importlib import metadata
 
 import jax
 
+from popxl._core.handles import DeviceInfo as DeviceInfo
 from popxl.errors import popart_exception as popart_exception
 from popxl.errors import poplar_application_runtime_error as poplar_application_runtime_error
 
@@ -28,10 +29,6 @@ def versionString() -> str:  # noqa: N802 - popart's name
 def getLogger(name: str = "all") -> logging.Logger:  # noqa: N802
     """The runtime's logger, or that of one of its parts."""
     return logging.getLogger("popxl" if name == "all" else f"popxl.{name}")
-
-
-class DeviceInfo:
-    """A device that a session runs on. Programs use it in annotations."""
 
 
 class DataType(enum.Enum):

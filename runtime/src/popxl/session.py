@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from popxl._core.dot import write_requested
+from popxl._core.handles import DeviceInfo, SessionHandle
 from popxl._core.verify import check_replicas, verify_if_asked
 from popxl._lower import hostdata
 from popxl._lower.cache import load_or_compile
@@ -60,6 +61,8 @@ class Session:
         self.weights_to_host_on_exit = weights_to_host_on_exit
         self._device_desc = device_desc
         self._was_attached_stack: list[bool] = []
+        self._set_device(DeviceInfo())
+        self._pb_session = SessionHandle(self)
         self._state: tuple[State, State] | None = None
         _check_patterns(ir)
         check_replicas(ir)
@@ -402,10 +405,18 @@ class Session:
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
         self._was_attached_stack.append(self.is_attached)
+        self._attach()
+        return self
+
+    def _attach(self) -> None:
         if not self.is_attached:
             self._ensure_compiled()
             self._upload()
-        return self
+
+    def _set_device(self, device: DeviceInfo) -> None:
+        """Take the devices of another session, which are the same."""
+        self._device = device
+        device._sessions.add(self)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
         if self._was_attached_stack.pop():

@@ -67,9 +67,9 @@ class Module(popxl.Module):
         self._cached: dict[popxl.Graph, tuple[NamedVariableFactories, GraphWithNamedArgs]] = {}
         self._creating_graph = False
         self.grad_inlining_error = grad_inlining_error
-        self._reset()
+        self._clear()
 
-    def _reset(self) -> None:
+    def _clear(self) -> None:
         """Forget what the last build left, here and in the sub-modules."""
         self._factories = NamedVariableFactories()
         self._args = NamedTensors()
@@ -77,7 +77,7 @@ class Module(popxl.Module):
         self.var_grad = NamedTensors()
         self.called_graphs_grad_info: dict[popxl.Graph, GradGraphInfo] = {}
         for module in self._submodules.values():
-            module._reset()
+            module._clear()
 
     # ---- sub-modules ----------------------------------------------------------------------------
     def __setattr__(self, key: str, value: Any) -> None:
@@ -266,13 +266,13 @@ class Module(popxl.Module):
     def _build_graph(
         self, create: Callable[..., popxl.Graph], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        self._reset()
+        self._clear()
         self._creating_graph = True
         try:
             return self._finish(create(self, *args, **kwargs))
         finally:
             self._creating_graph = False
-            self._reset()  # so that a parent that calls this graph does not own its variables too
+            self._clear()  # so that a parent that calls this graph does not own its variables too
 
     def _finish(self, graph: popxl.Graph) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
         """Take what the build left: variables in the order of the graph's inputs."""
@@ -378,7 +378,7 @@ class Module(popxl.Module):
             for t in wanted:
                 popxl.graph_output(by_input[t])
         info = make_grad_graph_info(graph, forward, connections, [fwd_grad(t) for t in wanted])
-        self._reset()
+        self._clear()
         return GraphWithNamedArgs.from_grad_graph(info)
 
     def _aux_in(

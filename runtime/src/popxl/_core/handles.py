@@ -1,0 +1,57 @@
+"""What programs reach of PopART's objects through private names of a session.
+
+Some applications keep a session attached by hand: they share its `_device` with another one, and
+load the engine through its `_pb_session`. XLA's devices need no attaching, so only what loads and
+fetches variables does something here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from popxl.session import Session
+
+
+class DeviceInfo:
+    """The devices of the sessions that it was given to."""
+
+    def __init__(self) -> None:
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    @property
+    def isAttached(self) -> bool:  # noqa: N802 - PopART's name
+        """Whether a session has its variables on the devices."""
+        return any(session.is_attached for session in self._sessions)
+
+    def attach(self) -> bool:
+        """Nothing: devices are free for all sessions."""
+        return True
+
+    def detach(self) -> None:
+        """Nothing: leaving a session frees its memory."""
+
+
+class SessionHandle:
+    """Stands for PopART's binding of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.proxy(session)
+
+    def prepareDevice(self, loadEngine: bool = True) -> None:  # noqa: N802, N803
+        """Load the variables to the devices, as entering the session does."""
+        if loadEngine:
+            self.loadEngineAndConnectStreams()
+
+    def loadEngineAndConnectStreams(self) -> None:  # noqa: N802
+        """As `prepareDevice`."""
+        self._session._attach()
+
+    def weightsFromHost(self) -> None:  # noqa: N802
+        """`Session.weights_from_host`."""
+        self._session.weights_from_host()
+
+    def weightsToHost(self) -> None:  # noqa: N802
+        """`Session.weights_to_host`."""
+        self._session.weights_to_host()
