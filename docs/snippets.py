@@ -1,0 +1,40 @@
+"""The programs shown in the documentation, copied from files that tests run.
+
+    python3 -m docs.snippets
+
+A snippet stands in a document between `<!-- snippet: FILE NAME -->` and `<!-- end -->`. It is what
+stands in FILE between the lines `# [NAME]` and `# [end]`; this writes it anew. A test fails where
+one is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = (ROOT / "docs" / "tutorial.md",)
+_SNIPPET = re.compile(r"(<!-- snippet: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rewritten(text: str) -> str:
+    """A document with all its snippets as they should be."""
+    return _SNIPPET.sub(lambda m: f"{m[1]}```python\n{_snippet(m[2], m[3])}\n```\n{m[4]}", text)
+
+
+def _snippet(file: str, name: str) -> str:
+    source = (ROOT / file).read_text(encoding="utf-8")
+    found = re.search(rf"^# \[{re.escape(name)}\]\n(.*?)^# \[end\]$", source, re.DOTALL | re.M)
+    if found is None:
+        raise ValueError(f"{file} has no lines `# [{name}]` and `# [end]`")
+    return found[1].strip("\n")
+
+
+def main() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        document.write_text(rewritten(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
