@@ -34,3 +34,11 @@ def test_graphs_are_drawn_when_asked(tmp_path) -> None:
     for check in ("forward", "final"):
         assert {f"{check}_main.dot", f"{check}_program.layer_subgraph_0_.dot"} <= drawn.keys()
     assert all(text.startswith("digraph") for text in drawn.values())
+
+
+def test_the_environment_may_ask_for_drawings(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("POPART_DOT_CHECKS", "FWD0:ALL")
+    ir = popxl.Ir()
+    ir._pb_ir.getSessionOptions().logDir = str(tmp_path)
+    popxl.Session(ir, "ipu_model")
+    assert {path.name for path in tmp_path.iterdir()} == {"fwd0_main.dot", "final_main.dot"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from popxl._core.options import SessionOptions
     from popxl.graph import Graph
     from popxl.ir import Ir
 
@@ -24,10 +26,21 @@ def graph_dot(graph: Graph) -> str:
     return "\n".join([*lines, "}"])
 
 
+def _checks(options: SessionOptions) -> list[str]:
+    """Names in the option `dotChecks` and, separated by colons, in POPART_DOT_CHECKS.
+
+    PopART writes a picture at each stage of its compiler that is named, and at all for ALL. Here a
+    program has one form, its final one.
+    """
+    from_environment = filter(None, os.environ.get("POPART_DOT_CHECKS", "").split(":"))
+    names = [*options.dotChecks, *from_environment]
+    return list(dict.fromkeys("final" if name.upper() == "ALL" else name for name in names))
+
+
 def write_requested(ir: Ir) -> None:
-    """Write the files that `ir.dot_checkpoint` asked for."""
+    """Write the files that `ir.dot_checkpoint`, session options or the environment ask for."""
     options = ir._pb_ir.getSessionOptions()
-    requested = [*ir._pb_ir.dot_checkpoints, *((c, None) for c in options.dotChecks)]
+    requested = [*ir._pb_ir.dot_checkpoints, *((c, None) for c in _checks(options))]
     for check, folder in requested:
         target = Path(folder if folder is not None else options.logDir or ".")
         target.mkdir(parents=True, exist_ok=True)
