@@ -180,7 +180,7 @@ def _lowering(defn: OpDef) -> tuple[str, str]:
         types = "numbers"
     if {"floats", "check_floating"} & set(used):
         types = "floats"
-    text = ", ".join(f"`{n}`" for n in dict.fromkeys(found)) or _expression(node)
+    text = ", ".join(f"`{n}`" for n in dict.fromkeys(found)) or _expression(defn.home, node)
     return text, types + (", alike" if defn.dtypes == "same" else "")
 
 
@@ -188,12 +188,15 @@ def _is_plain(name: str) -> bool:
     return bool(_PLAIN & set(name.split(".")))
 
 
-def _expression(node: ast.AST | None) -> str:
+def _expression(module: str, node: ast.AST | None) -> str:
+    """What a lowering without JAX functions computes."""
+    if isinstance(node, ast.Name):
+        module, node = _meaning_of(module, node.id)
     if isinstance(node, ast.Lambda):
-        return f"`{ast.unparse(node.body)}`"
+        node = node.body
     if isinstance(node, ast.FunctionDef):
-        node = node.body[-1]
-    return "" if node is None else f"`{ast.unparse(node)}`".replace("\n", " ")
+        node = next((n.value for n in reversed(node.body) if isinstance(n, ast.Return)), None)
+    return "" if node is None else f"`{ast.unparse(node)}`"
 
 
 def _gradient(defn: OpDef) -> str:
