@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import types
 
 import pytest
@@ -79,3 +81,9 @@ def test_paths_of_popxl_lead_to_the_ops_and_leave_the_functions_alone(path, name
     assert callable(getattr(home, path.rpartition(".")[2]))
     with pytest.raises(AttributeError, match=f"{path}.* has no attribute 'nothing'"):
         _ = module.nothing
+    assert not hasattr(module, "__file__")
+
+
+def test_a_path_can_be_the_first_import_of_a_program():
+    code = "from popxl.ops.add import add, add_; from popxl import ops; assert add is ops.add"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -49,7 +49,8 @@ class _Path(ModuleType):
         self._families = families
 
     def __getattr__(self, name: str) -> Any:
-        for family in self._families:
+        # `__file__` and the like are the families' own: `inspect` finds modules by them.
+        for family in () if name.startswith("__") else self._families:
             if hasattr(family, name):
                 return getattr(family, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
