@@ -16,12 +16,14 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from config.errors import ConfigError, UserError
+from config.errors import ConfigError, Notice, UserError
 from config.families import config_class_of
 from config.flags import add_field_flags, field_overrides, spell_flags
 from config.presets import load_config, preset_data, preset_names
@@ -120,7 +122,7 @@ def entry_point(
 
     `UserError`, and what `user_errors` names, end with the message on stderr and code 2;
     an interrupt from the keyboard ends with code 130. Every other exception is a defect of ours
-    and keeps its traceback.
+    and keeps its traceback. A `Notice` is shown as one line.
     """
 
     expected: tuple[type[Exception], ...] = (UserError, *user_errors)
@@ -129,7 +131,8 @@ def entry_point(
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
             try:
-                main(arguments)
+                with _plain_notices():
+                    main(arguments)
             except expected as error:
                 print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
                 return USER_ERROR
@@ -141,6 +144,29 @@ def entry_point(
         return run
 
     return decorate
+
+
+@contextmanager
+def _plain_notices() -> Iterator[None]:
+    """Show notices without the place in the code that Python adds to warnings."""
+    usual = warnings.formatwarning
+
+    def formatwarning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if issubclass(category, Notice):
+            return f"warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatwarning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _preset_of(arguments: Sequence[str], default_preset: str) -> str:

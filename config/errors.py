@@ -14,6 +14,10 @@ class ConfigError(UserError, ValueError):
     """A configuration that cannot be meant: unknown names, wrong types, numbers that do not fit."""
 
 
+class Notice(UserWarning):
+    """Something a person should know, though the program goes on. The message is one sentence."""
+
+
 def close_names(name: str, known: Iterable[str]) -> list[str]:
     """The known names that `name` may be a misspelling of, the likeliest first."""
     return get_close_matches(name, list(known), n=3, cutoff=0.6)

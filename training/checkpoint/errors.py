@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from config.errors import UserError
+from config.errors import Notice, UserError
 
 
 class CheckpointError(UserError):
     """A checkpoint or model folder that cannot be read or written."""
 
 
-class CheckpointWarning(UserWarning):
+class CheckpointWarning(Notice):
     """A checkpoint is damaged, and an older one is used instead."""
