@@ -217,3 +217,32 @@ def test_outputs_are_named_after_the_graph_s(ir):
     x = popxl.variable(X)
     graph = ir.create_graph(lambda t: ops.rename(t, "logits"), x)
     assert ops.call(graph, x)[0].name == "logits"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda g: ops.call(g),
+        lambda g: ops.repeat(g, 2),
+        lambda g: ops.conditional(popxl.constant(True), g, g),
+    ],
+    ids=["call", "repeat", "conditional"],
+)
+def test_a_graph_cannot_be_used_inside_itself_or_another_ir(use):
+    ir = popxl.Ir()
+    graph, foreign = ir.create_empty_graph("g"), popxl.Ir().create_empty_graph("h")
+    with graph:
+        for mine in (graph, ir.main_graph):
+            with pytest.raises(ValueError, match="cannot be used inside itself"):
+                use(mine)
+        with pytest.raises(ValueError, match="belongs to another Ir"):
+            use(foreign)
+
+
+def test_code_is_loaded_to_where_it_runs_or_to_a_buffer():
+    with popxl.Ir().main_graph as main:
+        graph = main.ir.create_empty_graph("g")
+        for place in ("executable", "compute_buffer", "io_buffer"):
+            ops.remote_code_load(graph, destination=place)
+        with pytest.raises(ValueError, match="unknown code location 'moon'"):
+            ops.remote_code_load(graph, "moon")

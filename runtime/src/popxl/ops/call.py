@@ -152,9 +152,10 @@ def gather_inputs(
     order. Host data becomes constants.
 
     Raises:
-        ValueError: too many or too few inputs, or a wrong key.
+        ValueError: too many or too few inputs, a wrong key, or a graph that cannot be called here.
         SpecError: an input does not fit the graph's.
     """
+    _check_callable(graph, what)
     given = dict(inputs_dict or {})
     for key in given:
         if key not in graph._inputs:
@@ -174,6 +175,14 @@ def gather_inputs(
     if check_inputs:
         _check_specs(graph, tensors, what)
     return tensors
+
+
+def _check_callable(graph: Graph, what: str) -> None:
+    here = context.get_current_graph()
+    if graph.ir is not here.ir:
+        raise ValueError(f"graph {graph.id!r} belongs to another Ir than graph {here.id!r}")
+    if graph in (here, here.ir.main_graph):
+        raise ValueError(f"{what}: graph {graph.id!r} cannot be used inside itself")
 
 
 def _flatten(inputs: Iterable[Any]) -> Iterable[Any]:
@@ -229,8 +238,6 @@ def call_with_info(
 ) -> CallSiteInfo:
     """As `call`, but return information on the call site."""
     here = context.get_current_graph()
-    if graph.ir is not here.ir:
-        raise ValueError(f"graph {graph.id!r} belongs to another Ir than graph {here.id!r}")
     tensors = gather_inputs(graph, inputs, inputs_dict, "call", check_inputs)
     emit(CALL, tensors, {"graph": graph}, names=output_names(graph))
     return CallSiteInfo(here._ops[-1])

@@ -111,10 +111,13 @@ _CODE_COPY = define(
 def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
     """Load the code of `graph` from remote memory. Recorded; XLA keeps code where it runs.
 
+    Args:
+        destination: "executable": where code runs; or a buffer, from which it is copied later.
+
     Raises:
         ValueError: an unknown destination.
     """
-    code_copy(graph, "executable", destination)
+    code_copy(graph, "compute_buffer", destination)
 
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
@@ -122,8 +125,6 @@ def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -
     for place in (source, destination):
         if place not in TO_IR_ENUM_MAP:
             raise ValueError(f"unknown code location {place!r}: use one of {list(TO_IR_ENUM_MAP)}")
-    if destination == "executable":
-        raise ValueError("the destination of code must be 'compute_buffer' or 'io_buffer'")
     emit(_CODE_COPY, [], {"code_of": graph.id, "source": source, "destination": destination})
 
 
