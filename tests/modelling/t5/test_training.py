@@ -47,7 +47,12 @@ def our_config(dp: int = 1, tp: int = 1, micro_batch: int = 4, layers: int = 3) 
             },
             "training": {
                 "global_batch_size": SAMPLES,
-                "optimizer": {"gradient_clipping": 1.0, "weight_decay": 0.1, "eps": 1e-6},
+                "optimizer": {
+                    "beta2": 0.999,
+                    "eps": 1e-6,
+                    "weight_decay": 0.1,
+                    "gradient_clipping": 1.0,
+                },
             },
             "execution": {
                 "data_parallel": dp,
