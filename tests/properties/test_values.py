@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import popxl
@@ -17,9 +17,10 @@ FAST = settings(
     database=None,
     deadline=None,
     max_examples=4,
+    phases=[Phase.generate],  # shrinking compiles many programs: minutes, for the slow ones only
     suppress_health_check=list(HealthCheck),
 )
-SLOW = settings(FAST, max_examples=60)
+SLOW = settings(FAST, max_examples=60, phases=[Phase.generate, Phase.shrink])
 
 
 def inputs_of(body: Body, seed: int) -> list[np.ndarray]:
