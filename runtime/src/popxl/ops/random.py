@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from popxl import dtypes
 from popxl._core.op import emit
@@ -26,6 +27,19 @@ def _key(seed: Any) -> Any:
     if seed.dtype != jnp.uint32 or seed.shape != (2,):
         raise TypeError(f"a seed must be uint32 of shape (2,), not {seed.dtype} of {seed.shape}")
     return jax.random.wrap_key_data(seed, impl="threefry2x32")
+
+
+def _bits(seed: Any, shape: tuple[int, ...]) -> Any:
+    """Random uint32 of `shape`.
+
+    XLA's own Threefry, with the seed as key and a counter from 0, and not `jax.random.bits`: it is
+    one op, which compiles and runs about 2.5 times as fast on CPU. The algorithm is named, since
+    the default differs between platforms.
+    """
+    _key(seed)  # checks it
+    state = jnp.concatenate([seed, jnp.zeros_like(seed)])
+    threefry = lax.RandomAlgorithm.RNG_THREE_FRY
+    return lax.rng_bit_generator(state, shape, jnp.uint32, algorithm=threefry)[1]
 
 
 # ---- seeds --------------------------------------------------------------------------------------
@@ -132,7 +146,7 @@ def _dropout(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
     if p == 0:
         return x
     threshold = min(round((1 - p) * 2**32), 2**32 - 1)
-    keep = jax.random.bits(_key(seed), shape, jnp.uint32) < jnp.uint32(threshold)
+    keep = _bits(seed, shape) < jnp.uint32(threshold)
     scaled = (widen(x) * (1 / (1 - p))).astype(x.dtype)
     return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
 
