@@ -7,7 +7,7 @@ from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError
-from config.sections import Embedding, Model, Optimizer, RunConfig, Training
+from config.sections import Data, Embedding, Model, Optimizer, RunConfig, Training
 from config.values import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -109,6 +109,14 @@ class GPTJTraining(Training):
 
 
 @dataclass(frozen=True)
+class GPTJData(Data):
+    """What to train and validate on."""
+
+    answers_only: bool = False
+    """Learn to predict the answers alone, and not each token of the prompts too."""
+
+
+@dataclass(frozen=True)
 class GPTJConfig(RunConfig):
     """A GPT-J run."""
 
@@ -117,6 +125,7 @@ class GPTJConfig(RunConfig):
 
     model: GPTJModel = field(default_factory=GPTJModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)
+    data: GPTJData = field(default_factory=GPTJData)
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {

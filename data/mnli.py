@@ -22,10 +22,17 @@ LABEL_WORDS = ("entailment", "neutral", "contradiction")
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 MNLI_SPLITS: dict[Split, str] = {"train": "train", "validation": "validation_mismatched"}
-TOKENIZERS: dict[DatasetName, str] = {
-    "sample": str(SAMPLE_FOLDER / "t5_tokenizer"),
-    "mnli": "google/flan-t5-small",  # all sizes of FLAN-T5 have the same tokenizer
+TOKENIZERS: dict[str, dict[DatasetName, str]] = {
+    "t5": {
+        "sample": str(SAMPLE_FOLDER / "t5_tokenizer"),
+        "mnli": "google/flan-t5-small",  # all sizes of FLAN-T5 have the same tokenizer
+    },
+    "gptj": {
+        "sample": str(SAMPLE_FOLDER / "gptj_tokenizer"),
+        "mnli": "EleutherAI/gpt-j-6b",
+    },
 }
+"""Default tokenizers by model family."""
 
 
 class Example(NamedTuple):
@@ -76,18 +83,27 @@ def _sample_rows(split: Split) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def load_tokenizer(dataset: DatasetName, name: str | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder or of the hub's model `name`; by default the data set's own.
+def load_tokenizer(
+    dataset: DatasetName, name: str | None = None, family: str = "t5"
+) -> PreTrainedTokenizerFast:
+    """The tokenizer in the folder or of the hub's model `name`.
+
+    By default it is that of the data set for the model family.
 
     Raises:
         DataUnavailable: there is no such folder, and the hub cannot be reached.
     """
-    return hub.load_tokenizer(TOKENIZERS[dataset] if name is None else name)
+    return hub.load_tokenizer(TOKENIZERS[family][dataset] if name is None else name)
 
 
 def encoder_prompt(example: Example) -> str:
     """What the encoder reads."""
     return f"mnli hypothesis: {example.hypothesis} premise: {example.premise}"
+
+
+def causal_prompt(example: Example) -> str:
+    """What a language model goes on from: its answer follows, with a space before it."""
+    return f"{encoder_prompt(example)} target:"
 
 
 def read_answer(text: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from modelling.phases.training import Layout
 from modelling.weights import WeightTable
 
 Batch = Mapping[str, np.ndarray]
+LENGTH_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class ModelFamily:
         layout: builds the phases of training in the current Ir.
         generator: builds the graphs of generation in the current Ir.
         weights: which Hugging Face tensors are in which variables, for a configuration.
+        hf_config: content of config.json beside the weights in a Hugging Face folder.
+        tokenizer: the configured tokenizer.
         encode: training samples of examples: `encode(config, examples, tokenizer)`.
         prompts: what to generate from to answer examples, and the configuration with sequences no
             longer than that needs: `prompts(config, examples, tokenizer)`.
@@ -40,6 +44,8 @@ class ModelFamily:
     layout: Callable[[Settings], Layout]
     generator: GeneratorOf
     weights: Callable[[Any], WeightTable]
+    hf_config: Callable[[Any], dict[str, Any]]
+    tokenizer: Callable[[Any], Any]
     encode: Callable[[Any, Sequence[Example], Any], Samples]
     prompts: Callable[[Any, Sequence[Example], Any], tuple[RunConfig, Prompts]]
     generate: Callable[[Any, int], Samples]
@@ -49,6 +55,12 @@ class ModelFamily:
 
 def family_of(config: RunConfig) -> ModelFamily:
     """The record of a configuration's family."""
+    from modelling.gptj.family import FAMILY as GPTJ
     from modelling.t5.family import FAMILY as T5
 
-    return {"t5": T5}[config.family]
+    return {"t5": T5, "gptj": GPTJ}[config.family]
+
+
+def length_multiple(config: RunConfig) -> int:
+    """What lengths of prompts are rounded up to, so that fewer different programs are compiled."""
+    return math.lcm(LENGTH_MULTIPLE, config.execution.attention_serialisation)

@@ -9,9 +9,10 @@ the optimizer's moments, to variables and back, and hold the rules for initial v
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Weight:
     Attributes:
         name: Hugging Face's.
         shape: Hugging Face's.
-        std: standard deviation of its initial values around 0; None: they are 1.
+        std: standard deviation of its initial values around 0 (0: they are 0); None: they are 1.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Weight:
         """Initial values, float32: a function of the seed and the name alone."""
         if self.std is None:
             return np.ones(self.shape, np.float32)
+        if self.std == 0:
+            return np.zeros(self.shape, np.float32)
         digest = hashlib.sha256(self.name.encode()).digest()
         generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
         values = generator.standard_normal(self.shape, np.float32)
@@ -69,6 +72,11 @@ class Row:
     weights: tuple[Weight, ...]
     transpose: bool = False
     axis: int | None = None
+
+    @classmethod
+    def linear(cls, path: str, *weights: Weight, cut: Literal["in", "out"]) -> Row:
+        """The weight of the linear map in `path`: the "in" or the "out" features are cut."""
+        return cls(f"{path}.weight", weights, transpose=True, axis=0 if cut == "in" else 1)
 
     def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
         """The variable's host data; dtypes stay.
@@ -162,12 +170,14 @@ class WeightTable:
         phases: names of the layers of each phase of a phased program.
         tensor_parallel: number of parts that sharded variables are cut into.
         aliases: other names of logical weights that files may have, by alias.
+        ignored: names of tensors in files that are no weights.
     """
 
     layers: Mapping[str, tuple[Row, ...]]
     phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor_parallel: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
+    ignored: Collection[str] = ()
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -201,7 +211,7 @@ class WeightTable:
     def _sources(self, names: Iterable[str]) -> dict[str, str]:
         """Logical name to the name in a file that has the weights `names`."""
         found: dict[str, str] = {}
-        for name in names:
+        for name in (n for n in names if n not in self.ignored):
             own = self.aliases.get(name, name)
             if own not in found or name == own:
                 found[own] = name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.loader import Samples
-from data.mnli import load_corpus, load_tokenizer
+from data.mnli import load_corpus
 from modelling.spec import family_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def fitting_tokenizer(config: RunConfig) -> PreTrainedTokenizerFast:
     Raises:
         UserError: it cannot be had, or has tokens that the model does not.
     """
-    tokenizer = load_tokenizer(config.data.dataset, config.data.tokenizer)
+    tokenizer = family_of(config).tokenizer(config)
     if len(tokenizer) > config.model.embedding.vocab_size:
         raise ConfigError(
             f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from config.cli import CommandLine
 from config.errors import ConfigError
 from config.sections import RunConfig
-from data.mnli import LABEL_WORDS, Corpus, encoder_prompt, load_corpus, read_answer
+from data.mnli import LABEL_WORDS, Corpus, load_corpus, read_answer
 from data.prompts import Prompts
 from inference import Inference
 from modelling.spec import family_of
@@ -58,7 +58,7 @@ def validate(line: CommandLine) -> ValidationReport:
         "prompts_cut": prompts.truncated,
         "seconds": round(seconds, 3),
     }
-    report = ValidationReport(LABEL_WORDS, _answers(corpus, texts), facts)
+    report = ValidationReport(LABEL_WORDS, _answers(corpus, prompts, texts), facts)
     path = report.write(_directory(line))
     _say(f"{len(texts)} answers in {seconds:.1f} s; details are in {path}")
     return report
@@ -81,10 +81,10 @@ def _generated(model: Inference, prompts: Prompts) -> np.ndarray:
         return model.generate(prompts.words, prompts.mask, bar.update)
 
 
-def _answers(corpus: Corpus, texts: Sequence[str]) -> list[Answer]:
+def _answers(corpus: Corpus, prompts: Prompts, texts: Sequence[str]) -> list[Answer]:
     return [
-        Answer(encoder_prompt(example), text, example.label, read_answer(text))
-        for example, text in zip(corpus.examples, texts, strict=True)
+        Answer(prompt, text, example.label, read_answer(text))
+        for example, prompt, text in zip(corpus.examples, prompts.texts, texts, strict=True)
     ]
 
 

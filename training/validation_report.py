@@ -22,7 +22,7 @@ class Answer:
     """What the model answered to one example.
 
     Attributes:
-        prompt: what the encoder read.
+        prompt: what the model was asked.
         generated: text of the answer.
         expected: index of the right label.
         label: index of the label that the answer names; None if it names none.

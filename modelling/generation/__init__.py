@@ -11,3 +11,4 @@ from modelling.generation.program import GenerationProgram as GenerationProgram
 from modelling.generation.program import Generator as Generator
 from modelling.generation.program import Search as Search
 from modelling.generation.program import build_generation as build_generation
+from modelling.generation.stack import Stack as Stack

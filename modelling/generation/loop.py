@@ -20,12 +20,10 @@ class SpecialTokens:
     """Tokens with a meaning for generation.
 
     Attributes:
-        start: read at the first position.
         end: the last token of a sequence.
         pad: fills a sequence behind its end.
     """
 
-    start: int
     end: int
     pad: int
 
@@ -33,6 +31,7 @@ class SpecialTokens:
 def decode(
     step: BoundGraph,
     caches: Sequence[Tensor],
+    first: Tensor,
     prompted: Tensor,
     length: int,
     choose: Choice,
@@ -48,6 +47,7 @@ def decode(
             (int32 (batch, 1), the tokens at that position), the caches. Outputs: logits for the
             next token (see `Choice`), the updated caches.
         caches: what `step` carries from one position to the next, at the start.
+        first: int32 (batch, 1), the tokens read at the first position.
         prompted: bool (batch,), false for samples to leave out, which only fill up the batch.
         length: number of positions.
 
@@ -56,7 +56,7 @@ def decode(
     """
     batch = prompted.shape[0]
     state = [
-        popxl.constant([[special.start]] * batch, popxl.int32, "start_tokens"),
+        first,
         popxl.constant([[special.pad] * length] * batch, popxl.int32, "no_tokens"),
         ops.logical_not(prompted),
     ]
@@ -74,9 +74,9 @@ def decode(
         )
         return [position + 1, *new]
 
-    first = popxl.constant(0, popxl.int32, "first_position")
-    loop = ir.create_graph(one_position, first, carried, bound)
-    _, _, _, tokens, *_ = ops.repeat(loop, length, first, *carried, *bound)
+    start = popxl.constant(0, popxl.int32, "first_position")
+    loop = ir.create_graph(one_position, start, carried, bound)
+    _, _, _, tokens, *_ = ops.repeat(loop, length, start, *carried, *bound)
     return tokens
 
 

@@ -8,8 +8,12 @@ from modelling.layers.attention import Attention as Attention
 from modelling.layers.attention import merge_heads as merge_heads
 from modelling.layers.attention import split_heads as split_heads
 from modelling.layers.dropout import Dropout as Dropout
+from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding
+from modelling.layers.feed_forward import FeedForward as FeedForward
 from modelling.layers.feed_forward import GatedFeedForward as GatedFeedForward
+from modelling.layers.head import ModelHead as ModelHead
+from modelling.layers.heads import Heads as Heads
 from modelling.layers.layer import Layer as Layer
 from modelling.layers.layer import cast as cast
 from modelling.layers.linear import FusedLinear as FusedLinear
@@ -17,7 +21,9 @@ from modelling.layers.linear import Linear as Linear
 from modelling.layers.lm_head import IGNORED as IGNORED
 from modelling.layers.lm_head import LMHead as LMHead
 from modelling.layers.masking import MASKED as MASKED
+from modelling.layers.masking import causal_bias as causal_bias
 from modelling.layers.masking import padding_bias as padding_bias
+from modelling.layers.norm import LayerNorm as LayerNorm
 from modelling.layers.norm import RMSNorm as RMSNorm
 from modelling.layers.parallel import Groups as Groups
 from modelling.layers.residual import add_residual as add_residual

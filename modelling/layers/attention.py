@@ -69,7 +69,7 @@ class Attention(addons.Module):
             (b, h, q, d).
         """
         biases = tuple(biases)
-        if self.slices == 1:
+        if self.slices == 1 or q.shape[2] == 1:  # a single query, in generation, is not cut
             return self.step(q, k, v, biases, seed)
         call = self.call_module(self.sliced, autodiff="auto" if self.differentiable else "none")
         return call(q, k, v, biases, seed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import popxl
+from config.sections import RunConfig
+from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
@@ -30,3 +32,29 @@ class VocabularyEmbedding(Layer):
             return ops.gather(weight, tokens)
         own = tokens - self.groups.rank() * self.shape[0]
         return self.groups.close_sharded(ops.gather(weight, own, zero_OOR=True))
+
+
+class Embeddings(Layer):
+    """What a stack begins with: embeddings of tokens, and dropout.
+
+    Variables: `tokens.weight`, see `VocabularyEmbedding`.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        model = config.model
+        self.dropout = Dropout.of(model)
+        self.tokens = VocabularyEmbedding(
+            model.embedding.vocab_size,
+            model.hidden_size,
+            popxl.dtype.as_dtype(model.precision),
+            Groups.current(config.execution.tensor_parallel),
+        )
+
+    def build(self, words: Tensor, seed: Tensor | None = None) -> Tensor:
+        """words: int32 (batch, length) -> (batch, length, hidden).
+
+        Args:
+            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+        """
+        return self.dropout(self.tokens(words), seed)

@@ -9,6 +9,28 @@ from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
 
 
+class FeedForward(Layer):
+    """wo(gelu(wi x + bias)), with gelu's tanh approximation, inside a sharded computation.
+
+    Variables: `wi.weight` (hidden, inner / tensor_parallel), `wi.bias`; `wo.weight`
+    (inner / tensor_parallel, hidden), without a bias: it belongs behind the sum over replicas.
+
+    Args:
+        hidden: features of the input and output.
+        inner: features inside.
+    """
+
+    def __init__(self, hidden: int, inner: int, groups: Groups) -> None:
+        super().__init__()
+        part = groups.shard(inner, "inner features")
+        self.wi = Linear(part, groups.sharded, bias=True)
+        self.wo = Linear(hidden, groups.sharded)
+
+    def build(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> this replica's part of the sum, of the same shape."""
+        return self.wo(ops.gelu(self.wi(x)))
+
+
 class GatedFeedForward(Layer):
     """wo(gelu(wi_0 x) * wi_1 x), with gelu's tanh approximation (Shazeer, arXiv:2002.05202).
 

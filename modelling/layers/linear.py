@@ -9,22 +9,26 @@ from popxl import ReplicaGrouping, Tensor, ops
 class Linear(Layer):
     """y = x @ weight, for this replica's part of the weight; no communication.
 
-    Variables: `weight` (in_features, out_features).
+    Variables: `weight` (in_features, out_features), and `bias` (out_features,) if there is one.
 
     Args:
         out_features: length of the output's last axis on a replica.
-        grouping: replicas that hold the same part of the weight.
+        grouping: replicas that hold the same part of the weight and the bias.
     """
 
-    def __init__(self, out_features: int, grouping: ReplicaGrouping) -> None:
+    def __init__(self, out_features: int, grouping: ReplicaGrouping, bias: bool = False) -> None:
         super().__init__()
         self.out_features = out_features
         self.grouping = grouping
+        self.bias = bias
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
-        return x @ self.weight("weight", shape, x.dtype, self.grouping)
+        y = x @ self.weight("weight", shape, x.dtype, self.grouping)
+        if not self.bias:
+            return y
+        return y + self.weight("bias", shape[1:], x.dtype, self.grouping)
 
 
 class FusedLinear(Linear):

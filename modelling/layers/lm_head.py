@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import popxl
-from modelling.layers.layer import Layer
+from modelling.layers.layer import Layer, cast
 from modelling.layers.masking import MASKED
 from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
@@ -18,13 +18,15 @@ IGNORED = -100
 class LMHead(Layer):
     """Logits of the next token, with a weight of its own (not the embedding's).
 
-    Variables: `weight` (hidden, ceil(vocabulary / tensor_parallel)), sharded.
+    Variables: `weight` (hidden, ceil(vocabulary / tensor_parallel)), sharded, and `bias`
+    (ceil(vocabulary / tensor_parallel),) if there is one.
     """
 
-    def __init__(self, vocabulary: int, groups: Groups) -> None:
+    def __init__(self, vocabulary: int, groups: Groups, bias: bool = False) -> None:
         super().__init__()
         self.vocabulary = vocabulary
         self.groups = groups
+        self.bias = bias
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
@@ -36,6 +38,9 @@ class LMHead(Layer):
         weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
         x = self.groups.open_sharded(x)
         logits = ops.matmul(x, weight, output_type=popxl.float32)
+        if self.bias:
+            bias = self.weight("bias", (shard,), x.dtype, self.groups.sharded)
+            logits = logits + cast(bias, popxl.float32)
         padded = shard * self.groups.tensor_parallel
         if padded == self.vocabulary:
             return logits

@@ -7,8 +7,10 @@ step pass through it, read from and written to rows of activation buffers.
 
 from modelling.phases.head import LossPhase as LossPhase
 from modelling.phases.phase import Phase as Phase
-from modelling.phases.phase import Port as Port
 from modelling.phases.rows import ActivationRows as ActivationRows
 from modelling.phases.rows import InputBuffers as InputBuffers
+from modelling.phases.rows import Port as Port
 from modelling.phases.rows import over_rows as over_rows
 from modelling.phases.settings import Settings as Settings
+from modelling.phases.stack import stack_backward as stack_backward
+from modelling.phases.stack import stack_forward as stack_forward

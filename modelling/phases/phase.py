@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import popxl
 import popxl_addons as addons
 from modelling.phases.optimizer import OptimizerStore, weighted_squares
+from modelling.phases.rows import Port
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
 from popxl import ops
 from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.rts import reduce_replica_sharded_graph
-from popxl_addons.transforms.batch_serialisation import (
-    RemoteHandle,
-    batch_serialise_fwd_and_grad,
-)
+from popxl_addons.transforms.batch_serialisation import batch_serialise_fwd_and_grad
 from popxl_addons.variable_factory import NamedVariableFactories
-
-
-@dataclass(frozen=True)
-class Port:
-    """An input or output of a layer: its spec and rows of buffers.
-
-    Attributes:
-        spec: of one micro-batch on one replica.
-        value: where the value is loaded from (input) or stored to (output).
-        grad: where its gradient is stored to (input) or loaded from (output); None: it has none.
-    """
-
-    spec: popxl.TensorSpec
-    value: RemoteHandle
-    grad: RemoteHandle | None = None
 
 
 class Phase:

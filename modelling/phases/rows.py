@@ -20,6 +20,21 @@ def fixed_row(
 
 
 @dataclass(frozen=True)
+class Port:
+    """An input or output of a layer: its spec and rows of buffers.
+
+    Attributes:
+        spec: of one micro-batch on one replica.
+        value: where the value is loaded from (input) or stored to (output).
+        grad: where its gradient is stored to (input) or loaded from (output); None: it has none.
+    """
+
+    spec: popxl.TensorSpec
+    value: RemoteHandle
+    grad: RemoteHandle | None = None
+
+
+@dataclass(frozen=True)
 class ActivationRows:
     """The values between the phases of a stack, and their gradients.
 
@@ -78,6 +93,10 @@ class InputBuffers:
     def __getitem__(self, name: str) -> RemoteHandle:
         """Where a phase loads the input `name` from."""
         return fixed_row(self.buffers[name], 0)
+
+    def port(self, name: str) -> Port:
+        """The input `name` as a phase takes it."""
+        return Port(self.streams[name].spec, self[name])
 
     def load(self) -> None:
         """Bring all micro-batches of the step from the host."""

@@ -1,7 +1,7 @@
 """FLAN-T5: T5 v1.1 with gated GELU and an untied head."""
 
+from modelling.layers import Embeddings as Embeddings
 from modelling.t5.blocks import DecoderBlock as DecoderBlock
 from modelling.t5.blocks import EncoderBlock as EncoderBlock
-from modelling.t5.ends import Embeddings as Embeddings
 from modelling.t5.ends import EncoderHead as EncoderHead
 from modelling.t5.ends import Head as Head

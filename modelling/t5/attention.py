@@ -6,28 +6,22 @@ project out. `build` runs them one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import popxl
 from config.t5 import T5Config
 from modelling.layers import (
-    Attention,
-    Dropout,
     FusedLinear,
     Groups,
-    Layer,
+    Heads,
     Linear,
     RMSNorm,
     add_residual,
-    merge_heads,
     padding_bias,
-    split_heads,
 )
 from modelling.t5.relative_position import RelativePosition
 from popxl import Tensor
 
 
-class AttentionLayer(Layer):
+class AttentionLayer(Heads):
     """What self-attention and cross-attention have in common.
 
     Args:
@@ -35,26 +29,9 @@ class AttentionLayer(Layer):
     """
 
     def __init__(self, config: T5Config, groups: Groups, slices: int = 1) -> None:
-        super().__init__()
-        model = config.model
-        self.groups = groups
-        self.heads = groups.shard(model.attention.heads, "attention heads")
-        self.features = self.heads * model.attention.d_kv  # of all heads on a replica
-        self.dropout = Dropout.of(model)
-        self.norm = RMSNorm(model.layer_norm_epsilon)
-        self.attention = Attention(self.dropout, slices=slices, differentiable=not model.eval)
-        self.output = Linear(model.hidden_size, groups.sharded)
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        biases: Sequence[Tensor] = (),
-        seed: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of this replica's heads; see `Attention.build`."""
-        return self.attention(q, k, v, biases, self.groups.own_seed(seed))
+        attention = config.model.attention
+        super().__init__(config, groups, attention.heads, attention.d_kv, slices=slices)
+        self.norm = RMSNorm(config.model.layer_norm_epsilon)
 
     def project_out(self, x: Tensor, heads: Tensor, seed: Tensor | None = None) -> Tensor:
         """Add the heads' results to the residual.
@@ -63,12 +40,8 @@ class AttentionLayer(Layer):
             x: the layer's input, (batch, queries, hidden).
             heads: what `attend` returns.
         """
-        y = self.groups.close_sharded(self.output(merge_heads(heads)))
+        y = self.groups.close_sharded(self.merge(heads))
         return add_residual(x, self.dropout(y, seed))
-
-    def split(self, *projections: Tensor) -> tuple[Tensor, ...]:
-        """Each (batch, n, heads * d_kv) -> (batch, heads, n, d_kv)."""
-        return tuple(split_heads(t, self.heads) for t in projections)
 
 
 class SelfAttention(AttentionLayer):

@@ -13,16 +13,18 @@ from config.t5 import T5Config
 from data.encoding import IGNORE_INDEX, EncodedExamples, encode
 from data.generated import GeneratedExamples
 from data.loader import Samples
-from data.mnli import Example
+from data.mnli import Example, encoder_prompt, load_tokenizer
 from data.prompts import Prompts
 from modelling.layers.lm_head import IGNORED
-from modelling.spec import Batch, ModelFamily
-from modelling.t5.generation import T5Generator
+from modelling.spec import Batch, ModelFamily, length_multiple
+from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.training import T5Layout
 from modelling.t5.weights import weight_table
 
-LENGTH_MULTIPLE = 8
-"""Lengths of prompts are rounded up to it, so that fewer different programs are compiled."""
+
+def tokenizer_of(config: T5Config) -> Any:
+    """The configured tokenizer."""
+    return load_tokenizer(config.data.dataset, config.data.tokenizer, config.family)
 
 
 def encode_samples(
@@ -42,13 +44,14 @@ def validation_prompts(
     than the configuration allows.
     """
     samples = encode_samples(config, examples, tokenizer)
-    multiple = math.lcm(LENGTH_MULTIPLE, config.execution.attention_serialisation)
+    multiple = length_multiple(config)
     longest = math.ceil(np.diff(samples.starts).max() / multiple) * multiple
     length = min(longest, config.model.sequence_length)
     answer = np.count_nonzero(samples.targets != IGNORE_INDEX, axis=1).max()
     model = replace(config.model, sequence_length=length, decoder_sequence_length=int(answer))
     batch = replace(samples, sequence_length=length).take(np.arange(len(samples)))
-    prompts = Prompts(batch["input_ids"], batch["attention_mask"], samples.truncated)
+    texts = [encoder_prompt(example) for example in examples]
+    prompts = Prompts(texts, batch["input_ids"], batch["attention_mask"], samples.truncated)
     return replace(config, model=model), prompts
 
 
@@ -79,10 +82,37 @@ def target_tokens(batch: Batch) -> int:
     return int(np.count_nonzero(batch["labels"] != IGNORED))
 
 
+def hf_config(config: T5Config) -> dict[str, Any]:
+    """Hugging Face's configuration of the model."""
+    model, attention = config.model, config.model.attention
+    return {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "vocab_size": model.embedding.vocab_size,
+        "d_model": model.hidden_size,
+        "d_kv": attention.d_kv,
+        "d_ff": model.d_ff,
+        "num_layers": model.layers,
+        "num_decoder_layers": model.layers,
+        "num_heads": attention.heads,
+        "relative_attention_num_buckets": attention.relative_attention_num_buckets,
+        "relative_attention_max_distance": attention.relative_attention_max_distance,
+        "layer_norm_epsilon": model.layer_norm_epsilon,
+        "dropout_rate": model.dropout_prob,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "decoder_start_token_id": START_TOKEN,
+        "pad_token_id": SPECIAL_TOKENS.pad,
+        "eos_token_id": SPECIAL_TOKENS.end,
+    }
+
+
 FAMILY = ModelFamily(
     layout=T5Layout,
     generator=T5Generator,
     weights=weight_table,
+    hf_config=hf_config,
+    tokenizer=tokenizer_of,
     encode=encode_samples,
     prompts=validation_prompts,
     generate=generate_samples,

@@ -9,21 +9,22 @@ The modules' attributes have the names of the weight table's layers, and so have
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Choice, SpecialTokens, decode
-from modelling.layers import Groups, Layer, padding_bias
+from modelling.generation import Choice, SpecialTokens, Stack, decode
+from modelling.layers import Embeddings, Groups, Layer, padding_bias
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import Embeddings, EncoderHead, Head
+from modelling.t5.ends import EncoderHead, Head
 from modelling.t5.relative_position import RelativePosition
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
 
-SPECIAL_TOKENS = SpecialTokens(start=0, end=1, pad=0)
+START_TOKEN = 0
+SPECIAL_TOKENS = SpecialTokens(end=1, pad=0)
 RELATIVE_POSITION = "self_attention.relative_position"
 
 
@@ -91,43 +92,28 @@ class EncodedKeyValues(Layer):
 
 
 # ---- stacks -------------------------------------------------------------------------------------
-class Stack(Module):
-    """Layers of one kind: one graph, called with the weights of each. Those of layer i are in `i`.
-
-    The first layer also has the weight of relative positions.
-    """
+class T5Stack(Stack):
+    """A stack whose first layer also has the weight of relative positions."""
 
     def __init__(self, config: T5Config) -> None:
-        super().__init__()
+        super().__init__(config.model.layers)
         self.config = config
-
-    def weights_of_layers(
-        self, layer: NamedVariableFactories, first: NamedVariableFactories | None = None
-    ) -> Iterator[NamedTensors]:
-        """Add inputs for the variables of each layer.
-
-        Args:
-            layer: variables of every layer.
-            first: those of relative positions, for the first layer.
-        """
-        for i in range(self.config.model.layers):
-            own = layer.copy()
-            if first is not None and i == 0:
-                own.insert(RELATIVE_POSITION, first)
-            yield self.add_variable_inputs(i, own)
 
     def relative_positions(
         self, causal: bool, length: int
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """The graph of the biases between `length` positions."""
+        """The graph of the biases between `length` positions, and the first layer's variables."""
         config = self.config
         dtype = popxl.dtype.from_name(config.model.precision)
         groups = Groups.current(config.execution.tensor_parallel)
         layer = RelativePosition(config.model.attention, dtype, causal, groups)
-        return layer.create_graph(length, length)
+        facts, graph = layer.create_graph(length, length)
+        named = NamedVariableFactories()
+        named.insert(RELATIVE_POSITION, facts)
+        return named, graph
 
 
-class EncoderStack(Stack):
+class EncoderStack(T5Stack):
     """All encoder layers."""
 
     def build(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -143,7 +129,7 @@ class EncoderStack(Stack):
         return x
 
 
-class DecoderPreparation(Stack):
+class DecoderPreparation(T5Stack):
     """What the decoder layers need that is the same at all positions."""
 
     def build(self, encoded: Tensor) -> list[Tensor]:
@@ -162,7 +148,7 @@ class DecoderPreparation(Stack):
         return prepared
 
 
-class DecoderStack(Stack):
+class DecoderStack(T5Stack):
     """All decoder layers at one position."""
 
     def build(
@@ -271,9 +257,11 @@ class T5Generator:
             dict(zip(fixed, [*prepared, padding], strict=False))  # behind them are the weights
         )
         prompted = ops.cast(ops.max(mask, 1), popxl.bool)
+        start = [[START_TOKEN]] * mask.shape[0]
         return decode(
             step,
             caches,
+            popxl.constant(start, popxl.int32, "start_tokens"),
             prompted,
             self.output_length,
             choose,

@@ -8,11 +8,12 @@ their sum is the gradient that enters the encoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import popxl
 import popxl_addons as addons
 from config.t5 import T5Config
+from modelling.layers import Embeddings
 from modelling.phases import (
     ActivationRows,
     InputBuffers,
@@ -20,11 +21,12 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
-    over_rows,
+    stack_backward,
+    stack_forward,
 )
 from modelling.phases.rows import activation_buffer, sum_rows
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import Embeddings, EncoderHead, Head
+from modelling.t5.ends import EncoderHead, Head
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
 RELATIVE_POSITION = "relative_position"
@@ -69,10 +71,6 @@ class T5Layout:
         self._decoder_rows = ActivationRows.create(self._dec, self._layers + 1, settings)
         self._encoded_grads = activation_buffer(self._enc, self._layers, settings)
 
-    def _input(self, name: str) -> Port:
-        stream = self.inputs.streams[name]
-        return Port(stream.spec, self.inputs[name])
-
     # ---- encoder --------------------------------------------------------------------------------
     def _encoder_row(self, offset: int) -> Port:
         rows = self._encoder_rows
@@ -81,11 +79,11 @@ class T5Layout:
     def _encoder_phases(self) -> None:
         config, settings, row = self._config, self._settings, self._encoder_row
         self.embeddings = Phase(
-            "embeddings", Embeddings(config), {"words": self._input("words")}, row(0), settings
+            "embeddings", Embeddings(config), {"words": self.inputs.port("words")}, row(0), settings
         )
 
         def inputs(offset: int) -> dict[str, Port]:
-            return {"x": row(offset), "mask": self._input("mask")}
+            return {"x": row(offset), "mask": self.inputs.port("mask")}
 
         self.first_encoder = Phase(
             "first_encoder_layer", EncoderBlock(config), inputs(0), row(1), settings
@@ -125,7 +123,7 @@ class T5Layout:
         self.decoder_embeddings = Phase(
             "decoder_embeddings",
             Embeddings(config),
-            {"words": self._input("decoder_words")},
+            {"words": self.inputs.port("decoder_words")},
             row(0),
             settings,
             shared={"": self.embeddings},
@@ -138,7 +136,7 @@ class T5Layout:
             return {
                 "x": row(offset),
                 "encoded": Port(self._enc, encoded, grads),
-                "mask": self._input("mask"),
+                "mask": self.inputs.port("mask"),
             }
 
         self.first_decoder = Phase(
@@ -149,8 +147,8 @@ class T5Layout:
         )
         head_inputs = {
             "x": row(self._layers),
-            "labels": self._input("labels"),
-            "weight": self._input("weight"),
+            "labels": self.inputs.port("labels"),
+            "weight": self.inputs.port("weight"),
         }
         self.head = LossPhase("head", Head(config), head_inputs, settings)
 
@@ -182,7 +180,7 @@ class T5Layout:
     def _stack_forward(self, first: Phase, others: Phase | None, seeds: list[popxl.Tensor]) -> None:
         first.forward(popxl.constant(0, popxl.int32), *seeds)
         if others is not None:
-            over_rows(range(others.entries), _forward(others), (), seeds)
+            stack_forward(others, seeds)
 
     def _stack_backward(
         self,
@@ -193,21 +191,5 @@ class T5Layout:
     ) -> popxl.Tensor:
         """The first layer comes last, when the others have added to what it lends them."""
         if others is not None:
-            rows = range(others.entries - 1, -1, -1)
-            (squares,) = over_rows(rows, _backward(others), [squares], seeds)
+            squares = stack_backward(others, squares, seeds)
         return squares + first.backward(popxl.constant(0, popxl.int32), *seeds)
-
-
-def _forward(phase: Phase) -> Callable[..., list[popxl.Tensor]]:
-    def body(row: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
-        phase.forward(row, *seeds)
-        return []
-
-    return body
-
-
-def _backward(phase: Phase) -> Callable[..., list[popxl.Tensor]]:
-    def body(row: popxl.Tensor, squares: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
-        return [squares + phase.backward(row, *seeds)]
-
-    return body

@@ -55,7 +55,7 @@ def _layers(model: T5Model) -> dict[str, tuple[Row, ...]]:
         **{decoder_layer(i): rows.decoder_layer(i) for i in indices},
         HEAD: (
             rows.norm("norm", "decoder.final_layer_norm"),
-            rows.linear("lm_head", (Weight("lm_head.weight", vocabulary, 1.0),), cut="out"),
+            Row.linear("lm_head", Weight("lm_head.weight", vocabulary, 1.0), cut="out"),
         ),
     }
 
@@ -87,7 +87,7 @@ class _Rows:
         path, attention = "self_attention", f"{theirs}.SelfAttention"
         rows = [
             self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
-            self.linear(f"{path}.qkv", self.projections(attention, "q", "k", "v"), cut="out"),
+            Row.linear(f"{path}.qkv", *self.projections(attention, "q", "k", "v"), cut="out"),
         ]
         if index == 0:
             rows.append(self.relative_position(path, attention))
@@ -97,8 +97,8 @@ class _Rows:
         path, attention = "cross_attention", f"{theirs}.EncDecAttention"
         return (
             self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
-            self.linear(f"{path}.q", self.projections(attention, "q"), cut="out"),
-            self.linear(f"{path}.kv", self.projections(attention, "k", "v"), cut="out"),
+            Row.linear(f"{path}.q", *self.projections(attention, "q"), cut="out"),
+            Row.linear(f"{path}.kv", *self.projections(attention, "k", "v"), cut="out"),
             self.output(path, attention),
         )
 
@@ -109,17 +109,13 @@ class _Rows:
         wo = Weight(f"{dense}.wo.weight", (self.hidden, self.d_ff), self.d_ff**-0.5)
         return (
             self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
-            self.linear(f"{path}.gated.wi", wi, cut="out"),
-            self.linear(f"{path}.gated.wo", (wo,), cut="in"),
+            Row.linear(f"{path}.gated.wi", *wi, cut="out"),
+            Row.linear(f"{path}.gated.wo", wo, cut="in"),
         )
 
     # ---- parts ----------------------------------------------------------------------------------
     def norm(self, path: str, theirs: str) -> Row:
         return Row(f"{path}.weight", (Weight(f"{theirs}.weight", (self.hidden,)),))
-
-    def linear(self, path: str, weights: tuple[Weight, ...], cut: str) -> Row:
-        """Args: `cut`: over tensor parallelism, the "in" or "out" features."""
-        return Row(f"{path}.weight", weights, transpose=True, axis=0 if cut == "in" else 1)
 
     def projections(self, attention: str, *kinds: str) -> tuple[Weight, ...]:
         """Weights of queries, keys, values. Initial queries make up for scores without a scale."""
@@ -130,7 +126,7 @@ class _Rows:
 
     def output(self, path: str, attention: str) -> Row:
         weight = Weight(f"{attention}.o.weight", (self.hidden, self.inner), self.inner**-0.5)
-        return self.linear(f"{path}.output", (weight,), cut="in")
+        return Row.linear(f"{path}.output", weight, cut="in")
 
     def relative_position(self, path: str, attention: str) -> Row:
         shape = (self.attention.relative_attention_num_buckets, self.attention.heads)

@@ -11,7 +11,8 @@ from modelling.layers import Groups
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import BoundGraph
 
-SPECIAL = SpecialTokens(start=9, end=1, pad=0)
+START = 9
+SPECIAL = SpecialTokens(end=1, pad=0)
 LENGTH = 6
 SCRIPT = np.array(
     [
@@ -56,6 +57,7 @@ def run(
         out = decode(
             BoundGraph(graph, {graph.inputs[-1]: said}),
             [popxl.constant(0, popxl.int32)],
+            popxl.constant(np.full((batch, 1), START), popxl.int32),
             asked,
             LENGTH,
             lambda logits: ops.cast(logits.reshape((batch,)), popxl.int32),

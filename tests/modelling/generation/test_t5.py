@@ -15,7 +15,7 @@ from config.t5 import T5Config
 from inference import Inference
 from modelling.layers import Groups
 from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
-from modelling.t5.generation import SPECIAL_TOKENS, T5Generator
+from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.weights import weight_table
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
@@ -181,7 +181,7 @@ def test_cached_logits_are_those_of_the_whole_decoder(tp):
     part = config.model.embedding.vocab_size // tp
     rng = np.random.default_rng(0)
     forced = rng.integers(2, config.model.embedding.vocab_size, (batch, POSITIONS), np.int32)
-    read = np.concatenate([np.full((batch, 1), SPECIAL_TOKENS.start), forced[:, :-1]], 1)
+    read = np.concatenate([np.full((batch, 1), START_TOKEN), forced[:, :-1]], 1)
     expected = reference()
     ir = popxl.Ir(replication=tp)
     ir.num_host_transfers = POSITIONS

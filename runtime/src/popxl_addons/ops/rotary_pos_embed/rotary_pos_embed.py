@@ -45,7 +45,8 @@ def rotary_pos_embed(
 
     Args:
         t: (..., seq_len, head_dim).
-        sin, cos: (seq_len, rotary_dim / 2), see `trig_tables`.
+        sin, cos: (seq_len, rotary_dim / 2), see `trig_tables`; axes before these two, for
+            positions that differ between samples, broadcast against those of `t`.
         rotary_dim: how many of the first elements of each head are rotated; the others stay.
             Default: all.
 
@@ -57,7 +58,7 @@ def rotary_pos_embed(
     """
     rotary_dim = t.shape[-1] if rotary_dim is None else rotary_dim
     wanted = (t.shape[-2], rotary_dim // 2)
-    if sin.shape != wanted or cos.shape != wanted:
+    if sin.shape[-2:] != wanted or cos.shape[-2:] != wanted:
         raise ValueError(
             f"rotary_pos_embed of {t.shape} with rotary_dim {rotary_dim} needs tables of shape "
             f"{wanted}, but got {sin.shape} and {cos.shape}"

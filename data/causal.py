@@ -1,0 +1,155 @@
+"""Examples as texts for a causal language model: packed to train on, prompts to answer.
+
+Batches are dicts of int32 arrays:
+    input_ids, labels                  [n, sequence_length], labels being the tokens that follow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.encoding import IGNORE_INDEX
+from data.mnli import LABEL_WORDS, Example, causal_prompt
+from data.prompts import Prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CHUNK = 4096
+"""Texts given to the tokenizer at once: bounds the memory its Python objects take."""
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """Texts one after the other, cut into samples of equal length: nothing is padded.
+
+    Label and input are the same stream, one token apart, so that each token of it is predicted
+    once; the end that fills no sample is left out.
+
+    Attributes:
+        tokens: int32, the stream.
+        sequence_length: tokens of a sample.
+        targets: int32, the tokens to predict, `IGNORE_INDEX` for those that are not learnt;
+            None: all of them.
+    """
+
+    tokens: np.ndarray
+    sequence_length: int
+    targets: np.ndarray | None = None
+
+    @property
+    def truncated(self) -> int:
+        """How many samples were too long: none."""
+        return 0
+
+    def __len__(self) -> int:
+        return max(len(self.tokens) - 1, 0) // self.sequence_length
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order."""
+        starts = np.asarray(indices, np.int64).reshape(-1, 1) * self.sequence_length
+        positions = starts + np.arange(self.sequence_length)
+        targets = self.tokens if self.targets is None else self.targets
+        return {"input_ids": self.tokens[positions], "labels": targets[positions + 1]}
+
+
+def training_text(example: Example, end: str) -> str:
+    """A text to learn from: prompt, answer and the end token."""
+    return f"{causal_prompt(example)} {LABEL_WORDS[example.label]} {end}"
+
+
+def pack(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    sequence_length: int,
+    answers_only: bool = False,
+) -> PackedTokens:
+    """Tokenise the examples' texts and pack them.
+
+    Args:
+        answers_only: learn to predict the answers, and not the prompts too.
+
+    Raises:
+        ValueError: they do not fill a single sample.
+    """
+    texts = [training_text(example, tokenizer.eos_token) for example in examples]
+    rows = [np.zeros(0, np.int32), *_tokenised(texts, tokenizer)]
+    targets = np.concatenate(_answers_of(rows, examples, tokenizer)) if answers_only else None
+    packed = PackedTokens(np.concatenate(rows), sequence_length, targets)
+    if examples and not len(packed):
+        raise ValueError(
+            f"the {len(examples)} examples have {len(packed.tokens)} tokens, but a single sample "
+            f"takes sequence_length {sequence_length} + 1: give more, or set a smaller one"
+        )
+    return packed
+
+
+def _answers_of(
+    rows: Sequence[np.ndarray], examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+) -> list[np.ndarray]:
+    """Each text's tokens, after the empty first row, with the prompt's tokens ignored."""
+    prompts = _tokenised([causal_prompt(example) for example in examples], tokenizer)
+    targets = [row.copy() for row in rows]
+    for row, prompt in zip(targets[1:], prompts, strict=True):
+        row[: len(prompt)] = IGNORE_INDEX
+    return targets
+
+
+def prompts_of(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    sequence_length: int,
+    multiple: int,
+) -> Prompts:
+    """Prompts of the examples, padded to the longest.
+
+    Those longer than `sequence_length` lose their beginning: the end asks for the answer.
+
+    Args:
+        multiple: the length they are padded to is a multiple of it, if that is short enough.
+    """
+    texts = [causal_prompt(example) for example in examples]
+    rows = list(_tokenised(texts, tokenizer))
+    longest = max(map(len, rows), default=1)
+    length = min(-(-longest // multiple) * multiple, sequence_length)
+    words = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
+    mask = np.zeros_like(words)
+    for i, ids in enumerate(rows):
+        kept = ids[-length:]
+        words[i, : len(kept)], mask[i, : len(kept)] = kept, 1
+    return Prompts(texts, words, mask, sum(len(ids) > length for ids in rows))
+
+
+def _tokenised(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
+    for start in range(0, len(texts), CHUNK):
+        for ids in tokenizer(texts[start : start + CHUNK], verbose=False)["input_ids"]:
+            yield np.asarray(ids, np.int32)
+
+
+def longest_answer(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Tokens of the longest answer, the end token included."""
+    answers = [f" {word} {tokenizer.eos_token}" for word in LABEL_WORDS]
+    return max(len(ids) for ids in tokenizer(answers)["input_ids"])
+
+
+def with_extra_tokens(
+    tokenizer: PreTrainedTokenizerFast, vocab_size: int
+) -> PreTrainedTokenizerFast:
+    """The tokenizer with tokens for all rows of the embedding, and one of them for padding.
+
+    GPT-J's embedding has more rows than GPT-2's tokenizer has tokens. The others are called
+    `<|extratoken_1|>`, `<|extratoken_2|>`, ...; the first of them is the padding token, unless
+    there is one.
+    """
+    missing = vocab_size - len(tokenizer)
+    known = sum(name.startswith("<|extratoken_") for name in tokenizer.get_vocab())
+    if missing > 0:
+        numbers = range(known + 1, known + missing + 1)
+        tokenizer.add_tokens([f"<|extratoken_{number}|>" for number in numbers])
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = "<|extratoken_1|>"
+    return tokenizer

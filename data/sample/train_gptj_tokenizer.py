@@ -1,0 +1,60 @@
+"""Train the GPT-2-style tokenizer of the sample: `python -m data.sample.train_gptj_tokenizer`.
+
+Byte-level byte-pair encoding (Radford et al., "Language Models are Unsupervised Multitask
+Learners", 2019), fitted to the texts of the training split: `<|endoftext|>` = 0, the padding token
+`<|extratoken_1|>` = 1, and further extra tokens at the end. Encoding adds no tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from data.causal import training_text, with_extra_tokens
+from data.mnli import Example, load_corpus
+
+FOLDER = Path(__file__).parent / "gptj_tokenizer"
+END, PAD = "<|endoftext|>", "<|extratoken_1|>"
+MOST_TOKENS = 2048
+"""More than the corpus can fill: merges go on until each of its words is one token."""
+VOCAB_MULTIPLE = 64
+"""The vocabulary is filled up with extra tokens to a multiple of this, so that any tensor-parallel
+degree up to 64 that is a power of two shards it evenly."""
+
+
+def build_tokenizer(examples: list[Example]) -> PreTrainedTokenizerFast:
+    """Train on the texts of the examples; deterministic."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=MOST_TOKENS,
+        min_frequency=1,
+        show_progress=False,
+        special_tokens=[AddedToken(name, normalized=False) for name in (END, PAD)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator((training_text(example, "") for example in examples), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        unk_token=END,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+    )
+    return with_extra_tokens(fast, -(-len(fast) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)
+
+
+def write(folder: Path) -> None:
+    """Train on the committed training split and write the tokenizer's files into `folder`."""
+    build_tokenizer(load_corpus("sample", "train").examples).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    write(parser.parse_args().folder)

@@ -1,0 +1,73 @@
+"""GPT-J's attention: causal, with queries and keys rotated by their positions.
+
+Su et al., arXiv:2104.09864. Neighbouring features of a head are the pairs that are rotated, and
+only the first `rotary_dim` features are.
+"""
+
+from __future__ import annotations
+
+from config.gptj import GPTJConfig, GPTJModel
+from modelling.layers import FusedLinear, Groups, Heads, causal_bias
+from popxl import Tensor, ops
+from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
+
+Tables = tuple[Tensor, Tensor]
+"""Sines and cosines of the angles of positions, float32 (..., positions, rotary_dim / 2)."""
+
+
+def rotary_tables(model: GPTJModel, positions: int) -> Tables:
+    """The angles of positions 0, 1, ..."""
+    attention = model.attention
+    base = attention.rotary_positional_embeddings_base
+    return trig_table_constants(positions, attention.rotary_dim, base)
+
+
+def tables_at(tables: Tables, positions: Tensor) -> Tables:
+    """The angles of one position for each sample.
+
+    Args:
+        positions: int32 (batch,).
+
+    Returns:
+        Tables (batch, 1, 1, rotary_dim / 2).
+    """
+    batch = positions.shape[0]
+    sin, cos = (ops.gather(t, positions).reshape((batch, 1, 1, t.shape[-1])) for t in tables)
+    return sin, cos
+
+
+class SelfAttention(Heads):
+    """This replica's heads, inside a sharded computation.
+
+    Variables: `qkv.weight` (hidden, 3 * features on a replica), `output.weight`.
+    """
+
+    def __init__(self, config: GPTJConfig, groups: Groups) -> None:
+        model = config.model
+        super().__init__(
+            config,
+            groups,
+            model.attention.heads,
+            model.head_size,
+            scale=model.head_size**-0.5,
+            slices=config.execution.attention_serialisation,
+        )
+        self.model = model
+        self.qkv = FusedLinear(self.features, 3, groups.sharded)
+
+    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
+        return self.read(x, seed)[0]
+
+    def read(self, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """As `build`, and the rotated keys and the values, (batch, heads, length, head_size)."""
+        length = x.shape[1]
+        q, k, v = self.project(x, rotary_tables(self.model, length))
+        return self.merge(self.attend(q, k, v, [causal_bias(length)], seed)), k, v
+
+    def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values: (batch, heads, length, head_size) each."""
+        q, k, v = self.split(*self.qkv(x))
+        rotary_dim = self.model.attention.rotary_dim
+        q, k = (rotary_pos_embed(t, *tables, rotary_dim) for t in (q, k))
+        return q, k, v

@@ -1,0 +1,69 @@
+"""GPT-J's layer: attention and feed-forward of the same normalised input, added to it together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import popxl
+from config.gptj import GPTJConfig
+from modelling.gptj.attention import SelfAttention
+from modelling.layers import Dropout, FeedForward, Groups, Layer, LayerNorm
+from popxl import Tensor
+
+
+class Block(Layer):
+    """x + attention(norm(x)) + feed_forward(norm(x)).
+
+    Both branches are inside one sharded computation: one all-reduce forwards and one backwards,
+    where the reference implementation has two each.
+
+    Variables: those of `norm`, `attention` and `feed_forward`, and `feed_forward_bias` (hidden,).
+    """
+
+    def __init__(self, config: GPTJConfig) -> None:
+        super().__init__()
+        model = config.model
+        self.groups = Groups.current(config.execution.tensor_parallel)
+        self.dropout = Dropout.of(model)
+        self.norm = LayerNorm(model.layer_norm_epsilon)
+        self.attention = SelfAttention(config, self.groups)
+        self.feed_forward = FeedForward(model.hidden_size, model.inner_size, self.groups)
+
+    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape.
+
+        Args:
+            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+        """
+        attention_seed, *output_seeds = self.dropout.seeds(seed, 3)
+        opened = self.open(x)
+        return self.close(x, opened, self.attention(opened, attention_seed), *output_seeds)
+
+    def open(self, x: Tensor) -> Tensor:
+        """What both branches read."""
+        return self.groups.open_sharded(self.norm(x))
+
+    def close(
+        self,
+        x: Tensor,
+        opened: Tensor,
+        attended: Tensor,
+        attention_seed: Tensor | None = None,
+        feed_forward_seed: Tensor | None = None,
+    ) -> Tensor:
+        """Add to x what the branches make of `opened`.
+
+        Dropout before the sum over replicas is the same as after it, with one mask for all parts
+        and the bias; so two masks need no second sum.
+
+        Args:
+            attended: this replica's part of the attention.
+        """
+        attended = self.dropout(attended, attention_seed)
+        fed = self.dropout(self.feed_forward(opened), feed_forward_seed)
+        total = x + self.groups.close_sharded(attended + fed)
+        bias = self.weight("feed_forward_bias", x.shape[-1:], x.dtype)
+        if self.dropout.active:
+            ones = popxl.constant(np.ones(x.shape), x.dtype, "ones")
+            bias = self.dropout(ones * bias, feed_forward_seed)
+        return total + bias

@@ -1,0 +1,219 @@
+"""Generation with GPT-J: read the prompts once, then decode with key/value caches.
+
+Prompts are padded on the right and have different lengths. The caches have a slot for each token
+of the longest prompt, and behind them one for each token that is generated: the slot of a new token
+is the same for all samples, and its position, by which it is rotated, is not. The slots of padding
+between the two are hidden.
+
+The loop reads the last token of a prompt as its first one. So all positions are alike: they read a
+token and choose the next, and reading the prompts needs no head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import popxl
+from config.gptj import GPTJConfig
+from modelling.generation import Choice, SpecialTokens, Stack, decode
+from modelling.gptj.attention import Tables, rotary_tables, tables_at
+from modelling.gptj.block import Block
+from modelling.gptj.head import Head
+from modelling.layers import MASKED, Embeddings, Groups, cast
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons import Module, NamedTensors
+
+
+# ---- layers -------------------------------------------------------------------------------------
+class PromptBlock(Block):
+    """A layer that reads prompts."""
+
+    def build(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """x: (batch, length, hidden) -> the same shape, keys and values of all positions."""
+        opened = self.open(x)
+        attended, keys, values = self.attention.read(opened)
+        return self.close(x, opened, attended), keys, values
+
+
+class DecodingBlock(Block):
+    """A layer at one position."""
+
+    def build(  # type: ignore[override]
+        self,
+        x: Tensor,
+        slot: Tensor,
+        tables: Tables,
+        caches: Sequence[Tensor],
+        biases: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """x: (batch, 1, hidden) -> the same shape, and `caches` with this position's key and value.
+
+        Args:
+            slot: of this position in the caches, int32 scalar.
+            tables: angles of each sample's position, see `tables_at`.
+            caches: keys and values, (batch, heads, slots, head_size) each.
+            biases: of the scores, float32; they hide slots.
+        """
+        opened = self.open(x)
+        query, *new = self.attention.project(opened, tables)
+        keys, values = (
+            ops.dynamic_update(cache, slot, t, [2], [1], no_overlap=True)
+            for cache, t in zip(caches, new, strict=True)
+        )
+        heads = self.attention.attend(query, keys, values, biases)
+        return self.close(x, opened, self.attention.merge(heads)), keys, values
+
+
+# ---- stacks -------------------------------------------------------------------------------------
+class PromptStack(Stack):
+    """All layers, reading prompts."""
+
+    def __init__(self, config: GPTJConfig) -> None:
+        super().__init__(config.model.layers)
+        self.config = config
+
+    def build(self, x: Tensor) -> list[Tensor]:
+        """x: (batch, length, hidden) -> each layer's caches, with room for what is generated."""
+        facts, block = PromptBlock(self.config).create_graph(x)
+        caches: list[Tensor] = []
+        for weights in self.weights_of_layers(facts):
+            x, *new = block.bind(weights).call(x)
+            caches += [self._with_room(t) for t in new]
+        return caches
+
+    def _with_room(self, t: Tensor) -> Tensor:
+        batch, heads, _, size = t.shape
+        room = ops.init((batch, heads, self.config.model.output_length, size), t.dtype)
+        return ops.concat([t, room], 2)
+
+
+class DecodingStack(PromptStack):
+    """All layers at one position."""
+
+    def build(  # type: ignore[override]
+        self,
+        x: Tensor,
+        slot: Tensor,
+        tables: Tables,
+        caches: Sequence[Tensor],
+        biases: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """See `DecodingBlock.build`; `caches` are those of all layers."""
+        facts, block = DecodingBlock(self.config).create_graph(x, slot, tables, caches[:2], biases)
+        new: list[Tensor] = []
+        for i, weights in enumerate(self.weights_of_layers(facts)):
+            pair = caches[2 * i : 2 * i + 2]
+            x, *updated = block.bind(weights).call(x, slot, *tables, *pair, *biases)
+            new += updated
+        return x, *new
+
+
+# ---- the model ----------------------------------------------------------------------------------
+class ReadPrompts(Module):
+    """From prompts to caches."""
+
+    def __init__(self, config: GPTJConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.layer = PromptStack(config)
+
+    def build(self, words: Tensor) -> list[Tensor]:
+        """words: int32 (batch, length) -> what `PromptStack` returns."""
+        return self.layer(self.embeddings(words))
+
+
+class Step(Module):
+    """From the token at one position to the logits of the next."""
+
+    def __init__(self, config: GPTJConfig) -> None:
+        super().__init__()
+        self.model = config.model
+        self.embeddings = Embeddings(config)
+        self.layer = DecodingStack(config)
+        self.head = Head(config)
+
+    def build(
+        self,
+        position: Tensor,
+        words: Tensor,
+        caches: Sequence[Tensor],
+        first: Tensor,
+        padding: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches.
+
+        Args:
+            position: in the loop, int32 scalar.
+            first: position of each sample's first word, int32 (batch,).
+            padding: bias that hides the slots behind each prompt, float32 (batch, 1, 1, slots).
+        """
+        prompt, slots = self.model.sequence_length, padding.shape[-1]
+        tables = tables_at(rotary_tables(self.model, slots), first + position)
+        later = np.arange(slots) > prompt + np.arange(slots - prompt)[:, None]
+        hidden = popxl.constant(np.where(later, MASKED, 0), popxl.float32, "later_slots")
+        biases = [padding, ops.gather(hidden, position).reshape((1, 1, 1, slots))]
+        x = self.embeddings(words)
+        x, *caches = self.layer(x, position + prompt, tables, caches, biases)
+        logits = self.head.logits(x)
+        return logits.reshape((logits.shape[0], logits.shape[-1])), *caches
+
+
+class GPTJGenerator:
+    """See `modelling.generation.Generator`."""
+
+    def __init__(self, config: GPTJConfig, groups: Groups) -> None:
+        """Create the graphs in the current Ir. `config.model.eval` must be set."""
+        model, batch = config.model, config.execution.micro_batch_size
+        self.prompt_length, self.output_length = model.sequence_length, model.output_length
+        self._groups = groups
+        self._special = SpecialTokens(model.end_token, model.pad_token)
+        words = TensorSpec((batch, self.prompt_length), popxl.int32)
+        prompt_facts, self._read = ReadPrompts(config).create_graph(words)
+        slots = self.prompt_length + self.output_length
+        self.facts, self._step = Step(config).create_graph(
+            TensorSpec((), popxl.int32),
+            TensorSpec((batch, 1), popxl.int32),
+            [t.spec for t in self._read.graph.outputs],
+            TensorSpec((batch,), popxl.int32),
+            TensorSpec((batch, 1, 1, slots), popxl.float32),
+        )
+        assert set(prompt_facts.keys_flat()) <= set(self.facts.keys_flat())
+
+    def generate(
+        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+    ) -> Tensor:
+        """See `modelling.generation.Generator`."""
+        caches = self._read.bind(weights).call(words)
+        length = ops.sum(mask, 1)
+        zero = popxl.constant(0, popxl.int32)
+        last = ops.maximum(length - 1, zero)  # of samples without a prompt, too
+        # The inputs of a step: position, words, caches, and then what is the same in all of them.
+        first, padding = self._step.graph.inputs[2 + len(caches) :][:2]
+        bound = {first: last, padding: self._padding(last)}
+        return decode(
+            self._step.bind(weights).bind(bound),
+            caches,
+            self._words_at(words, last),
+            ops.greater(length, zero),
+            self.output_length,
+            choose,
+            self._special,
+            self._groups,
+        )
+
+    def _words_at(self, words: Tensor, positions: Tensor) -> Tensor:
+        """One word of each sample: int32 (batch, 1)."""
+        batch, length = words.shape
+        starts = popxl.constant(np.arange(batch) * length, popxl.int32, "row_starts")
+        return ops.gather(words.reshape((batch * length,)), starts + positions).reshape((batch, 1))
+
+    def _padding(self, last: Tensor) -> Tensor:
+        """The bias that hides the slots of a prompt's last word and those behind it."""
+        length, slots = self.prompt_length, self.prompt_length + self.output_length
+        index = np.where(np.arange(slots) < length, np.arange(slots), -1).reshape(1, slots)
+        behind = ops.logical_not(
+            ops.greater(last.reshape((-1, 1)), popxl.constant(index, popxl.int32, "slots"))
+        )
+        return (cast(behind, popxl.float32) * MASKED).reshape((last.shape[0], 1, 1, slots))

@@ -1,0 +1,70 @@
+"""Hugging Face's weights of GPTJForCausalLM, and ours. Initial values are Hugging Face's, too."""
+
+from __future__ import annotations
+
+from config.gptj import GPTJConfig, GPTJModel
+from modelling.weights import Row, Weight, WeightTable
+
+EMBEDDINGS = "embeddings"
+HEAD = "head"
+INITIAL_STD = 0.02
+
+
+def layer_name(index: int) -> str:
+    """Name of a layer."""
+    return f"layer.{index}"
+
+
+def weight_table(config: GPTJConfig) -> WeightTable:
+    """The weights of the configured model."""
+    model = config.model
+    indices = range(model.layers)
+    hidden, vocabulary = model.hidden_size, model.embedding.vocab_size
+    table = (vocabulary, hidden)
+    layers = {
+        EMBEDDINGS: (Row("tokens.weight", (_normal("transformer.wte", table),), axis=0),),
+        **{layer_name(i): _layer(model, f"transformer.h.{i}") for i in indices},
+        HEAD: (
+            *_norm("norm", "transformer.ln_f", hidden),
+            Row.linear("lm_head", _normal("lm_head", table), cut="out"),
+            Row("lm_head.bias", (_bias("lm_head", vocabulary),), axis=0),
+        ),
+    }
+    phases = {
+        "embeddings": (EMBEDDINGS,),
+        "layer": tuple(map(layer_name, indices)),
+        "head": (HEAD,),
+    }
+    # Files of older versions of transformers hold the causal masks.
+    masks = {f"transformer.h.{i}.attn.{name}" for i in indices for name in ("bias", "masked_bias")}
+    return WeightTable(layers, phases, config.execution.tensor_parallel, ignored=masks)
+
+
+def _layer(model: GPTJModel, theirs: str) -> tuple[Row, ...]:
+    hidden, inner = model.hidden_size, model.inner_size
+    attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
+    square = (hidden, hidden)
+    projections = (_normal(f"{attention}.{kind}_proj", square) for kind in "qkv")
+    fc_in, fc_out = f"{mlp}.fc_in", f"{mlp}.fc_out"
+    return (
+        *_norm("norm", f"{theirs}.ln_1", hidden),
+        Row.linear("attention.qkv", *projections, cut="out"),
+        Row.linear("attention.output", _normal(f"{attention}.out_proj", square), cut="in"),
+        Row.linear("feed_forward.wi", _normal(fc_in, (inner, hidden)), cut="out"),
+        Row("feed_forward.wi.bias", (_bias(fc_in, inner),), axis=0),
+        Row.linear("feed_forward.wo", _normal(fc_out, (hidden, inner)), cut="in"),
+        Row("feed_forward_bias", (_bias(fc_out, hidden),)),
+    )
+
+
+def _norm(path: str, theirs: str, features: int) -> tuple[Row, Row]:
+    scale = Weight(f"{theirs}.weight", (features,))
+    return Row(f"{path}.weight", (scale,)), Row(f"{path}.bias", (_bias(theirs, features),))
+
+
+def _normal(module: str, shape: tuple[int, ...]) -> Weight:
+    return Weight(f"{module}.weight", shape, INITIAL_STD)
+
+
+def _bias(module: str, features: int) -> Weight:
+    return Weight(f"{module}.bias", (features,), 0.0)

@@ -1,0 +1,56 @@
+"""The end of a model: the final norm, the logits and the loss."""
+
+from __future__ import annotations
+
+from config.sections import RunConfig
+from modelling.layers.dropout import Dropout
+from modelling.layers.layer import Layer
+from modelling.layers.lm_head import LMHead
+from modelling.layers.parallel import Groups
+from popxl import Tensor
+
+
+class ModelHead(Layer):
+    """Norm, dropout, logits and loss.
+
+    Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`.
+
+    Args:
+        norm: the stack's final norm.
+        dropout: of its output.
+        bias: whether the logits have one.
+    """
+
+    def __init__(self, config: RunConfig, norm: Layer, dropout: Dropout, bias: bool) -> None:
+        super().__init__()
+        groups = Groups.current(config.execution.tensor_parallel)
+        self.norm = norm
+        self.dropout = dropout
+        self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias)
+
+    def build(
+        self, x: Tensor, labels: Tensor, weight: Tensor, seed: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a micro-batch: `weight` times the sum over its target tokens.
+
+        The loss of a global batch is the mean over its target tokens. So that the mean of this
+        over all micro-batches (of all data-parallel replicas) is that loss, the weight is the
+        number of micro-batches divided by the number of target tokens in the global batch.
+
+        Args:
+            x: the last layer's output, (batch, length, hidden).
+            labels: int32 (batch, length), `IGNORED` where there is no target.
+            weight: float32 scalar.
+            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+
+        Returns:
+            float32 scalar.
+        """
+        logits = self.logits(x, seed)
+        tokens, classes = labels.nelms, logits.shape[-1]
+        flat = logits.reshape((tokens, classes)), labels.reshape((tokens,))
+        return self.lm_head.token_loss(*flat) * weight
+
+    def logits(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`."""
+        return self.lm_head(self.dropout(self.norm(x), seed))

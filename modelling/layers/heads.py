@@ -1,0 +1,64 @@
+"""The heads of an attention layer, cut over tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from config.sections import RunConfig
+from modelling.layers.attention import Attention, merge_heads, split_heads
+from modelling.layers.dropout import Dropout
+from modelling.layers.layer import Layer
+from modelling.layers.linear import Linear
+from modelling.layers.parallel import Groups
+from popxl import Tensor
+
+
+class Heads(Layer):
+    """What attention layers have in common: this replica's heads, and the way back out of them.
+
+    Subclasses project to queries, keys and values. All of it is inside a sharded computation.
+
+    Variables: `output.weight` (heads * head_size / tensor_parallel, hidden).
+
+    Args:
+        heads: of the whole layer.
+        head_size: features of a head.
+        scale, slices: see `Attention`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        groups: Groups,
+        heads: int,
+        head_size: int,
+        scale: float = 1.0,
+        slices: int = 1,
+    ) -> None:
+        super().__init__()
+        model = config.model
+        self.groups = groups
+        self.heads = groups.shard(heads, "attention heads")
+        self.features = self.heads * head_size  # of all heads on a replica
+        self.dropout = Dropout.of(model)
+        self.attention = Attention(self.dropout, scale, slices, differentiable=not model.eval)
+        self.output = Linear(model.hidden_size, groups.sharded)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        biases: Sequence[Tensor] = (),
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of this replica's heads; see `Attention.build`."""
+        return self.attention(q, k, v, biases, self.groups.own_seed(seed))
+
+    def split(self, *projections: Tensor) -> tuple[Tensor, ...]:
+        """Each (batch, n, heads * head_size) -> (batch, heads, n, head_size)."""
+        return tuple(split_heads(t, self.heads) for t in projections)
+
+    def merge(self, heads: Tensor) -> Tensor:
+        """What `attend` returns -> this replica's part of the sum, (batch, queries, hidden)."""
+        return self.output(merge_heads(heads))

@@ -1,0 +1,152 @@
+"""Texts for a causal language model: packing, prompts and tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from data.causal import (
+    PackedTokens,
+    longest_answer,
+    pack,
+    prompts_of,
+    training_text,
+    with_extra_tokens,
+)
+from data.mnli import LABEL_WORDS, causal_prompt, load_corpus, load_tokenizer, read_answers
+from data.sample import train_gptj_tokenizer
+from tests.data.test_mnli import SEED_DOCUMENT_EXAMPLE
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_tokenizer("sample", family="gptj")
+
+
+def test_texts_are_the_documented_ones() -> None:
+    prompt = (
+        "mnli hypothesis: Your contributions were of no help with our students' education. "
+        "premise: Your contribution helped make it possible for us to provide our students with a "
+        "quality education. target:"
+    )
+    assert causal_prompt(SEED_DOCUMENT_EXAMPLE) == prompt
+    text = training_text(SEED_DOCUMENT_EXAMPLE, "<|endoftext|>")
+    assert text == f"{prompt} contradiction <|endoftext|>"
+
+
+# ---- packing ------------------------------------------------------------------------------------
+def test_all_texts_follow_one_another_without_padding(tokenizer: PreTrainedTokenizerFast) -> None:
+    examples = load_corpus("sample", "train").examples[:50]
+    packed = pack(examples, tokenizer, 32)
+    batch = packed.take(np.arange(len(packed)))
+    end = tokenizer.eos_token
+    whole = tokenizer("".join(training_text(example, end) for example in examples))["input_ids"]
+    stream = batch["input_ids"].reshape(-1)
+    assert len(stream) == (len(whole) - 1) // 32 * 32
+    np.testing.assert_array_equal(stream, whole[: len(stream)])
+    np.testing.assert_array_equal(batch["labels"].reshape(-1), whole[1 : len(stream) + 1])
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+
+
+def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
+    batch = PackedTokens(np.arange(21, dtype=np.int32) % 7, 10).take([1, 0])
+    logits = torch.randn(2, 10, 7)
+    theirs = ForCausalLMLoss(logits, torch.tensor(batch["input_ids"]).long(), 7)
+    # They have no label for the last token of a sample.
+    labels = torch.tensor(batch["labels"]).long()
+    ours = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, :-1].flatten())
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_answers_alone_can_be_learnt(tokenizer: PreTrainedTokenizerFast) -> None:
+    examples = load_corpus("sample", "train").examples[:50]
+    whole, answers = (
+        pack(examples, tokenizer, 1, only).take(range(1000)) for only in (False, True)
+    )
+    np.testing.assert_array_equal(whole["input_ids"], answers["input_ids"])
+    learnt = answers["labels"][answers["labels"] >= 0]
+    said = tokenizer.decode(learnt).split(" <|endoftext|>")
+    assert [word.strip() for word in said[:30]] == [LABEL_WORDS[e.label] for e in examples[:30]]
+    assert (answers["labels"] == np.where(answers["labels"] < 0, -100, whole["labels"])).all()
+
+
+@pytest.mark.parametrize(("tokens", "samples"), [(0, 0), (1, 0), (10, 0), (11, 1), (21, 2)])
+def test_what_fills_no_sample_is_left_out(tokens: int, samples: int) -> None:
+    assert len(PackedTokens(np.zeros(tokens, np.int32), 10)) == samples
+
+
+def test_too_little_text_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    examples = load_corpus("sample", "train").examples[:2]
+    with pytest.raises(ValueError, match=r"the 2 examples have \d+ tokens, but .* 128 \+ 1"):
+        pack(examples, tokenizer, 128)
+
+
+# ---- prompts ------------------------------------------------------------------------------------
+def test_prompts_are_padded_on_the_right(tokenizer: PreTrainedTokenizerFast) -> None:
+    examples = load_corpus("sample", "validation").examples[:100]
+    prompts = prompts_of(examples, tokenizer, 128, 8)
+    texts = [causal_prompt(example) for example in examples]
+    expected = tokenizer(texts, padding=True, pad_to_multiple_of=8, return_tensors="np")
+    np.testing.assert_array_equal(prompts.words, expected["input_ids"])
+    np.testing.assert_array_equal(prompts.mask, expected["attention_mask"])
+    assert (list(prompts.texts), prompts.truncated) == (texts, 0)
+    assert (prompts.mask.min(), len(set(prompts.mask.sum(1))) > 3) == (0, True)
+
+
+def test_long_prompts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    examples = load_corpus("sample", "validation").examples[:20]
+    prompts = prompts_of(examples, tokenizer, 16, 8)
+    assert prompts.truncated == 20
+    for words, text in zip(prompts.words, prompts.texts, strict=True):
+        assert text.endswith(tokenizer.decode(words))
+
+
+def test_answers_are_read_back(tokenizer: PreTrainedTokenizerFast) -> None:
+    answers = [f" {word} {tokenizer.eos_token}" for word in LABEL_WORDS]
+    tokens = tokenizer(answers, return_tensors="np")["input_ids"]
+    padded = np.pad(tokens, ((0, 0), (0, 2)), constant_values=tokenizer.pad_token_id)
+    assert read_answers(tokenizer, padded) == [0, 1, 2]
+    assert longest_answer(tokenizer) == tokens.shape[1] == 3
+
+
+# ---- tokenizers ---------------------------------------------------------------------------------
+def test_words_of_the_corpus_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|extratoken_1|>"]) == [0, 1]
+    assert len(tokenizer) % 64 == 0
+    for example in load_corpus("sample", "validation").examples[:300]:
+        text = causal_prompt(example)
+        marks = sum(text.count(mark) for mark in ".:")
+        assert len(tokenizer(text)["input_ids"]) == len(text.split()) + marks
+
+
+@pytest.mark.parametrize("text", ["Anna took the red lamp.", 'What\'s ~60%: "no"!', "naïve ☃"])
+def test_any_text_survives(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_training_again_gives_the_committed_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    train_gptj_tokenizer.write(tmp_path)
+    committed = train_gptj_tokenizer.FOLDER / "tokenizer.json"
+    assert (tmp_path / "tokenizer.json").read_bytes() == committed.read_bytes()
+
+
+def test_extra_tokens_fill_the_vocabulary() -> None:
+    """As a GPT-2 tokenizer is filled up to GPT-J's embedding."""
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<|endoftext|>": 2}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
+    filled = with_extra_tokens(tokenizer, 6)
+    assert len(filled) == 6
+    extra = [f"<|extratoken_{i}|>" for i in (1, 2, 3)]
+    assert filled.convert_tokens_to_ids(extra) == [3, 4, 5]
+    assert filled.pad_token_id == 3
+    again = with_extra_tokens(filled, 6)
+    assert (len(again), again.pad_token_id) == (6, 3)

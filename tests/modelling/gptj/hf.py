@@ -1,0 +1,72 @@
+"""Hugging Face's GPT-J with random weights, as the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import transformers
+
+from config.gptj import GPTJConfig
+from config.presets import load_config
+
+VOCABULARY, END, PAD = 60, 1, 2
+
+
+def small_config(
+    dp: int = 1, tp: int = 1, micro_batch: int = 4, slices: int = 1, **model: object
+) -> GPTJConfig:
+    """A tiny GPT-J: global batch 16, everything sharded that can be."""
+    small = {"layers": 3, "hidden_size": 32, "sequence_length": 12}
+    small |= {"end_token": END, "pad_token": PAD, "embedding": {"vocab_size": VOCABULARY}}
+    small |= {"attention": {"heads": 4, "rotary_dim": 4}}
+    optimizer = {"gradient_clipping": 1.0, "weight_decay": 0.1, "eps": 1e-6, "beta2": 0.999}
+    return load_config(
+        GPTJConfig,
+        "finetuning",
+        "gptj_tiny",
+        {
+            "model": small | model,
+            "training": {"global_batch_size": 16, "optimizer": optimizer},
+            "execution": {
+                "data_parallel": dp,
+                "tensor_parallel": tp,
+                "micro_batch_size": micro_batch,
+                "attention_serialisation": slices,
+                "rts_weights_threshold": 64,
+                "device": "cpu",
+            },
+        },
+    )
+
+
+def hf_model(config: GPTJConfig, seed: int = 0) -> transformers.GPTJForCausalLM:
+    """The configured model in float32, without dropout, with weights that all matter."""
+    torch.manual_seed(seed)
+    model = config.model
+    hf = transformers.GPTJForCausalLM(
+        transformers.GPTJConfig(
+            vocab_size=model.embedding.vocab_size,
+            n_positions=64,
+            n_embd=model.hidden_size,
+            n_layer=model.layers,
+            n_head=model.attention.heads,
+            rotary_dim=model.attention.rotary_dim,
+            layer_norm_epsilon=model.layer_norm_epsilon,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=model.end_token,
+            eos_token_id=model.end_token,
+            tie_word_embeddings=False,
+            attn_implementation="eager",
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in hf.parameters():  # norms are not 1, biases not 0
+            parameter += 0.15 * torch.randn_like(parameter)
+    return hf
+
+
+def logical(model: transformers.GPTJForCausalLM) -> dict[str, np.ndarray]:
+    """Weights by name."""
+    return {n: p.detach().numpy().copy() for n, p in model.named_parameters()}

@@ -1,0 +1,93 @@
+"""GPT-J's layers against Hugging Face's modules: outputs, gradients of inputs and of weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+from config.gptj import GPTJConfig
+from modelling.gptj import Block, Head
+from modelling.gptj.weights import EMBEDDINGS, HEAD, layer_name, weight_table
+from modelling.layers import Embeddings
+from popxl import TensorSpec
+from tests.modelling.gptj.hf import hf_model, small_config
+from tests.modelling.harness import TENSOR_PARALLEL, Case, run_cases, run_reference
+from tests.modelling.t5.test_collectives import collectives
+
+CONFIG = small_config()
+MODEL = CONFIG.model
+BATCH, LENGTH = 3, MODEL.sequence_length
+
+
+def config_of(tensor_parallel: int, slices: int = 1) -> GPTJConfig:
+    return small_config(tp=tensor_parallel, slices=slices)
+
+
+def gptj_cases() -> dict[str, Case]:
+    rng = np.random.default_rng(1)
+    hf = hf_model(CONFIG)
+    parameters = dict(hf.named_parameters())
+    table = weight_table(CONFIG)
+    shape = (BATCH, LENGTH, MODEL.hidden_size)
+
+    def rand(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32)
+
+    def case(make, layer, reference, inputs, grad):
+        return Case(make, reference, inputs, table.layers[layer], parameters, grad)
+
+    mask = torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1)[None, None]
+    positions = torch.arange(LENGTH)[None].expand(BATCH, -1)
+
+    def layer(x):
+        return hf.transformer.h[1](x, attention_mask=mask, position_ids=positions)[0]
+
+    def loss(x, labels, weight):
+        logits = hf.lm_head(hf.transformer.ln_f(x))
+        flat = logits.flatten(0, 1), labels.flatten().long()
+        return torch.nn.functional.cross_entropy(*flat, reduction="sum") * weight
+
+    words, labels = rng.integers(0, MODEL.embedding.vocab_size, (2, BATCH, LENGTH), np.int32)
+    block = layer_name(1), layer, [rand(*shape)], rand(*shape)
+    return {
+        "embeddings": case(
+            lambda tp: Embeddings(config_of(tp)),
+            EMBEDDINGS,
+            hf.transformer.wte,
+            [words],
+            rand(*shape),
+        ),
+        "layer": case(lambda tp: Block(config_of(tp)), *block),
+        "layer, attention in slices": case(lambda tp: Block(config_of(tp, slices=3)), *block),
+        "head": case(
+            lambda tp: Head(config_of(tp)),
+            HEAD,
+            loss,
+            [rand(*shape), labels, np.float32(0.37)],
+            np.float32(1.5),
+        ),
+    }
+
+
+CASES = gptj_cases()
+
+
+@pytest.fixture(scope="module")
+def references():
+    return {name: run_reference(case) for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
+def test_as_hugging_face(tensor_parallel, references):
+    results = run_cases(CASES, tensor_parallel)
+    for name in CASES:
+        results[name].check(references[name])
+
+
+def test_a_layer_sums_over_replicas_once_in_each_direction():
+    spec = TensorSpec((2, LENGTH, MODEL.hidden_size), popxl.float32)
+    config = config_of(2)
+    assert collectives(lambda _: Block(config), [spec], gradient=False) == 1
+    assert collectives(lambda _: Block(config), [spec], gradient=True) == 2

@@ -1,0 +1,118 @@
+"""The phased training program of GPT-J against Hugging Face's GPT-J in torch, float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from config.gptj import GPTJConfig
+from data.causal import PackedTokens
+from finetuning import FineTuning
+from modelling.gptj.family import FAMILY
+from modelling.phases.training import build_training
+from tests.modelling.gptj.hf import VOCABULARY, hf_model, logical, small_config
+
+SAMPLES, LENGTH, STEPS, RATE = 16, 12, 5, 1e-2
+LAYOUTS = [(1, 1), (1, 2), (2, 2), (1, 4)]
+
+
+def batches(count: int) -> list[dict[str, np.ndarray]]:
+    """Global batches of packed random tokens."""
+    rng = np.random.default_rng(0)
+    stream = rng.integers(0, VOCABULARY, count * SAMPLES * LENGTH + 1, np.int32)
+    packed = PackedTokens(stream, LENGTH)
+    return [packed.take(np.arange(i * SAMPLES, (i + 1) * SAMPLES)) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What torch gives: losses and norms of the steps, gradients of the first, final weights."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+
+
+@cache
+def reference() -> Reference:
+    """Train Hugging Face's model with torch's AdamW and clipping."""
+    model = hf_model(small_config())
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-6)
+    losses, norms, gradients = [], [], {}
+    for batch in batches(STEPS):
+        words, labels = (torch.tensor(batch[n]).long() for n in ("input_ids", "labels"))
+        # Their own loss would shift the labels, which the data have done here.
+        logits = model(input_ids=words).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = gradients or {n: p.grad.numpy().copy() for n, p in named.items()}
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return Reference(losses, norms, gradients, logical(model))
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    """Norm of the difference, relative to the norm of b."""
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def worst(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> tuple[float, str]:
+    """The largest relative error, and whose it is."""
+    assert ours.keys() == theirs.keys()
+    return max((relative(array, theirs[name]), name) for name, array in ours.items())
+
+
+@pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
+def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
+    expected = reference()
+    model = FineTuning(small_config(dp, tp), gradients=True)
+    model.write(logical(hf_model(small_config())))
+    with model:
+        first, *others = batches(STEPS)
+        results = model.run([first], [RATE], 0)
+        gradients = model.gradients()
+        for i, batch in enumerate(others):
+            results += model.run([batch], [RATE], i + 1)
+    assert results[0].loss == pytest.approx(expected.losses[0], abs=1e-5)
+    error, name = worst(gradients, expected.gradients)
+    assert error < 1e-4, name
+    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
+    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
+    error, name = worst(model.read(optimizer=False), expected.weights)
+    assert error < 1e-4, name
+
+
+def dropout_losses(activations: str, dp: int, tp: int, micro_batch: int) -> list[float]:
+    """Losses of three steps with dropout."""
+    config = small_config(dp, tp, micro_batch).to_dict()
+    config["model"]["dropout_prob"] = 0.2
+    config["execution"]["activations"] = activations
+    model = FineTuning(GPTJConfig.from_dict(config))
+    model.write(logical(hf_model(small_config())))
+    with model:
+        return [model.run([b], [RATE], i)[0].loss for i, b in enumerate(batches(3))]
+
+
+def test_dropout_is_the_same_in_the_backward_pass() -> None:
+    """Recomputed layers draw the masks that the kept activations were made with."""
+    recomputed, kept = (dropout_losses(how, 2, 2, 4) for how in ("recompute", "keep"))
+    np.testing.assert_allclose(recomputed, kept, rtol=1e-6)
+    assert abs(recomputed[0] - reference().losses[0]) > 1e-3
+
+
+def test_the_program_is_verified() -> None:
+    from popxl._core.verify import verify_ir
+
+    verify_ir(build_training(small_config(2, 2), FAMILY.layout).ir)
