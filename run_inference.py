@@ -1,0 +1,23 @@
+"""Answer one micro-batch of the validation set, beside Hugging Face's model with the same weights.
+
+python3 run_inference.py --config gptj_tiny --load runs/gptj_tiny --micro_batch_size 4
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from config.cli import entry_point, read_command_line
+from training.side_by_side import side_by_side
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, generate with both and print."""
+    line = read_command_line(__doc__, "inference", "gptj_6B_1024_pod64", arguments)
+    print(side_by_side(line).text())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""`run_inference.py`: one micro-batch of validation beside Hugging Face's model."""
+
+from __future__ import annotations
+
+import pytest
+import transformers.utils
+
+import run_inference
+from config.gptj import GPTJConfig
+from config.presets import load_config
+from config.t5 import T5Config
+from modelling.spec import family_of
+from training.checkpoint import write_hf_directory
+from training.side_by_side import Answer, Pair, SideBySide
+
+SMALL = {
+    "gptj_tiny": (GPTJConfig, {"layers": 1, "hidden_size": 64}),
+    "tiny": (T5Config, {"layers": 1, "hidden_size": 32, "d_ff": 32}),
+}
+
+
+@pytest.mark.parametrize("preset", SMALL)
+def test_answers_agree_with_hugging_faces(preset, tmp_path, capsys):
+    """Random weights, large enough for the answers to differ between prompts."""
+    config_class, model = SMALL[preset]
+    config = load_config(config_class, "inference", preset, {"model": model})
+    weights = family_of(config).weights(config).initial(3)
+    scaled = {name: weights[name] * (8 if preset == "gptj_tiny" else 1) for name in weights}
+    write_hf_directory(tmp_path, scaled, family_of(config).hf_config(config))
+    flags = [f"--{name}={value}" for name, value in model.items()]
+    arguments = ["--config", preset, "--device", "cpu", "--load", str(tmp_path), *flags]
+    assert run_inference.main([*arguments, "--micro_batch_size", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "the tokens agree for 3 of 3 prompts"
+    answers = [line for line in out.splitlines() if line.startswith("ours:")]
+    assert len(answers) == out.count("prompt: ") == 3
+    assert len(set(answers)) > 1
+
+
+def test_a_difference_is_said():
+    same, other = Answer([5, 1], " yes"), Answer([6, 1], " no")
+    text = SideBySide([Pair("a", "yes", same, same), Pair("b", "yes", same, other)]).text()
+    assert text.count("they differ") == 1
+    assert text.endswith("the tokens agree for 1 of 2 prompts")
+
+
+def test_without_torch_one_sentence_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(transformers.utils, "is_torch_available", lambda: False)
+    assert run_inference.main(["--config", "gptj_tiny"]) == 2
+    assert "torch, which is not installed: pip install" in capsys.readouterr().err
