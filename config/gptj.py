@@ -56,6 +56,9 @@ class GPTJModel(Model):
     layer_norm_epsilon: PositiveFloat = 1e-5
     """Added to the variance under the root of a layer norm. HF: layer_norm_epsilon."""
 
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
+
     end_token: NonNegativeInt = 50256
     """Token that ends a text; validation takes the tokenizer's. HF: eos_token_id."""
 

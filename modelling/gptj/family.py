@@ -88,6 +88,7 @@ def hf_config(config: GPTJConfig) -> dict[str, Any]:
         "n_head": model.attention.heads,
         "rotary_dim": model.attention.rotary_dim,
         "layer_norm_epsilon": model.layer_norm_epsilon,
+        "initializer_range": model.initializer_range,
         "activation_function": "gelu_new",
         "tie_word_embeddings": False,
         "bos_token_id": model.end_token,

@@ -7,7 +7,6 @@ from modelling.weights import Row, Weight, WeightTable
 
 EMBEDDINGS = "embeddings"
 HEAD = "head"
-INITIAL_STD = 0.02
 
 
 def layer_name(index: int) -> str:
@@ -21,12 +20,13 @@ def weight_table(config: GPTJConfig) -> WeightTable:
     indices = range(model.layers)
     hidden, vocabulary = model.hidden_size, model.embedding.vocab_size
     table = (vocabulary, hidden)
+    words, logits = (_normal(name, table, model) for name in ("transformer.wte", "lm_head"))
     layers = {
-        EMBEDDINGS: (Row("tokens.weight", (_normal("transformer.wte", table),), axis=0),),
+        EMBEDDINGS: (Row("tokens.weight", (words,), axis=0),),
         **{layer_name(i): _layer(model, f"transformer.h.{i}") for i in indices},
         HEAD: (
             *_norm("norm", "transformer.ln_f", hidden),
-            Row.linear("lm_head", _normal("lm_head", table), cut="out"),
+            Row.linear("lm_head", logits, cut="out"),
             Row("lm_head.bias", (_bias("lm_head", vocabulary),), axis=0),
         ),
     }
@@ -44,15 +44,15 @@ def _layer(model: GPTJModel, theirs: str) -> tuple[Row, ...]:
     hidden, inner = model.hidden_size, model.inner_size
     attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
     square = (hidden, hidden)
-    projections = (_normal(f"{attention}.{kind}_proj", square) for kind in "qkv")
+    projections = (_normal(f"{attention}.{kind}_proj", square, model) for kind in "qkv")
     fc_in, fc_out = f"{mlp}.fc_in", f"{mlp}.fc_out"
     return (
         *_norm("norm", f"{theirs}.ln_1", hidden),
         Row.linear("attention.qkv", *projections, cut="out"),
-        Row.linear("attention.output", _normal(f"{attention}.out_proj", square), cut="in"),
-        Row.linear("feed_forward.wi", _normal(fc_in, (inner, hidden)), cut="out"),
+        Row.linear("attention.output", _normal(f"{attention}.out_proj", square, model), cut="in"),
+        Row.linear("feed_forward.wi", _normal(fc_in, (inner, hidden), model), cut="out"),
         Row("feed_forward.wi.bias", (_bias(fc_in, inner),), axis=0),
-        Row.linear("feed_forward.wo", _normal(fc_out, (hidden, inner)), cut="in"),
+        Row.linear("feed_forward.wo", _normal(fc_out, (hidden, inner), model), cut="in"),
         Row("feed_forward_bias", (_bias(fc_out, hidden),)),
     )
 
@@ -62,8 +62,8 @@ def _norm(path: str, theirs: str, features: int) -> tuple[Row, Row]:
     return Row(f"{path}.weight", (scale,)), Row(f"{path}.bias", (_bias(theirs, features),))
 
 
-def _normal(module: str, shape: tuple[int, ...]) -> Weight:
-    return Weight(f"{module}.weight", shape, INITIAL_STD)
+def _normal(module: str, shape: tuple[int, ...], model: GPTJModel) -> Weight:
+    return Weight(f"{module}.weight", shape, model.initializer_range)
 
 
 def _bias(module: str, features: int) -> Weight:

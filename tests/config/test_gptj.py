@@ -19,6 +19,7 @@ def test_defaults_are_gpt_j_6b():
         "n_head": model.attention.heads,
         "rotary_dim": model.attention.rotary_dim,
         "layer_norm_epsilon": model.layer_norm_epsilon,
+        "initializer_range": model.initializer_range,
         "eos_token_id": model.end_token,
     }
     assert ours == {name: getattr(theirs, name) for name in ours}

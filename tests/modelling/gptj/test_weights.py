@@ -1,0 +1,59 @@
+"""GPT-J's weights: Hugging Face's names, shapes and initial values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from modelling.gptj.family import hf_config
+from modelling.gptj.weights import weight_table
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.harness import TENSOR_PARALLEL
+
+
+def theirs(config) -> dict[str, np.ndarray]:
+    """A new Hugging Face model's weights."""
+    torch.manual_seed(0)
+    model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**hf_config(config)))
+    return {name: x.numpy() for name, x in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
+def test_every_weight_is_used_once_and_comes_back(tensor_parallel):
+    config = small_config(tp=tensor_parallel)
+    table, weights = weight_table(config), theirs(config)
+    logical = table.renamed(weights)
+    back: dict[str, np.ndarray] = {}
+    for rows in table.layers.values():
+        for row in rows:
+            found = row.to_logical(row.to_host(logical, tensor_parallel), tensor_parallel)
+            assert not found.keys() & back.keys()
+            back.update(found)
+    assert back.keys() == weights.keys()
+    assert all(np.array_equal(back[name], weights[name]) for name in back)
+
+
+def test_masks_in_files_of_older_versions_are_ignored():
+    config = small_config()
+    masks = {
+        "transformer.h.0.attn.bias": np.ones(1),
+        "transformer.h.2.attn.masked_bias": np.ones(1),
+    }
+    renamed = weight_table(config).renamed(theirs(config) | masks)
+    assert not masks.keys() & renamed.keys()
+
+
+def test_initial_values_are_distributed_as_hugging_faces():
+    config = small_config(hidden_size=64, initializer_range=0.05, embedding={"vocab_size": 256})
+    ours, weights = weight_table(config).initial(1), theirs(config)
+    for name, array in ours.items():
+        expected = weights[name]
+        assert array.shape == expected.shape
+        if expected.std() == 0:
+            np.testing.assert_array_equal(array, expected)
+        else:
+            tolerance = 5 / np.sqrt(array.size)
+            assert abs(array.std() / expected.std() - 1) < tolerance, name
+            assert abs(array.mean()) < tolerance * array.std(), name
