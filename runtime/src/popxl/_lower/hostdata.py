@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from popxl.tensor import Variable
 
 
+_ADOPTED = 64  # bytes
+
+
 def device_view(x: np.ndarray) -> np.ndarray:
     """Host data in the dtype that the device uses (float8 is a record on the host)."""
     from popxl import dtypes
@@ -26,12 +29,28 @@ def device_view(x: np.ndarray) -> np.ndarray:
 def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
     """A device array of global value `x`; each process passes at least its own part.
 
-    The data is copied: device arrays must not share memory with host arrays, since they are
-    donated and updated in place.
+    The array owns its memory: `x` may change afterwards, and the array can be donated and updated
+    in place.
     """
     return jax.make_array_from_callback(
-        x.shape, sharding, lambda index: np.array(x[index], copy=True)
-    )
+        x.shape, sharding, lambda index: _to_be_copied(x[index])
+    ).block_until_ready()
+
+
+def _to_be_copied(x: np.ndarray) -> np.ndarray:
+    """The same values where XLA will copy them.
+
+    On CPU, XLA adopts a host array that happens to lie on an `_ADOPTED` boundary, even if asked
+    not to alias; adopted memory cannot be donated, so that the program would copy it instead.
+    """
+    x = np.asarray(x, order="C")
+    if x.ctypes.data % _ADOPTED or not x.nbytes:
+        return x
+    memory = np.empty(x.nbytes + 2 * _ADOPTED, np.uint8)
+    start = -memory.ctypes.data % _ADOPTED + x.itemsize
+    out = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    out[...] = x
+    return out
 
 
 def fetch(x: jax.Array) -> np.ndarray:
