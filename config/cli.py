@@ -115,6 +115,15 @@ def add_reporting_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wandb-name", metavar="NAME", help="name of the Weights & Biases run")
 
 
+def add_export_option(parser: argparse.ArgumentParser) -> None:
+    """The option that writes a model for Hugging Face."""
+    parser.add_argument(
+        "--save-hf",
+        metavar="DIR",
+        help="a new folder for the model, in the form that Hugging Face's from_pretrained loads",
+    )
+
+
 def entry_point(
     *user_errors: type[Exception],
 ) -> Callable[[Main], EntryPoint]:

@@ -16,9 +16,10 @@ from config.sections import RunConfig
 from data.loader import Loader
 from finetuning import FineTuning, StepResult
 from modelling.spec import family_of
-from training.checkpoint import CheckpointStore
+from training.checkpoint import CheckpointStore, check_is_free
 from training.devices import explained
 from training.epochs import with_steps
+from training.export import export
 from training.report import Report
 from training.run_directory import choose_path
 from training.samples import training_samples
@@ -33,8 +34,10 @@ def finetune(line: CommandLine) -> None:
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
     """
-    config = line.config
+    config, folder = line.config, line.options.save_hf
     _check_iterations(config)
+    if folder is not None:
+        check_is_free(folder)
     loader = Loader(training_samples(config), config.training.global_batch_size, config.model.seed)
     config = with_steps(config, loader.samples)
     start = starting_point(config, family_of(config).weights(config))
@@ -56,6 +59,8 @@ def finetune(line: CommandLine) -> None:
         checkpoints = stack.enter_context(_Checkpoints(config, model, loader))
         stack.enter_context(model)
         _train(config, model, loader, start, report, checkpoints, stop)
+        if folder is not None and not stop.requested:
+            export(config, model.read(optimizer=False), folder)
     if stop.requested:
         _say(f"stopped by {stop.name} after step {checkpoints.step}")
     _say(f"records of the run are in {path}")

@@ -92,6 +92,7 @@ def hf_config(config: GPTJConfig) -> dict[str, Any]:
         "activation_function": "gelu_new",
         "tie_word_embeddings": False,
         "bos_token_id": model.end_token,
+        "pad_token_id": model.pad_token,
         "eos_token_id": model.end_token,
         **dropout,
     }

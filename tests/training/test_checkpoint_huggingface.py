@@ -93,6 +93,7 @@ def test_the_weights_are_split_above_the_size(tmp_path):
     write(tmp_path, numbers(5), {}, shard_bytes=80)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
+        "generation_config.json",
         "model-00001-of-00003.safetensors",
         "model-00002-of-00003.safetensors",
         "model-00003-of-00003.safetensors",
@@ -103,19 +104,23 @@ def test_the_weights_are_split_above_the_size(tmp_path):
     assert index["weight_map"]["w4"] == "model-00003-of-00003.safetensors"
 
 
-@pytest.mark.parametrize(("first", "then"), [(80, 10**6), (10**6, 80), (80, 40)])
-def test_an_older_model_is_replaced_and_other_files_stay(tmp_path, first, then):
-    write(tmp_path, numbers(4), {"old": 1}, shard_bytes=first)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    new = {name: array + 1 for name, array in numbers(3).items()}
-    write(tmp_path, new, {"new": 1}, shard_bytes=then)
-    tensors = read_hf_directory(tmp_path)
-    assert {name: array[0, 0] for name, array in tensors.items()} == {"w0": 1, "w1": 2, "w2": 3}
-    assert json.loads((tmp_path / "config.json").read_text()) == {"new": 1}
-    assert (tmp_path / "tokenizer.json").exists()
-    weights = {1: 1, 2: 2, 3: 3}[-(-120 // then)]
-    assert len(list(tmp_path.glob("*.safetensors"))) == weights
-    assert not (tmp_path / ".draft").exists()
+def test_an_empty_folder_is_filled_and_another_is_left_alone(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / ".model.draft").mkdir()  # of a process that was killed
+    write(folder, numbers(3), {"eos_token_id": 1, "x": 2}, complete=lambda d: (d / "more").touch())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "more",
+    ]
+    assert json.loads((folder / "config.json").read_text()) == {"eos_token_id": 1, "x": 2}
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 1}
+    with pytest.raises(CheckpointError, match=r"model is there and is not empty: give a new"):
+        write(folder, numbers(1), {})
+    assert len(read_hf_directory(folder)) == 3
 
 
 def test_a_dtype_that_numpy_lacks(tmp_path):
@@ -175,8 +180,10 @@ def test_an_index_does_not_lead_out_of_the_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"cannot write the model folder .*file: File exists"):
+    with pytest.raises(CheckpointError, match="file is there and is not empty"):
         write(tmp_path / "file", numbers(), {})
+    with pytest.raises(CheckpointError, match=r"cannot write the model folder .*: File exists"):
+        write(tmp_path / "file" / "model", numbers(), {})
 
 
 def test_what_is_a_model_folder(tmp_path):

@@ -109,11 +109,8 @@ CASES = {  # what is there, what is being written, how to read, what a reader ma
         lambda path: save(path, 1, 1), lambda path: save(path, 2, 1), saved, {1, 2}),
     "first step": (lambda path: path.mkdir(), lambda path: save(path, 2, 1), saved, {None, 2}),
     "model folder": (
-        lambda path: export(path, 1, 400),
-        lambda path: export(path, 2, 400), read_hf_directory, {None, 1, 2}),
-    "model folder of fewer files": (
-        lambda path: export(path, 1, 400),
-        lambda path: export(path, 2, 9000), read_hf_directory, {None, 1, 2}),
+        lambda path: path.mkdir(),
+        lambda path: export(path, 2, 400), read_hf_directory, {None, 2}),
 }
 
 def die_at(operation):
@@ -150,9 +147,10 @@ while True:
     assert status in (0, 9), status
     seen.add(value_in(path, read))
     assert seen <= may_be, (deaths, seen)
-    write(path)
+    if case != "model folder" or value_in(path, read) is None:
+        write(path)
     assert value_in(path, read) == 2
-    assert not [p for p in path.iterdir() if p.name.startswith(".")]
+    assert not [p for p in (*path.iterdir(), *home.iterdir()) if p.name.startswith(".")]
     if status == 0:
         break
     deaths += 1
@@ -160,10 +158,7 @@ print(deaths, len(seen) == len(may_be))
 """
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["new step", "same step", "first step", "model folder", "model folder of fewer files"],
-)
+@pytest.mark.parametrize("case", ["new step", "same step", "first step", "model folder"])
 def test_killed_at_each_file_operation(tmp_path, case):
     process = start(DIE_AT_EACH_FILE_OPERATION, tmp_path, case)
     out, errors = process.communicate(timeout=60)

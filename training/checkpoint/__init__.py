@@ -21,6 +21,7 @@ short in what matters most here:
 
 from training.checkpoint.errors import CheckpointError as CheckpointError
 from training.checkpoint.errors import CheckpointWarning as CheckpointWarning
+from training.checkpoint.huggingface import check_is_free as check_is_free
 from training.checkpoint.huggingface import is_hf_directory as is_hf_directory
 from training.checkpoint.huggingface import read_hf_directory as read_hf_directory
 from training.checkpoint.huggingface import write_hf_directory as write_hf_directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from training.checkpoint.errors import CheckpointError
 from training.checkpoint.shards import shards_of, sync, write_json, write_shard
 from training.checkpoint.tensor_files import TensorFiles
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 SHARD_BYTES = 5 * 10**9
 OTHER_FORMATS = ("pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack")
 
@@ -50,36 +52,55 @@ def write_hf_directory(
     tensors: Mapping[str, np.ndarray],
     config_json: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
+    complete: Callable[[Path], object] | None = None,
 ) -> None:
     """Write a model folder that `from_pretrained` of transformers loads.
 
-    Other files in the folder, such as a tokenizer's, stay. Whoever reads meanwhile finds the
-    model that was there before, or none, or the new one; never parts of both.
+    It is written beside the place it is for, and appears there whole.
 
     Args:
-        path: the folder; it is created if need be.
+        path: the folder; it may be there if it is empty.
         tensors: arrays by Hugging Face name. Each is taken when its turn comes to be written.
-        config_json: content of config.json.
+        config_json: content of config.json. Those of its tokens that generation needs go to
+            generation_config.json too, where transformers looks for them.
         shard_bytes: size above which the weights are split into several files.
+        complete: adds further files, such as a tokenizer's, to the folder it is given.
 
     Raises:
-        CheckpointError: if the folder cannot be written.
+        CheckpointError: if the folder is not empty, or cannot be written.
         TypeError: for a dtype that cannot be stored.
     """
-    path = Path(path)
-    draft = path / ".draft"
+    path = Path(os.path.abspath(path))
+    check_is_free(path)
+    draft = path.with_name(f".{path.name}.draft")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         draft.mkdir()
         write_json(draft / CONFIG, config_json)
+        write_json(draft / GENERATION, {k: config_json[k] for k in TOKENS if k in config_json})
         _write_weights(draft, tensors, shard_bytes)
-        _move_model(draft, path)
+        if complete is not None:
+            complete(draft)
+        sync(draft)
+        os.rename(draft, path)
+        sync(path.parent)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot write the model folder {path}: {reason}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_is_free(path: str | Path) -> None:
+    """Raise CheckpointError unless nothing, or an empty folder, is at `path`."""
+    path = Path(path)
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists():
+        raise CheckpointError(
+            f"{path} is there and is not empty: give a new folder for the model, or delete that one"
+        )
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -121,17 +142,3 @@ def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes:
         os.rename(folder / str(number), folder / file)
         weight_map |= dict.fromkeys(names, file)
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _move_model(draft: Path, path: Path) -> None:
-    """Replace the model in `path` with the finished one in `draft`.
-
-    What a reader starts from goes first and comes last. The draft is whole all the while.
-    """
-    for old in [path / INDEX, *path.glob("model*.safetensors")]:
-        old.unlink(missing_ok=True)
-    sync(path)
-    last = (WEIGHTS, INDEX)
-    for file in sorted(draft.iterdir(), key=lambda file: file.name in last):
-        os.replace(file, path / file.name)
-    sync(path)
