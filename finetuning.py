@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,16 @@ class StepResult:
 
     Attributes:
         loss: mean over the target tokens of the global batch, before the update.
-        gradient_norm: global norm of the gradients, before clipping.
+        gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
     """
 
     loss: float
     gradient_norm: float
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the devices left the update out: loss or gradients are not finite."""
+        return not math.isfinite(self.gradient_norm)
 
 
 class FineTuning(RunningModel):

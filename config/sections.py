@@ -134,6 +134,9 @@ class Execution(Section):
     """Samples that one device computes at once."""
 
     data_parallel: PositiveInt = 1
+    max_skipped_steps: NonNegativeInt = 10
+    """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
+
     """Copies of the model, each with its part of the global batch."""
 
     tensor_parallel: PositiveInt = 1

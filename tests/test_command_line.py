@@ -287,14 +287,30 @@ def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
     assert_same_state(tmp_path, trained)
 
 
-def test_divergence_damages_nothing(mistake, copy):
-    folder = ("--load", str(copy), "--save", str(copy))
-    said = mistake(run_finetuning.main, *TRAINING, "--steps", "16", "--maximum", "1e30", *folder)
-    assert re.match(r"step \d+ has loss \S+ and gradient norm (nan|inf): training has div", said)
-    assert "this run saved nothing" in said
+def test_divergence_ends_a_run_and_saves_its_last_good_state(mistake, copy):
+    """The rate makes weights of step 9 from which nothing finite comes; a third skip is too many."""
+    limit, folder = ("--max_skipped_steps", "2"), ("--load", str(copy), "--save", str(copy))
+    rate = ("--steps", "16", "--maximum", "1e30")
+    said = mistake(run_finetuning.main, *TRAINING, *rate, *limit, *folder)
+    assert re.match(r"3 steps in a row were skipped, since loss .* gradient norm (nan|inf)\)", said)
+    assert f"the state before is saved as step 12 in {copy}" in said
     assert "lower the learning rate" in said
-    assert load_checkpoint(copy).step == 8
+    checkpoint = load_checkpoint(copy)
+    assert (checkpoint.step, checkpoint.metadata["skipped_steps"]) == (12, 3)
+    counters = {n for n in checkpoint.tensors if n.startswith("optimizer/step/")}
+    assert {float(checkpoint.tensors[n]) for n in counters} == {9.0}
+    assert all(np.isfinite(x).all() for x in checkpoint.tensors.values())
+    rows = read_metrics(copy / "metrics.jsonl")
+    assert [row["skipped_steps"] for row in rows] == [0] * 9 + [1, 2, 3]
     assert (copy / "loss_curve.png").stat().st_size > 0
+
+
+def test_divergence_without_a_place_to_save(mistake, trained, tmp_path):
+    folder = ("--load", str(trained), "--run-dir", str(tmp_path))
+    rate = ("--steps", "16", "--maximum", "1e30", "--max_skipped_steps", "0")
+    said = mistake(run_finetuning.main, *TRAINING, *rate, *folder)
+    assert said.startswith("a step was skipped, since loss or gradients are not finite")
+    assert "the state before is lost, since --save was not given" in said
 
 
 def test_a_run_directory_starts_a_run_again(trained, tmp_path):

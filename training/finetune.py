@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import metadata
 from typing import Any
@@ -14,7 +12,7 @@ from config.cli import CommandLine
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
 from data.loader import Loader
-from finetuning import FineTuning, StepResult
+from finetuning import FineTuning
 from modelling.spec import family_of
 from training.checkpoint import CheckpointStore, check_is_free
 from training.devices import explained
@@ -25,6 +23,7 @@ from training.run_directory import choose_path
 from training.samples import training_samples
 from training.schedule import Schedule
 from training.signals import StopSignal
+from training.skipped_steps import SkippedSteps
 from training.start import Start, starting_point
 
 
@@ -56,9 +55,10 @@ def finetune(line: CommandLine) -> None:
             Report(config, path, line.preset, start.step, line.options.wandb,
                    line.options.wandb_name)
         )  # fmt: skip
-        checkpoints = stack.enter_context(_Checkpoints(config, model, loader))
+        skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
+        checkpoints = stack.enter_context(_Checkpoints(config, model, loader, skipped))
         stack.enter_context(model)
-        _train(config, model, loader, start, report, checkpoints, stop)
+        _train(config, model, loader, start, report, checkpoints, skipped, stop)
         if folder is not None and not stop.requested:
             export(config, model.read(optimizer=False), folder)
     if stop.requested:
@@ -73,6 +73,7 @@ def _train(
     start: Start,
     report: Report,
     checkpoints: _Checkpoints,
+    skipped: SkippedSteps,
     stop: StopSignal,
 ) -> None:
     """The loop over optimizer steps, `device_iterations` at a time."""
@@ -82,24 +83,31 @@ def _train(
         steps = range(step, step + iterations)
         rates = [rate(s) for s in steps]
         results = model.run([loader.next_batch() for _ in steps], rates, step)
-        _check_finite(results, steps, checkpoints.step)
         for s, learning_rate, result in zip(steps, rates, results, strict=True):
+            skipped.count(result)
             report.step(
                 s,
                 loss=result.loss,
                 learning_rate=learning_rate,
                 gradient_norm=result.gradient_norm,
+                skipped_steps=skipped.total,
             )
         step += iterations
+        if skipped.too_many:
+            break
         checkpoints.after(step)
     checkpoints.finish(step)
+    if skipped.too_many:
+        raise skipped.error(checkpoints.kept)
 
 
 class _Checkpoints:
     """Saves now and then, and at the end. Does nothing without `checkpoint.save`."""
 
-    def __init__(self, config: RunConfig, model: FineTuning, loader: Loader) -> None:
-        self._config, self._model, self._loader = config, model, loader
+    def __init__(
+        self, config: RunConfig, model: FineTuning, loader: Loader, skipped: SkippedSteps
+    ) -> None:
+        self._config, self._model, self._loader, self._skipped = config, model, loader, skipped
         settings = config.checkpoint
         self._store = CheckpointStore(settings.save, settings.to_keep) if settings.save else None
         self.step: int | None = None  # the last one saved
@@ -124,9 +132,17 @@ class _Checkpoints:
         if wait:
             _say(f"saved step {step} in {self._config.checkpoint.save}")
 
+    @property
+    def kept(self) -> str:
+        """Where the state of the last step is, for people."""
+        if self._store is None:
+            return "the state before is lost, since --save was not given"
+        return f"the state before is saved as step {self.step} in {self._config.checkpoint.save}"
+
     def _metadata(self) -> dict[str, Any]:
         return {
             "data": self._loader.state(),
+            "skipped_steps": self._skipped.total,
             "config": self._config.to_dict(),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
         }
@@ -168,17 +184,6 @@ def _check_iterations(config: RunConfig) -> None:
             f"training.steps {config.training.steps} must be divisible by "
             f"execution.device_iterations {iterations}"
         )
-
-
-def _check_finite(results: Sequence[StepResult], steps: range, saved: int | None) -> None:
-    for step, result in zip(steps, results, strict=True):
-        if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
-            kept = f"the last checkpoint is of step {saved}" if saved else "this run saved nothing"
-            raise UserError(
-                f"step {step + 1} has loss {result.loss} and gradient norm {result.gradient_norm}: "
-                f"training has diverged ({kept}); lower the learning rate, or use bfloat16 or "
-                "loss scaling instead of plain float16"
-            )
 
 
 def _say(text: str) -> None:

@@ -52,7 +52,7 @@ class Progress:
             )
 
     def update(self, row: Mapping[str, float]) -> None:
-        """Show a step that is done: `step` from 0, `loss`, `learning_rate`."""
+        """Show a step that is done: `step` from 0, `loss`, `learning_rate`, `skipped_steps`."""
         done = int(row["step"]) + 1
         facts = self._facts(row, self._total - done)
         if self._bar is not None:
@@ -76,6 +76,8 @@ class Progress:
 
     def _facts(self, row: Mapping[str, float], steps_left: int) -> list[str]:
         facts = [f"loss {row['loss']:.4f}", f"learning rate {row['learning_rate']:.2e}"]
+        if row.get("skipped_steps"):
+            facts.append(f"{row['skipped_steps']:.0f} skipped")
         rate = self._throughput.samples_per_second
         left = self._throughput.seconds_for(steps_left)
         if rate is not None and left is not None:

@@ -47,7 +47,7 @@ class Report:
             step: its number, from 0.
             loss: mean over the target tokens of the global batch.
             learning_rate: the rate it used.
-            more: further values to record, such as `gradient_norm`.
+            more: further values to record, such as `gradient_norm` or `skipped_steps`.
         """
         self._throughput.update(step + 1)
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}

@@ -33,12 +33,14 @@ class Start:
         step: number of optimizer steps done.
         data: state of the data loader; None: from the beginning.
         source: where it comes from, for people.
+        skipped_steps: how many of the steps left the state unchanged.
     """
 
     tensors: Tensors
     step: int = 0
     data: dict[str, Any] | None = None
     source: str = "random weights"
+    skipped_steps: int = 0
 
 
 def starting_point(config: RunConfig, table: WeightTable) -> Start:
@@ -84,6 +86,7 @@ def _of_checkpoint(config: RunConfig, table: WeightTable, load: str) -> Start:
         checkpoint.step,
         checkpoint.metadata.get("data"),
         f"step {checkpoint.step} in {load}",
+        checkpoint.metadata.get("skipped_steps", 0),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import popxl
@@ -9,14 +10,19 @@ import popxl_addons as addons
 from modelling.phases.phase import Phase
 from modelling.phases.rows import Port
 from modelling.phases.settings import Settings
+from popxl import ops
 from popxl_addons.transforms.batch_serialisation import batch_serialise
+
+_LOSS_SUM = "loss_sum"
 
 
 class LossPhase(Phase):
     """A phase whose output is the loss.
 
     `backward` runs it forwards and backwards at once, without recomputation: nothing lies between
-    the two. Each micro-batch's loss, unscaled, goes to `loss_stream`.
+    the two. Each micro-batch's loss, unscaled, goes to `loss_stream`. If one is not finite, the sum
+    of squares that `backward` returns is NaN, so that the optimizer leaves the step out, even where
+    all gradients are finite.
 
     Args:
         module: `build(*inputs, seed=None)` returns a float32 scalar.
@@ -40,6 +46,7 @@ class LossPhase(Phase):
         self._grad_facts, grad = addons.autodiff_with_accumulation(
             forward, forward.args.tensors, grads_required=with_grad
         )
+        self._grad_facts.insert(_LOSS_SUM, addons.VariableFactory(0.0, popxl.float32, by_ref=True))
         both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])
         tensors = dict(zip(inputs, both.graph.inputs, strict=False))
         seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
@@ -74,16 +81,27 @@ class LossPhase(Phase):
                         t.shape, t.dtype, name, by_ref=source is grad.args
                     )
             args = addons.NamedTensors.from_dict(named)
+            total = popxl.graph_input((), popxl.float32, _LOSS_SUM, by_ref=True)
+            named[_LOSS_SUM] = total
             seeds = [] if seed is None else [seed]
             info = forward.bind(args).call_with_info(*inputs, *seeds)
             grads = grad.bind(args).call(
                 popxl.constant(scaling, popxl.float32),
                 args=grad.grad_graph_info.inputs_dict(info),
             )
-            return [info.parent_output(0), *grads]
+            loss = info.parent_output(0)
+            ops.var_updates.accumulate_(total, loss)
+            return [loss, *grads]
 
         graph = popxl.gir().create_graph(build, specs, self._settings.seed_spec)
         return addons.GraphWithNamedArgs(graph, addons.NamedTensors.from_dict(named))
 
     def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
         """Nothing: the loss is computed together with its gradient."""
+
+    def _finish_gradients(
+        self, row: popxl.Tensor, accumulators: addons.NamedTensors
+    ) -> popxl.Tensor:
+        squares = super()._finish_gradients(row, accumulators)
+        finite = ops.isfinite(accumulators.get(_LOSS_SUM))
+        return ops.where(finite, squares, popxl.constant(math.nan, popxl.float32))

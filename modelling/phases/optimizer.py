@@ -65,7 +65,10 @@ class OptimizerStore:
         learning_rate: popxl.Tensor,
         norm: popxl.Tensor,
     ) -> None:
-        """One optimizer step on the variables of layer `row`.
+        """One optimizer step on the variables of layer `row`; none if `norm` is not finite.
+
+        A step that is left out leaves all bits of variables and state as they were, the counter
+        of Adam's bias correction among them.
 
         Args:
             grads: mean gradients, times the loss scaling, sharded as the variables.
@@ -73,16 +76,30 @@ class OptimizerStore:
         """
         shards = variables.load_shards(row)
         state = addons.NamedTensors.pack(self.facts.keys_flat(), self.load.call(row))
+        shards_before, state_before = shards.map(ops.identity), state.map(ops.identity)
         for name, step in self.steps.items():
             step.bind(state.get(name)).call(
                 shards.get(name), grads.get(name), learning_rate, *self._norm(norm)
             )
-        self.store_variables.bind(shards).call(row)
-        self.store.bind(state).call(row)
+        finite = ops.isfinite(norm)
+        self.store_variables.bind(_chosen(finite, shards, shards_before)).call(row)
+        self.store.bind(_chosen(finite, state, state_before)).call(row)
 
     def _norm(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
         """The global norm, if the optimizer graphs take it."""
         return [norm] if self.clips else []
+
+
+def _chosen(
+    condition: popxl.Tensor, new: addons.NamedTensors, old: addons.NamedTensors
+) -> addons.NamedTensors:
+    """`new` where the condition holds, else `old`.
+
+    A selection, not a branch around the update: it is fused into the update's loop over elements,
+    and no buffer passes through a conditional, before which XLA might copy it.
+    """
+    chosen = {n: ops.where(condition, t, old.get(n)) for n, t in new.to_dict().items()}
+    return addons.NamedTensors.from_dict(chosen)
 
 
 def _adam_graph(

@@ -193,11 +193,12 @@ class Phase:
         # Where activations are kept, so are the seeds of dropout: there is none to pass.
         takes_seed = len(self.bwd.graph.inputs) - len(self.bwd.args.tensors) > 1
         bound.call(row, *(self._seed(row, seed) if takes_seed else []))
-        return self._finish_gradients(row, self._accumulators(accumulators))
+        return self._finish_gradients(row, accumulators)
 
     def _finish_gradients(
-        self, row: popxl.Tensor, accumulated: addons.NamedTensors
+        self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
+        accumulated = self._accumulators(accumulators)
         reduced = dict(zip(self.names, self._reduce.bind(accumulated).call(), strict=True))
         complete = {}
         for name, grad in reduced.items():

@@ -42,3 +42,14 @@ def test_a_terminal_gets_a_bar():
     assert "4/4" in last
     assert "loss 1.5000, learning rate 1.00e-03, 0.3 samples/s, 00:00 left" in last
     assert " 2/4" in shown.split("\r")[1]  # a resumed run starts where it was
+
+
+def test_skipped_steps_are_shown_once_there_are_any():
+    stream = io.StringIO()
+    progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
+    row = {"step": 0, "loss": 1.5, "learning_rate": 1e-3}
+    progress.update(row | {"skipped_steps": 0})
+    progress.update(row | {"skipped_steps": 3})
+    first, second = stream.getvalue().splitlines()
+    assert "skipped" not in first
+    assert second == "step 1/1: loss 1.5000, learning rate 1.00e-03, 3 skipped"

@@ -1,0 +1,160 @@
+"""A step whose loss or gradients are not finite changes no bit of weights and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import popxl
+import popxl_addons as addons
+from modelling.phases.training import TrainingProgram, build_training
+from popxl import ops
+from tests.modelling.phases import toy
+from tests.modelling.phases.test_phased_training import SAMPLES, draw, feed
+from tests.modelling.phases.toy import Loss, ToyLayout, toy_config
+
+
+class LogOfWeight(Loss):
+    """A loss that is -inf for a weight of 0, for which all gradients are 0."""
+
+    def build(
+        self,
+        x: popxl.Tensor,
+        y: popxl.Tensor,
+        weight: popxl.Tensor,
+        seed: popxl.Tensor | None = None,
+    ) -> popxl.Tensor:
+        return super().build(x, y, weight, seed) + ops.log(weight)
+
+
+def state_of(session: popxl.Session, program: TrainingProgram) -> dict[str, np.ndarray]:
+    """Weights and optimizer state by name."""
+    trees = [layer for layers in program.variables.values() for layer in layers]
+    tensors = {t.name: t for tree in trees for t in tree.tensors}
+    data = session.get_tensors_data(tensors.values())
+    return {name: data[t].copy() for name, t in tensors.items()}
+
+
+class Run:
+    """Steps of the toy model; the weight of one micro-batch on one replica can be spoilt."""
+
+    def __init__(self, dp: int, tp: int) -> None:
+        self.config = toy_config(dp, tp, 1, SAMPLES)
+        self.program = build_training(self.config, ToyLayout)
+        self.session = popxl.Session(self.program.ir, "cpu")
+        weights, scale, self.xs, self.ys = draw()
+        first, *rest = [self.program.variables["first"][0], *self.program.variables["rest"]]
+        variables = [first.fwd.w, *(layer.fwd.w for layer in rest), first.fwd.scale]
+        self.session.write_variables_data(dict(zip(variables, [*weights, scale], strict=True)))
+
+    def step(self, at: int, spoilt: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Losses of micro-batches, and the gradient norm on all replicas."""
+        batch = {"x": self.xs[at : at + 1], "y": self.ys[at : at + 1]}
+        inputs = feed(self.program, self.config, batch)
+        if spoilt is not None:
+            inputs[self.program.inputs["weight"]][1, -1] = spoilt
+        out = self.session.run(inputs)
+        norms = out[self.program.gradient_norm].reshape(-1, self.config.replicas)[0]
+        return out[self.program.loss], norms
+
+    def state(self) -> dict[str, np.ndarray]:
+        return state_of(self.session, self.program)
+
+
+def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
+def test_a_skipped_step_changes_nothing(dp: int, tp: int) -> None:
+    """With it or without it, training goes on alike: moments and their counters are as before."""
+    spoilt, clean = Run(dp, tp), Run(dp, tp)
+    with spoilt.session, clean.session:
+        for run in (spoilt, clean):
+            run.step(0)
+        before = spoilt.state()
+        assert len([name for name in before if name.endswith("step")]) == 4
+        for value in (np.inf, np.nan):
+            losses, norms = spoilt.step(2, value)
+            assert not np.isfinite(losses).all()
+            assert not np.isfinite(norms).any()
+            assert_equal(spoilt.state(), before)
+        results = [run.step(1) for run in (spoilt, clean)]
+        for ours, theirs in zip(*results, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        after = spoilt.state()
+        assert_equal(after, clean.state())
+    assert all((after[name] != before[name]).any() for name in after)
+
+
+def test_a_loss_alone_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "Loss", LogOfWeight)
+    run = Run(1, 1)
+    with run.session:
+        run.step(0)
+        before = run.state()
+        losses, norms = run.step(1, 0.0)
+        assert np.isneginf(losses).sum() == 1
+        assert np.isnan(norms).all()
+        assert_equal(run.state(), before)
+        assert np.isfinite(run.step(1)[1]).all()
+
+
+def test_without_the_selection_a_step_would_spoil_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Why the tests above can fail."""
+    from modelling.phases import optimizer
+
+    def always(_: popxl.Tensor, new: addons.NamedTensors, old: addons.NamedTensors) -> object:
+        return new
+
+    monkeypatch.setattr(optimizer, "_chosen", always)
+    run = Run(1, 1)
+    with run.session:
+        run.step(0, np.inf)
+        assert not any(np.isfinite(x).all() for n, x in run.state().items() if n.endswith(".w"))
+
+
+def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither temporaries nor copies: it belongs to the loop that computes the update."""
+    from modelling.phases import optimizer
+
+    def measured() -> tuple[int, int]:
+        run = Run(1, 1)
+        text = run.session._executable.as_text()
+        return run.session.memory_use().temporaries, text.count(" copy(")
+
+    def always(_: popxl.Tensor, new: addons.NamedTensors, old: addons.NamedTensors) -> object:
+        return new
+
+    with_it = measured()
+    monkeypatch.setattr(optimizer, "_chosen", always)
+    without = measured()
+    entry = 4 * toy.WIDTH**2
+    assert with_it[0] - without[0] < entry
+    assert with_it[1] <= without[1]
+
+
+def counted(skips: Sequence[bool], most: int) -> list[bool]:
+    """Whether there are too many after each step."""
+    from finetuning import StepResult
+    from training.skipped_steps import SkippedSteps
+
+    skipped = SkippedSteps(most, total=5)
+    found = []
+    for skip in skips:
+        skipped.count(StepResult(1.0, np.inf if skip else 1.0))
+        found.append(skipped.too_many)
+    assert skipped.total == 5 + sum(skips)
+    return found
+
+
+def test_only_skips_in_a_row_are_too_many() -> None:
+    assert counted([True, True, False, True, True, True, False], 2) == [False] * 5 + [True] * 2
+    assert counted([True, False], 0) == [True, True]
+    assert not any(counted([True, False] * 9, 1))
