@@ -1,0 +1,111 @@
+"""T5's buffers of activations: which phase reads and writes which row."""
+
+from __future__ import annotations
+
+from imgs.style import ACTIVATION, GRADIENT, INK, Area, Canvas, Kind
+
+LAYERS, MICRO_BATCHES = 3, 4
+PHASE, ROW, GAP, LEFT = 82, 50, 14, 20  # widths, and the left edge
+PITCH = PHASE + ROW + 2 * GAP
+X, DX, CELL = 0, 44, 32  # of the two buffers below the top of a phase, and their height
+ENCODER, DECODER = 58, 316  # tops
+COPIED = 214  # top of the rows of the encoder output's gradients
+VALUE, GRAD = ACTIVATION.edge, GRADIENT.edge
+
+
+def draw() -> Canvas:
+    canvas = Canvas(474)
+    canvas.head((LEFT, 20), f"T5 with {LAYERS} layers in each stack, {MICRO_BATCHES} micro-batches")
+    ends = "embed-\ndings", "decoder\nembed-\ndings"
+    for top, first, last, name in (
+        (ENCODER, ends[0], "encoder\nhead", "encoder"),
+        (DECODER, ends[1], "head:\nloss", "decoder"),
+    ):
+        names = [first, *(f"{name}\nlayer {i}" for i in range(LAYERS)), last]
+        _stack(canvas, top, names, rows=LAYERS + 2 if name == "encoder" else LAYERS + 1)
+    _encoded_gradients(canvas)
+    _encoded(canvas)
+    canvas.legend(
+        (LEFT, 452),
+        [(ACTIVATION, "x: values, from left to right", 246),
+         (GRADIENT, "dx: their gradients, from right to left", 0)],
+    )  # fmt: skip
+    return canvas
+
+
+def _phase(index: int, top: float) -> Area:
+    return Area(LEFT + index * PITCH, top, PHASE, DX + CELL)
+
+
+def _row(index: int, top: float) -> Area:
+    return Area(LEFT + index * PITCH + PHASE + GAP, top, ROW, CELL)
+
+
+def _stack(canvas: Canvas, top: float, names: list[str], rows: int) -> None:
+    for i, name in enumerate(names):
+        canvas.box(_phase(i, top), name)
+    for i in range(rows):
+        canvas.note((_row(i, top).middle[0], top - 12), f"row {i}")
+        for below, kind in ((X, ACTIVATION), (DX, GRADIENT)):
+            _cells(canvas, _row(i, top + below), kind)
+            forwards = kind is ACTIVATION
+            _beside(canvas, i, _row(i, top + below), VALUE if forwards else GRAD, forwards)
+            if i + 1 < len(names):
+                _beside(canvas, i + 1, _row(i, top + below), VALUE if forwards else GRAD, forwards)
+
+
+def _beside(canvas: Canvas, phase: int, row: Area, colour: str, forwards: bool) -> None:
+    """The arrow between a phase and a row next to it."""
+    y = row.middle[1]
+    left = _phase(phase, 0).left
+    ends = (left + PHASE, row.left) if left < row.left else (row.right, left)
+    start, end = ends if forwards else ends[::-1]
+    canvas.arrow((start, y), (end, y), colour=colour)
+
+
+def _cells(canvas: Canvas, area: Area, kind: Kind) -> None:
+    """A row: an entry for each micro-batch."""
+    width = area.width / MICRO_BATCHES
+    for entry in range(MICRO_BATCHES):
+        canvas.box(Area(area.left + entry * width, area.top, width, area.height), kind=kind)
+
+
+def _encoded_gradients(canvas: Canvas) -> None:
+    """Each decoder layer stores the gradient of the encoder's output; their sum goes up."""
+    last = _row(LAYERS + 1, ENCODER + DX)
+    total = Area(last.left, COPIED - 33, ROW, 26)
+    bus = total.middle[1]
+    starts = []
+    for i in range(LAYERS):
+        phase = _phase(i + 1, DECODER)
+        row = Area(phase.middle[0] - ROW / 2, COPIED, ROW, CELL)
+        _cells(canvas, row, GRADIENT)
+        canvas.note((row.right + 8, row.middle[1]), f"row {i}", "left")
+        canvas.arrow((row.middle[0], DECODER), (row.middle[0], row.bottom), colour=GRAD)
+        starts.append((row.middle[0], row.top))
+    for x, y in starts:
+        canvas.arrow((x, y), (x, bus), colour=GRAD, head=False)
+    canvas.arrow((starts[0][0], bus), (total.left, bus), colour=GRAD)
+    canvas.box(total, "sum")
+    canvas.arrow((total.middle[0], total.top), (total.middle[0], last.bottom), colour=GRAD)
+    canvas.note(
+        (starts[-1][0] + 96, COPIED + 24),
+        "gradients of the\nencoder's output:\na row for each\ndecoder layer",
+        "left",
+        color=INK,
+    )
+
+
+def _encoded(canvas: Canvas) -> None:
+    """Every decoder layer reads the encoder's output."""
+    output = _row(LAYERS + 1, ENCODER)
+    bus, right = DECODER + DX + CELL + 24, output.right + 12
+    y = output.middle[1]
+    first = _phase(1, DECODER).middle[0]
+    canvas.arrow(
+        (output.right, y), (right, y), (right, bus), (first, bus), colour=VALUE, head=False
+    )
+    for i in range(LAYERS):
+        x = _phase(i + 1, DECODER).middle[0]
+        canvas.arrow((x, bus), (x, DECODER + DX + CELL), colour=VALUE)
+    canvas.note((right - 8, bus + 15), "the encoder's output: row 4 of its x", "right", color=INK)

@@ -1,0 +1,81 @@
+"""The phases of a training step of T5, in the order in which they run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from imgs.style import ACTIVATION, COMPUTE, EXCHANGE, GRADIENT, MOMENT, PLAIN, Area, Canvas, Kind
+
+# The program's phases, forwards, and what the figure calls them.
+PHASES = {
+    "embeddings": "embed-\ndings",
+    "first_encoder_layer": "first\nencoder\nlayer",
+    "encoder_block": "encoder\nblock\n× (L − 1)",
+    "encoder_head": "encoder\nhead",
+    "decoder_embeddings": "decoder\nembed-\ndings",
+    "first_decoder_layer": "first\ndecoder\nlayer",
+    "decoder_block": "decoder\nblock\n× (L − 1)",
+}
+HEAD = "head"
+OWNERS = [name for name in PHASES if name != "decoder_embeddings"] + [HEAD]
+SUMMED = "encoder_head"  # before its backward pass, gradients of its output are added up
+WIDTH, GAP, HEIGHT, LEFT = 70, 11, 60, 108
+FORWARD, BACKWARD, UPDATE = 46, 148, 268  # tops
+
+
+def draw() -> Canvas:
+    canvas = Canvas(386)
+    for y, words in ((FORWARD, "forward"), (BACKWARD, "backward"), (UPDATE, "update")):
+        canvas.head((16, y - 22), words)
+    batch = canvas.box(Area(16, FORWARD, WIDTH, HEIGHT), "batch\nfrom the\nhost", ACTIVATION)
+    norm = canvas.box(Area(16, BACKWARD, WIDTH, HEIGHT), "⇄ global\nnorm", EXCHANGE)
+    forwards = [canvas.box(_phase(n, FORWARD), w, COMPUTE) for n, w in PHASES.items()]
+    backwards = [canvas.box(_phase(n, BACKWARD), w, GRADIENT) for n, w in PHASES.items()]
+    right = forwards[-1].right + GAP
+    loss = Area(right, FORWARD, 814 - right, BACKWARD + HEIGHT - FORWARD)
+    canvas.box(loss, "head:\nloss\nand its\ngradient", COMPUTE)
+    at = list(PHASES).index(SUMMED)
+    total = Area(backwards[at].right + GAP, BACKWARD, WIDTH - 18, HEIGHT)
+    canvas.box(total, "sum of\nrows", PLAIN)
+    backwards.insert(at + 1, total)
+    _chain(canvas, [batch, *forwards, loss], FORWARD)
+    _chain(canvas, [loss, *reversed(backwards), norm], BACKWARD)
+    _update(canvas, norm)
+    return canvas
+
+
+def _phase(name: str, top: float) -> Area:
+    index = list(PHASES).index(name)
+    gap = WIDTH - 18 + GAP if index > list(PHASES).index(SUMMED) else 0
+    return Area(LEFT + index * (WIDTH + GAP) + gap, top, WIDTH, HEIGHT)
+
+
+def _chain(canvas: Canvas, areas: list[Area], top: float) -> None:
+    """An arrow from each to the next, in whichever direction that is."""
+    y = top + HEIGHT / 2
+    for start, end in pairwise(areas):
+        rightwards = start.left < end.left
+        ends = (start.right, end.left) if rightwards else (start.left, end.right)
+        canvas.arrow(*((x, y) for x in ends))
+
+
+def _update(canvas: Canvas, norm: Area) -> None:
+    """AdamW, for the phases that own variables."""
+    areas = [
+        canvas.box(Area(LEFT + i * (WIDTH + GAP), UPDATE, WIDTH, HEIGHT), words, kind)
+        for i, (words, kind) in enumerate(_owners())
+    ]
+    first = Area(16, UPDATE, WIDTH, HEIGHT)
+    canvas.box(first, "learning\nrate from\nthe host", PLAIN)
+    _chain(canvas, [first, *areas], UPDATE)
+    x = norm.right - 5
+    canvas.arrow((x, norm.bottom), (x, UPDATE))
+    words = (
+        "The decoder's embeddings use the encoder's weight, which is updated once.\n"
+        "L is the number of layers of a stack."
+    )
+    canvas.note((16, UPDATE + HEIGHT + 34), words, "left")
+
+
+def _owners() -> list[tuple[str, Kind]]:
+    return [(PHASES.get(name, name), MOMENT) for name in OWNERS]

@@ -1,0 +1,188 @@
+"""One style for all figures: a canvas in pixels of the README, colours by meaning, one type size.
+
+A canvas remembers what was drawn where, so that a test can tell whether words overlap, leave their
+box or are crossed by a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.path import Path as Outline
+from matplotlib.text import Text
+from PIL import Image
+
+WIDTH = 830  # of a README on GitHub, pixels
+SHARPNESS = 2  # pixels of the picture for each of those, as dense screens have
+COLOURS = 64  # of a picture: a few, and what lies between them at the edges of letters
+POINTS = 72 / 100  # of type for each pixel, at 100 pixels an inch
+
+BODY, HEAD = 13, 15  # sizes of type, pixels
+RAISED = 1.4  # so that lower-case letters look centred
+INK, MUTED, LINE = "#1f2328", "#57606a", "#6e7781"
+PAPER, PANEL = "#ffffff", "#f1f3f5"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a box stands for: the colours of its inside and its border."""
+
+    fill: str
+    edge: str
+    ink: str = INK
+
+
+# Okabe and Ito's colours (https://jfly.uni-koeln.de/color/), which all eyes tell apart, and tints
+# of them, which words can be read on.
+WEIGHT = Kind("#cfe4f4", "#0072b2")
+ACTIVATION = Kind("#fdeabf", "#b97a00")
+GRADIENT = Kind("#f9d5c0", "#d55e00")
+MOMENT = Kind("#f1d9e7", "#b05a8a")
+COMPUTE = Kind("#c6ebdf", "#00805d")
+EXCHANGE = Kind("#3d4654", "#3d4654", "#ffffff")
+PLAIN = Kind(PAPER, LINE)
+GROUND = Kind(PANEL, PANEL)
+EMPTY = Kind(PAPER, "#c2c8cf")
+MEMBERS = (WEIGHT, ACTIVATION, COMPUTE, MOMENT)  # where colours tell devices apart
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Area:
+    """A rectangle, in pixels from the top left corner."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    @property
+    def right(self) -> float:
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+    @property
+    def middle(self) -> Point:
+        return self.left + self.width / 2, self.top + self.height / 2
+
+    def at(self, across: float, down: float) -> Point:
+        """The point at these fractions of the width and the height."""
+        return self.left + across * self.width, self.top + down * self.height
+
+
+@dataclass
+class Canvas:
+    """A picture `WIDTH` pixels wide; y grows downwards.
+
+    Attributes:
+        words: what is written.
+        boxes: the rectangles that are drawn; words are inside one or outside.
+        lines: the corners of each arrow and line, which cross no words.
+    """
+
+    height: float
+    words: list[Text] = field(default_factory=list)
+    boxes: list[Area] = field(default_factory=list)
+    lines: list[Sequence[Point]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.figure = Figure(figsize=(WIDTH / 100, self.height / 100), dpi=100, facecolor=PAPER)
+        self._pixels = FigureCanvasAgg(self.figure)  # no pyplot: nothing global, no display
+        self._axes = self.figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(self.height, 0))
+        self._axes.axis("off")
+
+    # ---- what can be drawn ----------------------------------------------------------------------
+    def text(
+        self, at: Point, words: str, size: float = BODY, align: str = "center", **look: Any
+    ) -> None:
+        """Words around a point; `align` says which part of each line is there."""
+        level = "center" if "rotation" in look else "center_baseline"
+        look = {"color": INK, "va": level, "linespacing": 1.25, **look}
+        x, y = at[0], at[1] - (0 if "rotation" in look else RAISED)
+        drawn = self._axes.text(x, y, words, size=size * POINTS, ha=align, zorder=4, **look)
+        self.words.append(drawn)
+
+    def head(self, at: Point, words: str) -> None:
+        """The title of a part of the figure, from `at` to the right."""
+        self.text(at, words, HEAD, "left", weight="bold")
+
+    def note(self, at: Point, words: str, align: str = "center", **look: Any) -> None:
+        """A remark."""
+        self.text(at, words, align=align, **{"color": MUTED, **look})
+
+    def box(
+        self,
+        area: Area,
+        words: str = "",
+        kind: Kind = PLAIN,
+        dashed: bool = False,
+        **look: Any,
+    ) -> Area:
+        """A rectangle with words in its middle; returns it."""
+        shape = FancyBboxPatch(
+            (area.left, area.top),
+            area.width,
+            area.height,
+            boxstyle=f"round,pad=0,rounding_size={min(4, area.width / 4, area.height / 4)}",
+            facecolor=kind.fill,
+            edgecolor=kind.edge,
+            linestyle=(0, (3, 2)) if dashed else "-",
+            linewidth=1,
+            zorder=1 if kind in (GROUND, PLAIN) else 2,
+        )
+        self._axes.add_patch(shape)
+        self.boxes.append(area)
+        if words:
+            self.text(area.middle, words, **{"color": kind.ink, **look})
+        return area
+
+    def arrow(self, *corners: Point, colour: str = LINE, head: bool = True) -> None:
+        """A line through `corners`, with an arrow head at its end."""
+        self.lines.append(corners)
+        self._axes.add_patch(
+            FancyArrowPatch(
+                path=Outline(corners),
+                arrowstyle="-|>,head_length=5,head_width=2.6" if head else "-",
+                shrinkA=0,
+                shrinkB=0,
+                color=colour,
+                linewidth=1.4,
+                joinstyle="miter",
+                capstyle="butt",
+                zorder=3,
+            )
+        )
+
+    def bracket(self, start: Point, end: Point, depth: float) -> None:
+        """A bracket from `start` to `end`, open on the side away from `depth`, to one side."""
+        (x0, y0), (x1, y1) = start, end
+        across, down = (0, depth) if y0 == y1 else (depth, 0)
+        inner = (x0 + across, y0 + down), (x1 + across, y1 + down)
+        self.arrow(start, *inner, end, head=False)
+
+    def legend(self, at: Point, entries: Sequence[tuple[Kind, str, float]]) -> None:
+        """Samples of kinds with what they mean; each entry gives the room it takes, in pixels."""
+        x, y = at
+        for kind, meaning, room in entries:
+            self.box(Area(x, y - 7, 20, 14), kind=kind)
+            self.note((x + 27, y), meaning, "left")
+            x += room
+
+    # ---- the file -------------------------------------------------------------------------------
+    def save(self, path: Path) -> None:
+        """Write a PNG file, in the colours that occur most."""
+        self.figure.set_dpi(100 * SHARPNESS)
+        self._pixels.draw()
+        picture = Image.fromarray(np.asarray(self._pixels.buffer_rgba())[..., :3])
+        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
