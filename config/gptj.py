@@ -134,3 +134,9 @@ class GPTJConfig(RunConfig):
         return super().tensor_parallel_sizes() | {
             "model.attention.heads": self.model.attention.heads
         }
+
+    def linear_inputs(self) -> dict[str, int]:
+        parts = self.execution.tensor_parallel
+        return super().linear_inputs() | {
+            "model.hidden_size / execution.tensor_parallel": self.model.hidden_size // parts
+        }

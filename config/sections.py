@@ -52,10 +52,21 @@ class Model(Section):
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of weights and activations on the device. HF: dtype."""
 
+    quantisation: Literal["int4"] | None = None
+    """int4: generation holds the weights of linear layers, but the head's, in 4 bits."""
+
+    quantisation_group_size: PositiveInt = 64
+    """Input features of a linear layer whose 4-bit weights share a scale, and a bias."""
+
     seed: NonNegativeInt = 42
     """Seed of initial weights, dropout, stochastic rounding, data order and generated data."""
 
     embedding: Embedding = field(default_factory=Embedding)
+
+    @property
+    def weight_group_size(self) -> int | None:
+        """`quantisation_group_size`, or None if weights are not quantised."""
+        return self.quantisation_group_size if self.quantisation else None
 
 
 @dataclass(frozen=True)
@@ -244,6 +255,8 @@ class RunConfig(Section):
         )
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
+        if self.model.quantisation is not None:
+            self._check_quantisation()
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         """Sizes that tensor parallelism splits, by dotted name; a family adds its own."""
@@ -251,6 +264,25 @@ class RunConfig(Section):
             "model.hidden_size": self.model.hidden_size,
             "model.embedding.vocab_size": self.model.embedding.vocab_size,
         }
+
+    def linear_inputs(self) -> dict[str, int]:
+        """Input features that linear layers have on a device, by what they are; a family adds its
+        own."""
+        return {"model.hidden_size": self.model.hidden_size}
+
+    def _check_quantisation(self) -> None:
+        if not self.model.eval:
+            raise ConfigError(
+                f"model.quantisation {self.model.quantisation} is for generation: weights in so "
+                "few bits cannot be trained"
+            )
+        size = self.model.quantisation_group_size
+        for name, value in self.linear_inputs().items():
+            if value % size or size % 4:
+                raise ConfigError(
+                    f"model.quantisation_group_size {size} must be a multiple of 4 that divides "
+                    f"{name}, {value}"
+                )
 
     def require_multiple(self, name: str, value: int, divisor: str) -> None:
         """Raise `ConfigError` if `value`, of the field `name`, does not split evenly.

@@ -77,3 +77,10 @@ class T5Config(RunConfig):
             "model.attention.heads": self.model.attention.heads,
             "model.d_ff": self.model.d_ff,
         }
+
+    def linear_inputs(self) -> dict[str, int]:
+        attention, parts = self.model.attention, self.execution.tensor_parallel
+        return super().linear_inputs() | {
+            "heads × d_kv / execution.tensor_parallel": attention.heads * attention.d_kv // parts,
+            "model.d_ff / execution.tensor_parallel": self.model.d_ff // parts,
+        }

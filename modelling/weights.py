@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from modelling.quantisation import quantised
 from popxl import Variable
 from popxl_addons import NamedTensors
 from popxl_addons.array_munging import pad_axis, shard
@@ -238,6 +239,10 @@ class WeightTable:
         with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
         out = {}
         for row, variable, prefix in self._places(variables, with_state):
+            if isinstance(variable, NamedTensors):  # the parts of a weight in 4 bits
+                whole = row.to_host(tensors, self.tensor_parallel, prefix)
+                out.update(quantised(whole, variable))
+                continue
             if variable.shape == ():  # such as a step counter: one for all the row's weights
                 data = np.asarray(tensors[prefix + row.weights[0].name])
             else:

@@ -53,7 +53,7 @@ class SelfAttention(Heads):
             slices=config.execution.attention_serialisation,
         )
         self.model = model
-        self.qkv = FusedLinear(self.features, 3, groups.sharded)
+        self.qkv = FusedLinear(self.features, 3, groups.sharded, self.group_size)
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""

@@ -27,7 +27,9 @@ class Block(Layer):
         self.dropout = Dropout.of(model)
         self.norm = LayerNorm(model.layer_norm_epsilon)
         self.attention = SelfAttention(config, self.groups)
-        self.feed_forward = FeedForward(model.hidden_size, model.inner_size, self.groups)
+        self.feed_forward = FeedForward(
+            model.hidden_size, model.inner_size, self.groups, model.weight_group_size
+        )
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.

@@ -18,13 +18,16 @@ class FeedForward(Layer):
     Args:
         hidden: features of the input and output.
         inner: features inside.
+        group_size: of weights in 4 bits, see `Linear`.
     """
 
-    def __init__(self, hidden: int, inner: int, groups: Groups) -> None:
+    def __init__(
+        self, hidden: int, inner: int, groups: Groups, group_size: int | None = None
+    ) -> None:
         super().__init__()
         part = groups.shard(inner, "inner features")
-        self.wi = Linear(part, groups.sharded, bias=True)
-        self.wo = Linear(hidden, groups.sharded)
+        self.wi = Linear(part, groups.sharded, bias=True, group_size=group_size)
+        self.wo = Linear(hidden, groups.sharded, group_size=group_size)
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., hidden) -> this replica's part of the sum, of the same shape."""
@@ -43,17 +46,25 @@ class GatedFeedForward(Layer):
         dropout: of the inner features.
         scale: divisor of the inner features, undone at the end. With float16 it keeps the product
             of the two branches, and the sums in `wo`, in range.
+        group_size: of weights in 4 bits, see `Linear`.
     """
 
     def __init__(
-        self, hidden: int, inner: int, dropout: Dropout, groups: Groups, scale: float = 1.0
+        self,
+        hidden: int,
+        inner: int,
+        dropout: Dropout,
+        groups: Groups,
+        scale: float = 1.0,
+        group_size: int | None = None,
     ) -> None:
         super().__init__()
         self.groups = groups
         self.dropout = dropout
         self.scale = scale
-        self.wi = FusedLinear(groups.shard(inner, "inner features"), 2, groups.sharded)
-        self.wo = Linear(hidden, groups.sharded)
+        part = groups.shard(inner, "inner features")
+        self.wi = FusedLinear(part, 2, groups.sharded, group_size)
+        self.wo = Linear(hidden, groups.sharded, group_size=group_size)
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (..., hidden) -> the same shape.

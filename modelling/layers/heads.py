@@ -42,7 +42,8 @@ class Heads(Layer):
         self.features = self.heads * head_size  # of all heads on a replica
         self.dropout = Dropout.of(model)
         self.attention = Attention(self.dropout, scale, slices, differentiable=not model.eval)
-        self.output = Linear(model.hidden_size, groups.sharded)
+        self.group_size = model.weight_group_size
+        self.output = Linear(model.hidden_size, groups.sharded, group_size=self.group_size)
 
     def attend(
         self,

@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
+import popxl
 from modelling.layers.layer import Layer
+from modelling.quantisation import PARTS, packed_shapes
 from popxl import ReplicaGrouping, Tensor, ops
+from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
 
 
 class Linear(Layer):
     """y = x @ weight, for this replica's part of the weight; no communication.
 
     Variables: `weight` (in_features, out_features), and `bias` (out_features,) if there is one.
+    In 4 bits, the weight is `weight.packed`, `weight.scale` and `weight.bias`, see
+    `modelling.quantisation`.
 
     Args:
         out_features: length of the output's last axis on a replica.
         grouping: replicas that hold the same part of the weight and the bias.
+        group_size: input features that share a scale in a weight of 4 bits; None: the weight is in
+            the dtype of x.
     """
 
-    def __init__(self, out_features: int, grouping: ReplicaGrouping, bias: bool = False) -> None:
+    def __init__(
+        self,
+        out_features: int,
+        grouping: ReplicaGrouping,
+        bias: bool = False,
+        group_size: int | None = None,
+    ) -> None:
         super().__init__()
         self.out_features = out_features
         self.grouping = grouping
         self.bias = bias
+        self.group_size = group_size
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
-        y = x @ self.weight("weight", shape, x.dtype, self.grouping)
+        y = x @ self._matrix(shape, x.dtype)
         if not self.bias:
             return y
         return y + self.weight("bias", shape[1:], x.dtype, self.grouping)
+
+    def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
+        if self.group_size is None:
+            return self.weight("weight", shape, dtype, self.grouping)
+        shapes = packed_shapes(shape, self.group_size)
+        packed, scale, bias = (
+            self.weight(f"weight.{part}", s, d, self.grouping)
+            for part, s, d in zip(PARTS, shapes, (popxl.uint16, dtype, dtype), strict=True)
+        )
+        return group_quantize_decompress(packed, scale, bias, dim=0)
 
 
 class FusedLinear(Linear):
@@ -37,10 +61,17 @@ class FusedLinear(Linear):
     Args:
         out_features: of each map, on a replica.
         parts: number of maps.
+        grouping, group_size: see `Linear`.
     """
 
-    def __init__(self, out_features: int, parts: int, grouping: ReplicaGrouping) -> None:
-        super().__init__(out_features * parts, grouping)
+    def __init__(
+        self,
+        out_features: int,
+        parts: int,
+        grouping: ReplicaGrouping,
+        group_size: int | None = None,
+    ) -> None:
+        super().__init__(out_features * parts, grouping, group_size=group_size)
         self.parts = parts
 
     def build(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]

@@ -57,7 +57,7 @@ class SelfAttention(AttentionLayer):
     def __init__(self, config: T5Config, groups: Groups, causal: bool, slices: int = 1) -> None:
         super().__init__(config, groups, slices)
         dtype = popxl.dtype.as_dtype(config.model.precision)
-        self.qkv = FusedLinear(self.features, 3, groups.sharded)
+        self.qkv = FusedLinear(self.features, 3, groups.sharded, self.group_size)
         self.relative_position = RelativePosition(config.model.attention, dtype, causal, groups)
 
     def build(self, x: Tensor, mask: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
@@ -88,8 +88,8 @@ class CrossAttention(AttentionLayer):
 
     def __init__(self, config: T5Config, groups: Groups) -> None:
         super().__init__(config, groups)
-        self.q = Linear(self.features, groups.sharded)
-        self.kv = FusedLinear(self.features, 2, groups.sharded)
+        self.q = Linear(self.features, groups.sharded, group_size=self.group_size)
+        self.kv = FusedLinear(self.features, 2, groups.sharded, self.group_size)
 
     def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.

@@ -19,7 +19,12 @@ class FeedForward(Layer):
         self.dropout = Dropout.of(model)
         self.norm = RMSNorm(model.layer_norm_epsilon)
         self.gated = GatedFeedForward(
-            model.hidden_size, model.d_ff, self.dropout, groups, model.scale_ff
+            model.hidden_size,
+            model.d_ff,
+            self.dropout,
+            groups,
+            model.scale_ff,
+            model.weight_group_size,
         )
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:

@@ -1,0 +1,145 @@
+"""Weights in 4 bits: rounded as numpy rounds them, in any layout, in a quarter of the memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16, finfo
+
+import popxl
+from config.errors import ConfigError
+from config.gptj import GPTJConfig
+from config.presets import load_config
+from config.sections import RunConfig
+from config.t5 import T5Config
+from inference import Inference
+from modelling.layers import Groups, Linear
+from modelling.quantisation import packed_shapes, quantised
+from popxl import ops
+from tests.modelling.generation import test_gptj, test_t5
+
+GROUP = 8
+rng = np.random.default_rng(0)
+
+
+def rounded(weight: np.ndarray, size: int = GROUP) -> tuple[np.ndarray, np.ndarray]:
+    """What 4 bits keep of a weight (in, out), and the step of each element, in float64."""
+    features, outputs = weight.shape
+    groups = weight.astype(np.float64).reshape(features // size, size, outputs)
+    low = groups.min(1, keepdims=True)
+    step = (groups.max(1, keepdims=True) - low) / 15
+    kept = np.rint((groups - low) / step) * step + low
+    return kept.reshape(weight.shape), np.broadcast_to(step, groups.shape).reshape(weight.shape)
+
+
+def on_device(weight: np.ndarray, x: np.ndarray, dtype: type) -> np.ndarray:
+    """A linear layer's output, from its quantised weight."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        t = popxl.variable(x.astype(dtype))
+        layer = Linear(weight.shape[1], Groups.current(1).sharded, group_size=GROUP)
+        facts, graph = layer.create_graph(t)
+        variables = facts.init(empty=True)
+        (y,) = graph.bind(variables).call(t)
+        out = popxl.d2h_stream(y.shape, y.dtype)
+        ops.host_store(out, y)
+    with popxl.Session(ir, "cpu") as session:
+        session.write_variables_data(quantised(weight, variables.weight))
+        return session.run()[out]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+def test_a_linear_layer_multiplies_by_the_rounded_weight(dtype):
+    """The identity through the layer shows the weight itself."""
+    weight = rng.normal(size=(24, 6)).astype(np.float32)
+    kept, step = rounded(weight)
+    found = on_device(weight, np.eye(24), dtype).astype(np.float64)
+    # Half a step, and that scale, bias and result are rounded; the scale is used up to 15 times.
+    rounding = float(finfo(dtype).eps) / 2 * (15 * step + 3 * np.abs(kept).max())
+    error = np.abs(found - weight)
+    assert (error <= step / 2 + rounding).all()
+    assert error.max() > step.min() / 4
+    if dtype is np.float32:
+        np.testing.assert_allclose(found, kept, atol=1e-6)
+
+
+def test_memory():
+    """4 bits a value, and a scale and a bias of 16 bits for each group of 64."""
+    shapes = packed_shapes((4096, 1024), 64)
+    assert sum(2 * int(np.prod(s)) for s in shapes) == 4096 * 1024 * (4 + 32 / 64) / 8
+
+
+@pytest.mark.parametrize(("features", "size"), [(24, 9), (24, 6)])
+def test_groups_must_divide_the_features(features, size):
+    with pytest.raises(ValueError, match=f"{features} input features .* groups of {size}"):
+        packed_shapes((features, 8), size)
+
+
+# ---- whole models -------------------------------------------------------------------------------
+def quantised_config(config: RunConfig, size: int) -> RunConfig:
+    model = replace(config.model, quantisation="int4", quantisation_group_size=size)
+    return replace(config, model=model)
+
+
+def is_quantised(name: str, weight: np.ndarray) -> bool:
+    """By Hugging Face's names: the linear layers but the head's."""
+    others = ("wte", "shared", "lm_head", "relative_attention_bias")
+    return weight.ndim == 2 and not any(other in name for other in others)
+
+
+def rounded_weights(weights: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+    """Their weights are (out, in)."""
+    return {
+        n: rounded(w.T, size)[0].T.astype(np.float32) if is_quantised(n, w) else w
+        for n, w in weights.items()
+    }
+
+
+def bytes_of(model: Inference) -> int:
+    """Bytes of the variables, all shards together."""
+    return sum(
+        v.nelms * v.dtype.as_numpy().itemsize * v.replica_grouping.num_groups
+        for v in model.program.variables.tensors
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "size"),
+    [(test_gptj, (1, 1, 16), 8), (test_gptj, (2, 4, 8), 8), (test_t5, (1, 1, 16), 4)],
+)
+def test_a_model_is_that_of_the_rounded_weights(family, layout, size):
+    """In 4 bits, it generates what it does from weights that numpy has rounded."""
+    expected, config = family.reference(), family.config_of(*layout)
+    prompts = expected.words[:16], expected.mask[:16]
+    with Inference(config) as model:
+        model.write(rounded_weights(expected.weights, size))
+        plain, before = model.generate(*prompts), bytes_of(model)
+    with Inference(quantised_config(config, size)) as model:
+        model.write(expected.weights)
+        np.testing.assert_array_equal(model.generate(*prompts), plain)
+        after = bytes_of(model)
+    assert (plain != expected.tokens[:16]).any()  # rounding is seen
+    count = sum(w.size for n, w in expected.weights.items() if is_quantised(n, w))
+    # Half a byte for each value, and a scale and a bias of float32 for each group.
+    assert before - after == count * (4 - 0.5 - 8 / size)
+
+
+# ---- configuration ------------------------------------------------------------------------------
+INT4 = {"quantisation": "int4"}
+
+
+@pytest.mark.parametrize(("family", "preset"), [(T5Config, "tiny"), (GPTJConfig, "gptj_tiny")])
+def test_a_group_must_divide_each_layers_features(family, preset):
+    odd = {"model": INT4 | {"quantisation_group_size": 24}}
+    with pytest.raises(ConfigError, match=r"quantisation_group_size 24 must be .* divides"):
+        load_config(family, "inference", preset, odd)
+    sharded = {"model": INT4, "execution": {"tensor_parallel": 8}}
+    with pytest.raises(ConfigError, match=r"group_size 64 .* / execution\.tensor_parallel"):
+        load_config(family, "inference", preset, sharded)
+
+
+def test_quantised_weights_are_not_trained():
+    with pytest.raises(ConfigError, match="int4 is for generation"):
+        load_config(GPTJConfig, "finetuning", "gptj_tiny", {"model": INT4})
