@@ -65,5 +65,6 @@ from popxl.tensorlocation import TileSet as TileSet
 
 from popxl import custom as custom  # isort: skip
 from popxl import ops as ops  # isort: skip
+from popxl import plan as plan  # isort: skip
 from popxl import transforms as transforms  # isort: skip
 from popxl.session import Session as Session  # isort: skip

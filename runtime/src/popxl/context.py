@@ -31,6 +31,7 @@ class Context(threading.local):
         self._ipus: list[int | None] = []
         self._io: list[bool] = []
         self._in_sequence: list[bool] = []
+        self._parts: list[str] = []
         self._scopes: dict[str, list[str]] = {}  # name scopes are local to a graph
         self._hooks: dict[int, Callable[[Op], Any]] = {}
         self._next_hook = 0
@@ -68,6 +69,11 @@ class Context(threading.local):
     @in_sequence.setter
     def in_sequence(self, mode: bool) -> None:
         self._in_sequence[-1:] = [bool(mode)]
+
+    @property
+    def part(self) -> str:
+        """Label of the ops created now in plans; "" if there is none."""
+        return self._parts[-1] if self._parts else ""
 
     @property
     def name_scopes(self) -> list[str]:
@@ -159,6 +165,14 @@ def in_sequence(mode: bool | Literal["pass"] = True) -> _Pushed:
     Program order is execution order in this runtime, so the mode is recorded only.
     """
     return _Pushed("_in_sequence", _CONTEXT.in_sequence if mode == "pass" else bool(mode))
+
+
+def part(label: str) -> _Pushed:
+    """Count the ops created inside as part `label` of the program in plans (see `popxl.plan`).
+
+    Ops of graphs that are created outside count as the part from which the graph is called.
+    """
+    return _Pushed("_parts", label)
 
 
 class name_scope(ContextDecorator):  # noqa: N801 - PopXL's name

@@ -20,6 +20,7 @@ from popxl._lower.startup import Startup as Startup
 from popxl._lower.startup import Stopwatch
 from popxl.errors import popart_exception
 from popxl.ir import Ir
+from popxl.plan import Plan, plan_of
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostScalarTensor, Variable
 from popxl.utils import to_numpy
@@ -107,6 +108,10 @@ class Session:
     def memory_use(self) -> MemoryUse:
         """Bytes of device and host memory for one replica, by XLA's account of the program."""
         return memory_use(self._program, self._executable)
+
+    def plan(self) -> Plan:
+        """What a run needs and does, from the program alone; see `popxl.plan.plan_of`."""
+        return plan_of(self.ir, tiled=self._program.layout.tiled)
 
     # ---- running --------------------------------------------------------------------------------
     def run(

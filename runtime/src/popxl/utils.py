@@ -61,8 +61,14 @@ def to_numpy(
         return fp8_utils.host_pow2scale_cast_to_fp8(array, dtype, log2_scale or 0, nan)
     if array.dtype == object:
         raise ValueError(f"cannot make an array of {type(x).__name__} data")
-    out = np.array(array, dtype=target, copy=copy or None, order="C")
-    return out
+    if copy and array.nbytes and _is_one_zero(array):
+        return np.zeros(array.shape, target)  # takes memory when it is written, not before
+    return np.array(array, dtype=target, copy=copy or None, order="C")
+
+
+def _is_one_zero(array: np.ndarray) -> bool:
+    """Whether the elements share one zero, as those of a variable that is not yet written do."""
+    return array.size > 1 and not any(array.strides) and not array.flat[0]
 
 
 def table_to_string(

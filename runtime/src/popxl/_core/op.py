@@ -26,11 +26,12 @@ class Op:
         view: whether output 0 is a view of the inputs (reads and writes go through to them).
         location: `file:line` of the user's code.
         ipu, io, in_sequence: placement and ordering hints at creation.
+        part: label of the part of the program it belongs to in plans; "": that of the caller.
     """
 
     __slots__ = (
         "attrs", "defn", "graph", "in_sequence", "inplace", "inputs", "io", "ipu", "location",
-        "outputs", "site_modified", "view",
+        "outputs", "part", "site_modified", "view",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,7 @@ class Op:
         self.ipu = ctx.ipu_id
         self.io = ctx.io_tile_set
         self.in_sequence = ctx.in_sequence
+        self.part = ctx.part
 
     @property
     def name(self) -> str:

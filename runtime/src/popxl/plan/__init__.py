@@ -1,0 +1,19 @@
+"""What a program needs and does, without running it: memory, traffic, operations, collectives.
+
+    with popxl.plan.part("head"):
+        loss = ops.sum(ops.gelu(x @ w))
+    ...
+    plan = popxl.plan.plan_of(ir)       # needs no devices
+    plan.device, plan.host, plan.flops  # of one run
+    plan.parts                          # by label
+
+The plan is computed from the program's graphs: `trace` writes them as the values and nodes that XLA
+gets, `prune` leaves out what nobody uses, `fusion` says which values are in memory, `liveness` how
+many at a time, and `tally` adds up the rest.
+"""
+
+from popxl.context import part as part
+from popxl.plan.plan import plan_of as plan_of
+from popxl.plan.records import Collective as Collective
+from popxl.plan.records import Part as Part
+from popxl.plan.records import Plan as Plan

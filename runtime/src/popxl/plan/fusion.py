@@ -1,0 +1,128 @@
+"""Which values exist in memory: XLA computes most elementwise ones where they are used.
+
+The rules are those of XLA's CPU backend (cpu_instruction_fusion.cc, instruction_fusion.cc), which
+fuses least; other backends fuse at least as much. A value is computed where it is used if every use
+can compute it element by element, and if that repeats nothing expensive.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from popxl.plan.values import Block, Node, Value, captured
+
+RENAMES = frozenset("reshape squeeze expand_dims copy stop_gradient device_put copy_p".split())
+_LIBRARY = frozenset(
+    """dot_general conv_general_dilated sort scatter scatter_add scatter-add scatter_mul top_k
+    cumsum cumprod cummax cummin while scan cond random_bits threefry2x32 random_seed random_wrap
+    random_unwrap random_fold_in reduce_window_max reduce_window_sum argmax argmin
+    rng_bit_generator custom_call pallas_call concatenate""".split()
+)
+_EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log1p logistic pow rsqrt sqrt cbrt tanh tan sin cos erf erfc erf_inv "
+    "atan2".split()
+)
+_REPEATS = frozenset(("broadcast_in_dim", "broadcast", "gather"))  # read elements several times
+_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
+
+
+@dataclass(eq=False)
+class Kernel:
+    """What XLA runs as one step: a node, and those that are computed inside it.
+
+    Attributes:
+        reads: values in memory that it reads.
+        nodes: all its nodes; the last is the one whose outputs are in memory.
+    """
+
+    root: Node
+    reads: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+
+class Storage:
+    """Which values are in memory, and under which other value's name they are there."""
+
+    def __init__(self) -> None:
+        self._same: dict[Value, Value] = {}
+
+    def rename(self, value: Value, source: Value) -> None:
+        self._same[value] = source
+
+    def of(self, value: Value) -> Value:
+        """The value whose memory `value` is in."""
+        while value in self._same:
+            value = self._same[value]
+        return value
+
+
+def kernels_of(block: Block, storage: Storage) -> list[Kernel]:
+    """The kernels of a block in order, bodies not included."""
+    nodes = _without_renames(block, storage)
+    users: dict[Value, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for value in {storage.of(v) for v in (*node.inputs, *captured(node))}:
+            users[value].append(node)
+    leaving = {storage.of(v) for v in block.outputs}
+    inside = {node for node in nodes if _is_fused(node, users, leaving)}
+    return [_kernel(node, inside, storage) for node in nodes if node not in inside]
+
+
+def _without_renames(block: Block, storage: Storage) -> list[Node]:
+    """The nodes that do something; reshapes and the like give memory another name."""
+    kept = []
+    for node in block.nodes:
+        if node.kind == "primitive" and node.name in RENAMES and node.inputs:
+            storage.rename(node.outputs[0], node.inputs[0])
+        else:
+            kept.append(node)
+    return kept
+
+
+def _is_fused(node: Node, users: dict[Value, list[Node]], leaving: set[Value]) -> bool:
+    if node.kind != "primitive" or node.name in _LIBRARY or len(node.outputs) != 1:
+        return False
+    (value,) = node.outputs
+    if value in leaving or (node.name in _REDUCTIONS and not _along_rows(node)):
+        return False
+    readers = users[value]
+    if node.name in _EXPENSIVE and (len(readers) > 1 or readers[0].name in _REPEATS):
+        return False
+    return bool(readers) and all(_takes_in(reader) for reader in readers)
+
+
+def _takes_in(reader: Node) -> bool:
+    """Whether a node computes its inputs element by element."""
+    if reader.kind == "store":
+        return True
+    if reader.kind != "primitive" or reader.name in _LIBRARY:
+        return False
+    return reader.name not in _REDUCTIONS or _along_rows(reader)
+
+
+def _along_rows(node: Node) -> bool:
+    """Whether a reduction is over the last axis; XLA on CPU keeps others to themselves."""
+    rank = len(node.inputs[0].shape)
+    return rank - 1 in node.facts.get("axes", ())
+
+
+def _kernel(root: Node, inside: set[Node], storage: Storage) -> Kernel:
+    """Collect what is computed inside `root`."""
+    kernel, seen = Kernel(root), set()
+    reads: dict[Value, None] = {}
+
+    def visit(node: Node) -> None:
+        for value in (*node.inputs, *captured(node)):
+            source = storage.of(value)
+            maker = source.producer
+            if maker is None or maker not in inside:
+                reads[source] = None
+            elif maker not in seen:
+                seen.add(maker)
+                visit(maker)
+        kernel.nodes.append(node)
+
+    visit(root)
+    kernel.reads = list(reads)
+    return kernel

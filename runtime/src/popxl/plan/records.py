@@ -1,0 +1,108 @@
+"""What a plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, order=True)
+class Collective:
+    """Collectives of one kind over groups of one size.
+
+    Attributes:
+        kind: "all_reduce", "all_gather", "reduce_scatter" or another tag of the op.
+        group_size: replicas of a group.
+        consecutive: whether the replicas of a group are neighbours, which share fast links first.
+        count: how many one replica takes part in.
+        nbytes: bytes of the whole value (of the group's shards together), summed over `count`.
+    """
+
+    kind: str
+    group_size: int
+    consecutive: bool
+    count: int
+    nbytes: int
+
+    @property
+    def sent(self) -> int:
+        """Bytes that each replica sends when the group forms a ring.
+
+        A gather or scatter sends all but one of the shards once, a reduction does both (Patarasuk
+        and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+        """
+        shards = self.nbytes * (self.group_size - 1) // self.group_size
+        return 2 * shards if self.kind == "all_reduce" else shards
+
+
+@dataclass(frozen=True)
+class Part:
+    """A labelled part of the program (see `popxl.plan.part`), on one replica and in one run.
+
+    Attributes:
+        name: the label; "" for what has none.
+        flops: operations of matrix products and convolutions, 2 for each multiply-add.
+        arithmetic: other arithmetic operations, one for each element.
+        device_traffic: bytes that kernels read from and write to device memory.
+        host_to_device, device_to_host: bytes of remote loads and stores and of host streams.
+        collectives: by kind and group.
+        ops: number of executions by op.
+        device_bytes: most bytes of intermediate values that are live while the part runs, those of
+            other parts included.
+    """
+
+    name: str
+    flops: int = 0
+    arithmetic: int = 0
+    device_traffic: int = 0
+    host_to_device: int = 0
+    device_to_host: int = 0
+    collectives: tuple[Collective, ...] = ()
+    ops: Mapping[str, int] = field(default_factory=dict)
+    device_bytes: int = 0
+
+    @property
+    def code_loads(self) -> int:
+        """Executions of `ops.remote_code_load` and `ops.code_copy`, hints that XLA ignores."""
+        return self.ops.get("code_copy", 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of a program needs and does, on one replica unless it says otherwise.
+
+    Attributes:
+        replicas: devices that run the program.
+        parts: in order of first execution.
+        variables: device bytes of variables and constants that live on the device.
+        streams: device bytes of host streams: all transfers of a run, in both directions.
+        temporaries: most device bytes of intermediate values at any time.
+        remote: host bytes of remote buffers, as they are stored.
+    """
+
+    replicas: int
+    parts: tuple[Part, ...]
+    variables: int
+    streams: int
+    temporaries: int
+    remote: int
+
+    @property
+    def device(self) -> int:
+        """Device bytes of one replica."""
+        return self.variables + self.streams + self.temporaries
+
+    @property
+    def host(self) -> int:
+        """Host bytes of the remote buffers of all replicas."""
+        return self.remote * self.replicas
+
+    @property
+    def flops(self) -> int:
+        """Operations of matrix products and convolutions of all parts."""
+        return sum(part.flops for part in self.parts)
+
+    @property
+    def arithmetic(self) -> int:
+        """Other arithmetic operations of all parts."""
+        return sum(part.arithmetic for part in self.parts)
