@@ -115,6 +115,9 @@ class GPTJTraining(Training):
 class GPTJData(Data):
     """What to train and validate on."""
 
+    packing: bool = True
+    """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
+
     answers_only: bool = False
     """Learn to predict the answers alone, and not each token of the prompts too."""
 

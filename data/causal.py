@@ -1,4 +1,4 @@
-"""Examples as texts for a causal language model: packed to train on, prompts to answer.
+"""Examples as texts for a causal language model: packed or padded to train on, prompts to answer.
 
 Batches are dicts of int32 arrays:
     input_ids, labels                  [n, sequence_length], labels being the tokens that follow
@@ -57,6 +57,47 @@ class PackedTokens:
         return {"input_ids": self.tokens[positions], "labels": targets[positions + 1]}
 
 
+@dataclass(frozen=True)
+class PaddedTexts:
+    """Texts, each a sample of its own, padded on the right when a batch is taken.
+
+    Those too long for a sample lose their beginning: the end holds the answer.
+
+    Attributes:
+        tokens: int32, the texts one after the other.
+        targets: int32, the same tokens, `IGNORE_INDEX` for those that are not learnt.
+        starts: int64 [n + 1], where each text starts in `tokens`, and where the last one ends.
+        sequence_length: tokens of a sample.
+        pad: id of the padding token.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    starts: np.ndarray
+    sequence_length: int
+    pad: int
+
+    @property
+    def truncated(self) -> int:
+        """How many texts were too long: the last token is predicted, but not read."""
+        return int(np.count_nonzero(np.diff(self.starts) > self.sequence_length + 1))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the texts at `indices`, in their order."""
+        rows = np.asarray(indices, np.int64)
+        words = np.full((len(rows), self.sequence_length), self.pad, np.int32)
+        labels = np.full_like(words, IGNORE_INDEX)
+        for i, row in enumerate(rows):
+            end = self.starts[row + 1]
+            start = max(self.starts[row], end - self.sequence_length - 1)
+            words[i, : end - start - 1] = self.tokens[start : end - 1]
+            labels[i, : end - start - 1] = self.targets[start + 1 : end]
+        return {"input_ids": words, "labels": labels}
+
+
 def training_text(example: Example, end: str) -> str:
     """A text to learn from: prompt, answer and the end token."""
     return f"{causal_prompt(example)} {LABEL_WORDS[example.label]} {end}"
@@ -76,10 +117,8 @@ def pack(
     Raises:
         ValueError: they do not fill a single sample.
     """
-    texts = [training_text(example, tokenizer.eos_token) for example in examples]
-    rows = [np.zeros(0, np.int32), *_tokenised(texts, tokenizer)]
-    targets = np.concatenate(_answers_of(rows, examples, tokenizer)) if answers_only else None
-    packed = PackedTokens(np.concatenate(rows), sequence_length, targets)
+    tokens, targets, _ = _streams(examples, tokenizer, answers_only)
+    packed = PackedTokens(tokens, sequence_length, targets if answers_only else None)
     if examples and not len(packed):
         raise ValueError(
             f"the {len(examples)} examples have {len(packed.tokens)} tokens, but a single sample "
@@ -88,13 +127,36 @@ def pack(
     return packed
 
 
+def pad(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    sequence_length: int,
+    answers_only: bool = False,
+) -> PaddedTexts:
+    """Tokenise the examples' texts; each is a sample. `answers_only`: see `pack`."""
+    tokens, targets, starts = _streams(examples, tokenizer, answers_only)
+    return PaddedTexts(tokens, targets, starts, sequence_length, tokenizer.pad_token_id)
+
+
+def _streams(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, answers_only: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The texts' tokens one after the other, their targets, and where each text starts."""
+    texts = [training_text(example, tokenizer.eos_token) for example in examples]
+    rows = list(_tokenised(texts, tokenizer))
+    targets = _answers_of(rows, examples, tokenizer) if answers_only else rows
+    starts = np.cumsum([0, *map(len, rows)])
+    none = np.zeros(0, np.int32)
+    return np.concatenate([none, *rows]), np.concatenate([none, *targets]), starts
+
+
 def _answers_of(
     rows: Sequence[np.ndarray], examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
 ) -> list[np.ndarray]:
-    """Each text's tokens, after the empty first row, with the prompt's tokens ignored."""
+    """Each text's tokens, with the prompt's tokens ignored."""
     prompts = _tokenised([causal_prompt(example) for example in examples], tokenizer)
     targets = [row.copy() for row in rows]
-    for row, prompt in zip(targets[1:], prompts, strict=True):
+    for row, prompt in zip(targets, prompts, strict=True):
         row[: len(prompt)] = IGNORE_INDEX
     return targets
 

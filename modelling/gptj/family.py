@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from config.gptj import GPTJConfig
-from data.causal import PackedTokens, longest_answer, pack, prompts_of, with_extra_tokens
+from data.causal import PackedTokens, longest_answer, pack, pad, prompts_of, with_extra_tokens
+from data.loader import Samples
 from data.mnli import Example, load_tokenizer
 from data.prompts import Prompts
 from modelling.gptj.generation import GPTJGenerator
@@ -25,9 +26,10 @@ def tokenizer_of(config: GPTJConfig) -> Any:
     return with_extra_tokens(tokenizer, config.model.embedding.vocab_size)
 
 
-def encode_samples(config: GPTJConfig, examples: Sequence[Example], tokenizer: Any) -> PackedTokens:
-    """The packed texts of `examples`."""
-    return pack(examples, tokenizer, config.model.sequence_length, config.data.answers_only)
+def encode_samples(config: GPTJConfig, examples: Sequence[Example], tokenizer: Any) -> Samples:
+    """The texts of `examples`, packed or padded as configured."""
+    data, encode = config.data, pack if config.data.packing else pad
+    return encode(examples, tokenizer, config.model.sequence_length, data.answers_only)
 
 
 def validation_prompts(

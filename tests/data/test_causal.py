@@ -11,10 +11,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from config.gptj import GPTJConfig
+from config.presets import load_config
+from data import hub
 from data.causal import (
     PackedTokens,
     longest_answer,
     pack,
+    pad,
     prompts_of,
     training_text,
     with_extra_tokens,
@@ -22,6 +26,7 @@ from data.causal import (
 from data.mnli import LABEL_WORDS, causal_prompt, load_corpus, load_tokenizer, read_answers
 from data.sample import train_gptj_tokenizer
 from tests.data.test_mnli import SEED_DOCUMENT_EXAMPLE
+from training.samples import fitting_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,37 @@ def test_too_little_text_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
         pack(examples, tokenizer, 128)
 
 
+# ---- padding ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("answers_only", [False, True])
+def test_each_text_can_be_a_sample(tokenizer: PreTrainedTokenizerFast, answers_only: bool) -> None:
+    """Their collator pads inputs and labels alike; its loss shifts them."""
+    examples = load_corpus("sample", "train").examples[:40]
+    samples = pad(examples, tokenizer, 32, answers_only)
+    assert (len(samples), samples.truncated) == (40, 0)
+    order = np.random.default_rng(0).permutation(40)
+    batch = samples.take(order)
+    texts = [training_text(examples[i], tokenizer.eos_token) for i in order]
+    whole = tokenizer(texts, padding="max_length", max_length=33, return_tensors="np")
+    ids, mask = whole["input_ids"], whole["attention_mask"]
+    lengths = mask.sum(1, keepdims=True)
+    read = np.arange(32) < lengths - 1  # the last token of a text is predicted, not read
+    np.testing.assert_array_equal(batch["input_ids"], np.where(read, ids[:, :-1], 1))
+    learnt = read & (np.arange(32) >= lengths - 4) if answers_only else read
+    np.testing.assert_array_equal(batch["labels"], np.where(learnt, ids[:, 1:], -100))
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+
+
+def test_long_texts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    examples = load_corpus("sample", "train").examples[:20]
+    samples = pad(examples, tokenizer, 16)
+    assert samples.truncated == 20
+    batch = samples.take(range(20))
+    for words, labels, example in zip(*batch.values(), examples, strict=True):
+        np.testing.assert_array_equal(words[1:], labels[:-1])
+        text = training_text(example, tokenizer.eos_token)
+        assert text.endswith(tokenizer.decode([words[0], *labels]))
+
+
 # ---- prompts ------------------------------------------------------------------------------------
 def test_prompts_are_padded_on_the_right(tokenizer: PreTrainedTokenizerFast) -> None:
     examples = load_corpus("sample", "validation").examples[:100]
@@ -150,3 +186,24 @@ def test_extra_tokens_fill_the_vocabulary() -> None:
     assert filled.pad_token_id == 3
     again = with_extra_tokens(filled, 6)
     assert (len(again), again.pad_token_id) == (6, 3)
+
+
+@pytest.mark.parametrize("tokens", [50257, 50400])
+def test_every_row_of_gpt_js_embedding_has_a_token(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-2's tokenizer has 50257 tokens; that of GPT-J's hub model has the extra ones already."""
+    names = [f"t{i}" for i in range(50256)] + ["<|endoftext|>"]
+    names += [f"<|extratoken_{i + 1}|>" for i in range(tokens - len(names))]
+    words = Tokenizer(models.WordLevel({t: i for i, t in enumerate(names)}, unk_token="t0"))
+    fake = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
+    asked = []
+    monkeypatch.setattr(hub, "load_tokenizer", lambda name: asked.append(name) or fake)
+    config = load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64")
+    filled = fitting_tokenizer(config)
+    assert asked == ["EleutherAI/gpt-j-6b"]
+    assert len(filled) == config.model.embedding.vocab_size == 50400
+    assert (filled.pad_token, filled.pad_token_id) == ("<|extratoken_1|>", 50257)
+    assert filled.convert_ids_to_tokens(50399) == "<|extratoken_143|>"
+    model = config.model
+    assert (model.end_token, model.pad_token) == (filled.eos_token_id, filled.pad_token_id)
