@@ -121,7 +121,10 @@ class ReadPrompts(Module):
 
     def build(self, words: Tensor) -> list[Tensor]:
         """words: int32 (batch, length) -> what `PromptStack` returns."""
-        return self.layer(self.embeddings(words))
+        with popxl.plan.part("embeddings/prompt"):
+            x = self.embeddings(words)
+        with popxl.plan.part("layer/prompt"):
+            return self.layer(x)
 
 
 class Step(Module):
@@ -154,9 +157,12 @@ class Step(Module):
         later = np.arange(slots) > prompt + np.arange(slots - prompt)[:, None]
         hidden = popxl.constant(np.where(later, MASKED, 0), popxl.float32, "later_slots")
         biases = [padding, ops.gather(hidden, position).reshape((1, 1, 1, slots))]
-        x = self.embeddings(words)
-        x, *caches = self.layer(x, position + prompt, tables, caches, biases)
-        logits = self.head.logits(x)
+        with popxl.plan.part("embeddings/token"):
+            x = self.embeddings(words)
+        with popxl.plan.part("layer/token"):
+            x, *caches = self.layer(x, position + prompt, tables, caches, biases)
+        with popxl.plan.part("head/token"):
+            logits = self.head.logits(x)
         return logits.reshape((logits.shape[0], logits.shape[-1])), *caches
 
 

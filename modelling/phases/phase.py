@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import popxl
 import popxl_addons as addons
@@ -151,6 +153,15 @@ class Phase:
         return layer
 
     # ---- running --------------------------------------------------------------------------------
+    def _part(self, direction: str) -> AbstractContextManager[Any]:
+        """What this phase adds to the program, under a name of its own in plans."""
+        return popxl.plan.part(f"{self.name}/{direction}")
+
+    def _load_code(self, graph: popxl.Graph) -> None:
+        """Ask for the code of `graph`, if layers' code is to be loaded when it is needed."""
+        if self._settings.config.execution.code_load:
+            ops.remote_code_load(graph, "executable")
+
     def _load(self, row: popxl.Tensor) -> addons.NamedTensors:
         """Whole variables, own and borrowed."""
         found: dict[str, popxl.Tensor] = {}
@@ -179,7 +190,9 @@ class Phase:
 
     def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
         """Run layer `row` on all micro-batches."""
-        self.fwd.bind(self._load(row)).call(row, *self._seed(row, seed))
+        with self._part("forward"):
+            self._load_code(self.fwd.graph)
+            self.fwd.bind(self._load(row)).call(row, *self._seed(row, seed))
 
     def backward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> popxl.Tensor:
         """Run the gradient of layer `row` on all micro-batches; reduce and store gradients.
@@ -187,13 +200,15 @@ class Phase:
         Returns:
             This replica's part of the sum of squares of the gradients that are complete now.
         """
-        accumulators = self._grad_facts.init_zero()
-        values = {**self._load(row).to_dict(), **accumulators.to_dict()}
-        bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
-        # Where activations are kept, so are the seeds of dropout: there is none to pass.
-        takes_seed = len(self.bwd.graph.inputs) - len(self.bwd.args.tensors) > 1
-        bound.call(row, *(self._seed(row, seed) if takes_seed else []))
-        return self._finish_gradients(row, accumulators)
+        with self._part("backward"):
+            self._load_code(self.bwd.graph)
+            accumulators = self._grad_facts.init_zero()
+            values = {**self._load(row).to_dict(), **accumulators.to_dict()}
+            bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
+            # Where activations are kept, so are the seeds of dropout: there is none to pass.
+            takes_seed = len(self.bwd.graph.inputs) - len(self.bwd.args.tensors) > 1
+            bound.call(row, *(self._seed(row, seed) if takes_seed else []))
+            return self._finish_gradients(row, accumulators)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
@@ -220,10 +235,11 @@ class Phase:
         if not self.variables or not self.optimizer:
             return
         buffers = self.variables.grads
-        grads = {n: ops.remote_load(b, row) for n, b in buffers.to_dict().items()}
-        self.optimizer.update(
-            self.variables, row, addons.NamedTensors.from_dict(grads), learning_rate, norm
-        )
+        with self._part("update"):
+            grads = {n: ops.remote_load(b, row) for n, b in buffers.to_dict().items()}
+            self.optimizer.update(
+                self.variables, row, addons.NamedTensors.from_dict(grads), learning_rate, norm
+            )
 
 
 def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:

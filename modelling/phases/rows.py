@@ -106,9 +106,10 @@ class InputBuffers:
                 ops.remote_store(self.buffers[name], step, ops.host_load(stream))
             return step + 1
 
-        start = popxl.constant(0, popxl.int32)
-        graph = popxl.gir().create_graph(load_one, start)
-        ops.repeat(graph, self._steps, start)
+        with popxl.plan.part("inputs"):
+            start = popxl.constant(0, popxl.int32)
+            graph = popxl.gir().create_graph(load_one, start)
+            ops.repeat(graph, self._steps, start)
 
 
 def over_rows(

@@ -192,7 +192,14 @@ class Encode(Module):
 
     def build(self, words: Tensor, padding: Tensor) -> list[Tensor]:
         """words: int32 (batch, length) -> what `DecoderPreparation` returns."""
-        return self.decoder(self.encoder_head(self.encoder(self.embeddings(words), padding)))
+        with popxl.plan.part("embeddings/prompt"):
+            x = self.embeddings(words)
+        with popxl.plan.part("encoder/prompt"):
+            x = self.encoder(x, padding)
+        with popxl.plan.part("encoder_head/prompt"):
+            x = self.encoder_head(x)
+        with popxl.plan.part("decoder/prompt"):
+            return self.decoder(x)
 
 
 class Step(Module):
@@ -213,8 +220,12 @@ class Step(Module):
         padding: Tensor,
     ) -> tuple[Tensor, ...]:
         """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches."""
-        x, *caches = self.decoder(self.embeddings(words), position, caches, prepared, padding)
-        logits = self.head.logits(x)
+        with popxl.plan.part("embeddings/token"):
+            x = self.embeddings(words)
+        with popxl.plan.part("decoder/token"):
+            x, *caches = self.decoder(x, position, caches, prepared, padding)
+        with popxl.plan.part("head/token"):
+            logits = self.head.logits(x)
         return logits.reshape((logits.shape[0], logits.shape[-1])), *caches
 
 

@@ -166,13 +166,14 @@ class T5Layout:
         squares = self.head.backward(zero, seed)
         squares = self._stack_backward(self.first_decoder, self.decoder, squares, seeds)
         squares = squares + self.decoder_embeddings.backward(zero, seed)
-        sum_rows(
-            self._encoded_grads,
-            self._layers,
-            self._encoder_rows.dx,
-            self._layers + 1,
-            self._settings.steps,
-        )
+        with popxl.plan.part("encoder_head/backward"):
+            sum_rows(
+                self._encoded_grads,
+                self._layers,
+                self._encoder_rows.dx,
+                self._layers + 1,
+                self._settings.steps,
+            )
         squares = squares + self.encoder_head.backward(zero, seed)
         squares = self._stack_backward(self.first_encoder, self.encoder, squares, seeds)
         return squares + self.embeddings.backward(zero, seed)

@@ -33,6 +33,8 @@ class Tally:
 
     def add(self, block: Block, times: int = 1) -> None:
         """Count `times` executions of a block."""
+        for node in block.nodes:
+            self._name(node)
         for (part, op), count in block.ops.items():
             self._sums[part].ops[op] += count * times
         for node in block.nodes:
@@ -42,6 +44,14 @@ class Tally:
             self._add_bodies(node, times)
         for kernel in kernels_of(block, self._storage):
             self._add_kernel(kernel, times)
+
+    def _name(self, node: Node) -> None:
+        """Make the sums of the parts that run in a node, in order."""
+        for body in node.bodies:
+            for inner in body.nodes:
+                self._name(inner)
+        if not node.bodies:
+            self._sums[node.part]
 
     def _add_bodies(self, node: Node, times: int) -> None:
         if node.kind == "branch":
