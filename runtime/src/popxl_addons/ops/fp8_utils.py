@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from popxl import dtypes
+from popxl import dtypes, fp8_utils
 
 
 @dataclass(frozen=True)
-class FpDef:
-    """A floating-point format.
+class FpDef(fp8_utils.FpDef):
+    """A floating-point format, with its limits.
 
     Attributes:
-        exponent_size, mantissa_size: bits of each.
-        exponent_bias: what is subtracted from the stored exponent.
-        has_denorms: whether there are denormal numbers.
-        has_infs: whether the largest exponent is kept for infinities and NaNs.
         max_value: largest finite number.
         max_exponent, min_exponent: of the largest and the smallest positive number.
     """
 
-    exponent_size: int
-    mantissa_size: int
-    exponent_bias: int
-    has_denorms: bool
-    has_infs: bool
     max_value: float
     max_exponent: int
     min_exponent: int
 
 
-ieee_fp32_no_denorms = FpDef(8, 23, 127, False, True, 3.4028235e38, 127, -126)
-ieee_fp16_denorms = FpDef(5, 10, 15, True, True, 65504, 15, -14)
-float8_152_def = FpDef(5, 2, 16, True, False, 57344, 15, -17)
-float8_143_def = FpDef(4, 3, 8, True, False, 240, 7, -10)
+def _limited(
+    format: fp8_utils.FpDef, max_value: float, max_exponent: int, min_exponent: int
+) -> FpDef:
+    return FpDef(**asdict(format), max_value=max_value, max_exponent=max_exponent,
+                 min_exponent=min_exponent)  # fmt: skip
+
+
+ieee_fp32_no_denorms = _limited(fp8_utils.ieee_fp32_no_denorms, 3.4028235e38, 127, -126)
+ieee_fp16_denorms = _limited(fp8_utils.ieee_fp16_denorms, 65504, 15, -14)
+float8_152_def = _limited(fp8_utils.float8_152_def, 57344, 15, -17)
+float8_143_def = _limited(fp8_utils.float8_143_def, 240, 7, -10)
 
 
 def fp8_def(dtype: dtypes.dtype) -> FpDef:
