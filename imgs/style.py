@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Outline
 from matplotlib.text import Text
-from PIL import Image
+from PIL import Image  # comes with matplotlib
 
 WIDTH = 830  # of a README on GitHub, pixels
 SHARPNESS = 2  # pixels of the picture for each of those, as dense screens have
@@ -27,7 +27,7 @@ POINTS = 72 / 100  # of type for each pixel, at 100 pixels an inch
 BODY, HEAD = 13, 15  # sizes of type, pixels
 RAISED = 1.4  # so that lower-case letters look centred
 INK, MUTED, LINE = "#1f2328", "#57606a", "#6e7781"
-PAPER, PANEL = "#ffffff", "#f1f3f5"
+PAPER = "#ffffff"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ MOMENT = Kind("#f1d9e7", "#b05a8a")
 COMPUTE = Kind("#c6ebdf", "#00805d")
 EXCHANGE = Kind("#3d4654", "#3d4654", "#ffffff")
 PLAIN = Kind(PAPER, LINE)
-GROUND = Kind(PANEL, PANEL)
 EMPTY = Kind(PAPER, "#c2c8cf")
 MEMBERS = (WEIGHT, ACTIVATION, COMPUTE, MOMENT)  # where colours tell devices apart
 
@@ -75,10 +74,6 @@ class Area:
     @property
     def middle(self) -> Point:
         return self.left + self.width / 2, self.top + self.height / 2
-
-    def at(self, across: float, down: float) -> Point:
-        """The point at these fractions of the width and the height."""
-        return self.left + across * self.width, self.top + down * self.height
 
 
 @dataclass
@@ -139,7 +134,7 @@ class Canvas:
             edgecolor=kind.edge,
             linestyle=(0, (3, 2)) if dashed else "-",
             linewidth=1,
-            zorder=1 if kind in (GROUND, PLAIN) else 2,
+            zorder=1 if kind is PLAIN else 2,
         )
         self._axes.add_patch(shape)
         self.boxes.append(area)
