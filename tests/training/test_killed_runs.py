@@ -1,0 +1,172 @@
+"""Runs that are killed at random moments go on as if nothing had happened, bit for bit.
+
+The slow test kills twenty times (about two minutes on two cores), the other three times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from training.checkpoint.folders import step_folders
+from training.metrics import Row, read_metrics
+
+ROOT = Path(__file__).parents[2]
+SEED = 20
+
+# Few examples, so that runs start soon and pass the end of an epoch often.
+RUN = """
+import sys
+import run_finetuning
+from data.mnli import Corpus
+from training import samples
+
+load = samples.load_corpus
+samples.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
+sys.exit(run_finetuning.main(sys.argv[1:]))
+"""
+FLAGS = [
+    *("--config", "tiny", "--device", "cpu", "--dropout_prob", "0.1"),
+    *("--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2"),
+    *("--global_batch_size", "8", "--micro_batch_size", "4"),
+    *("--function", "constant", "--warmup_proportion", "0", "--maximum", "1e-3"),
+    *("--checkpoint.steps", "3"),
+]
+WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]
+
+
+def start(folder: Path, executables: Path, *flags: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, *FLAGS, "--save", str(folder), *flags],
+        cwd=ROOT,
+        env={**os.environ, "POPXL_CACHE_DIR": str(executables)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """What a step's manifest says of its tensors, weights and optimizer state."""
+    tensors = json.loads((folder / "manifest.json").read_text())["content"]["tensors"]
+    return {name: record["sha256"] for name, record in tensors.items()}
+
+
+# ---- damage -------------------------------------------------------------------------------------
+def flip(folder: Path) -> None:
+    (file,) = folder.glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 16
+    file.write_bytes(content)
+
+
+def truncate(folder: Path) -> None:
+    (file,) = folder.glob("*.safetensors")
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def remove(folder: Path) -> None:
+    (file,) = folder.glob("*.safetensors")
+    file.unlink()
+
+
+@dataclass
+class Lives:
+    """A run in `folder` that is killed again and again, and what was seen of it."""
+
+    folder: Path
+    executables: Path
+    rows: list[Row] = field(default_factory=list)
+    saved: dict[int, list[dict[str, str]]] = field(default_factory=dict)
+    while_saving: int = 0
+
+    def live(self, seconds: float, newest: int | None, damaged: int | None) -> None:
+        """Run from step `newest`, which is where a warning about `damaged` leads, and kill."""
+        load = [] if newest is None else ["--load", str(self.folder)]
+        process = start(self.folder, self.executables, *WITHOUT_END, *load)
+        assert process.stderr is not None
+        said = []
+        while not said or not said[-1].startswith("starting from"):
+            said.append(process.stderr.readline())
+            assert said[-1], said
+        time.sleep(seconds)
+        process.kill()
+        rest = process.communicate()[1]
+        assert process.returncode == -signal.SIGKILL, rest
+        origin = "random weights" if newest is None else f"step {newest} in {self.folder}"
+        assert said[-1] == f"starting from {origin}\n"
+        warned = [line for line in said if line.startswith("warning")]
+        assert len(warned) == (damaged is not None)
+        if damaged is not None:
+            assert f"the checkpoint of step {damaged} is damaged" in warned[0]
+            assert f"using that of step {newest}" in warned[0]
+        self._look()
+
+    def _look(self) -> None:
+        self.while_saving += any(p.name.startswith(".") for p in self.folder.iterdir())
+        self.rows += read_metrics(self.folder / "metrics.jsonl")
+        for _, step, path in step_folders(self.folder):
+            self.saved.setdefault(step, []).append(digests(path))
+
+    def damage(self, how: Callable[[Path], None]) -> tuple[int | None, int | None]:
+        """Damage the newest checkpoint. Returns the step before it, and its own."""
+        newest, before = step_folders(self.folder)[:2]
+        how(newest.path)
+        return before.step, newest.step
+
+    def newest(self) -> int | None:
+        folders = step_folders(self.folder)
+        return folders[0].step if folders else None
+
+
+def killed(folder: Path, executables: Path, kills: int, damages: dict[int, Callable]) -> Lives:
+    """A run after `kills` deaths; `damages` says before which life the newest step is spoiled."""
+    print(f"moments of the kills are from seed {SEED}")
+    moments = random.Random(SEED)
+    lives = Lives(folder, executables)
+    for life in range(kills):
+        newest, damaged = lives.newest(), None
+        if life in damages:
+            newest, damaged = lives.damage(damages[life])
+        seconds = moments.uniform(0.2, 1.0)
+        lives.live(seconds, newest, damaged)
+        print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.newest()}")
+    print(f"{lives.while_saving} of {kills} kills were in the middle of a save")
+    return lives
+
+
+def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
+    last = max(lives.saved)
+    process = start(folder, lives.executables, "--steps", str(last), "--to_keep", str(last))
+    errors = process.communicate()[1]
+    assert process.returncode == 0, errors
+    reference = {step: digests(path) for _, step, path in step_folders(folder)}
+    for step, found in lives.saved.items():
+        assert all(one == reference[step] for one in found), f"step {step} differs"
+    rows = {row["step"]: row for row in read_metrics(folder / "metrics.jsonl")}
+    for row in (row for row in lives.rows if row["step"] in rows):
+        for name in ("loss", "gradient_norm", "learning_rate"):
+            assert row[name] == rows[row["step"]][name], f"{name} of step {row['step']}"
+    assert len({row["step"] for row in lives.rows}) >= last  # none is missing
+
+
+def test_killed_three_times(tmp_path):
+    lives = killed(tmp_path / "run", tmp_path / "executables", 3, {1: flip, 2: remove})
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(tmp_path):
+    damages = {4: flip, 8: truncate, 12: remove, 16: flip}
+    lives = killed(tmp_path / "run", tmp_path / "executables", 20, damages)
+    assert lives.while_saving >= 3  # else the moments were not those that matter
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")
