@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from config.cli import entry_point, read_command_line
+from planning.needs import inference_needs
+from planning.options import add_plan_options, planned
 from training.validate import validate
 
 
@@ -20,16 +22,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="where validation.json goes; by default the directory of the checkpoint that is "
         "loaded, else a new one under runs/",
     )
+    add_plan_options(parser)
 
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
-    print(
-        validate(
-            read_command_line(__doc__, "inference", "xxl_pod64", arguments, _add_options)
-        ).summary()
-    )
+    line = read_command_line(__doc__, "inference", "xxl_pod64", arguments, _add_options)
+    if not planned(line, inference_needs):
+        print(validate(line).summary())
 
 
 if __name__ == "__main__":

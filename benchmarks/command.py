@@ -10,6 +10,8 @@ from typing import Any
 
 from config.cli import read_command_line
 from config.sections import RunConfig
+from planning.needs import Needs
+from planning.options import add_plan_options, planned
 from training.devices import explained
 
 
@@ -19,16 +21,22 @@ def run_benchmark(
     arguments: Sequence[str] | None,
     measure: Callable[[RunConfig, int], Any],
     summary: Callable[[Any], str],
+    needs_of: Callable[[RunConfig], Needs],
 ) -> None:
     """Measure the configuration of a command line; print a line for people and one of JSON.
+
+    With an option for plans, show the plan instead.
 
     Args:
         name: of the benchmark and its file of presets.
         measure: `measure(config, runs)` returns a dataclass.
         summary: one line of it.
+        needs_of: what the program of a configuration needs.
     """
     description = (doc or "").partition("\n")[0]
     line = read_command_line(description, name, "xxl_pod64", arguments, _add_options)
+    if planned(line, needs_of):
+        return
     with explained(line):
         measured = measure(line.config, line.options.runs)
     print(summary(measured))
@@ -38,3 +46,4 @@ def run_benchmark(
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, help="measured runs of the program")
+    add_plan_options(parser)

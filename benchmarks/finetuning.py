@@ -20,6 +20,7 @@ from config.sections import RunConfig
 from data.loader import Loader
 from finetuning import FineTuning
 from modelling.spec import family_of
+from planning.needs import finetuning_needs
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _summary(measured: Measurement) -> str:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    run_benchmark("finetuning", __doc__, arguments, measure, _summary)
+    run_benchmark("finetuning", __doc__, arguments, measure, _summary, finetuning_needs)
 
 
 if __name__ == "__main__":

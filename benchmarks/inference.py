@@ -22,6 +22,7 @@ from config.cli import entry_point
 from config.sections import RunConfig
 from inference import Inference
 from modelling.spec import family_of
+from planning.needs import inference_needs
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _summary(measured: Measurement) -> str:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    run_benchmark("inference", __doc__, arguments, measure, _summary)
+    run_benchmark("inference", __doc__, arguments, measure, _summary, inference_needs)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-APPLICATION_FOLDERS = ("config", "data", "modelling", "training")
+APPLICATION_FOLDERS = ("config", "data", "modelling", "planning", "training")
 RUNTIME = ROOT / "runtime" / "src"
 LONGEST_FUNCTION = 100
 MOST_TODOS = 9

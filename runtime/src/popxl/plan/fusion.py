@@ -40,6 +40,11 @@ class Kernel:
     reads: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
+    @property
+    def part(self) -> str:
+        """The part it counts for: that of its root, or of something computed inside."""
+        return self.root.part or next((n.part for n in self.nodes if n.part), "")
+
 
 class Storage:
     """Which values are in memory, and under which other value's name they are there."""

@@ -75,7 +75,7 @@ class _Run:
                     live[value] = size
                     total += size
             inside = self._inside(kernel, below + total)
-            self.peaks.note(kernel.root.part, below + total + inside)
+            self.peaks.note(kernel.part, below + total + inside)
             largest = max(largest, total + inside)
             for value in dying:
                 total -= live.pop(value, 0)

@@ -62,7 +62,7 @@ class Tally:
 
     def _add_kernel(self, kernel: Kernel, times: int) -> None:
         root = kernel.root
-        sums = self._sums[root.part]
+        sums = self._sums[kernel.part]
         if root.kind in ("loop", "branch", "effect"):
             return
         written = sum(v.nbytes for v in root.outputs)

@@ -1,0 +1,69 @@
+"""The hardware table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from config.errors import UserError, nearest
+
+TABLE = Path(__file__).with_name("machines.yml")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of device, and the hosts it comes in. Rates are per second and of one direction.
+
+    Attributes:
+        flops: operations on operands of a type, of one device.
+        memory, bandwidth: bytes of device memory, and bytes per second to and from it.
+        host_link: bytes between a device and its host.
+        link: bytes that a device sends to others of its host.
+        devices: devices of a host.
+        host_memory: bytes of a host.
+        network: bytes that a device sends to other hosts.
+        shared: whether all devices are virtual ones of one machine, and divide its rates.
+    """
+
+    name: str
+    title: str
+    flops: Mapping[str, float]
+    memory: float
+    bandwidth: float
+    host_link: float
+    link: float
+    devices: int
+    host_memory: float
+    network: float
+    shared: bool = False
+
+    def for_replicas(self, replicas: int) -> Machine:
+        """The machine as one of `replicas` devices has it."""
+        if not self.shared:
+            return self
+        rates = ("bandwidth", "host_link", "link", "network", "memory")
+        share = {name: getattr(self, name) / replicas for name in rates}
+        return replace(self, flops={k: v / replicas for k, v in self.flops.items()}, **share)
+
+
+@cache
+def machines() -> Mapping[str, Machine]:
+    """All machines of the table by name."""
+    data = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    return {name: Machine(name, **facts) for name, facts in data.items()}
+
+
+def machine(name: str) -> Machine:
+    """The machine called `name`.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = machines()
+    if name not in found:
+        raise UserError(f"--machine {name!r} is not in the hardware table{nearest(name, found)}")
+    return found[name]

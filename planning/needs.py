@@ -1,0 +1,65 @@
+"""What a configured model's program needs, in the terms of the application."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import popxl
+from config.sections import RunConfig
+from modelling.generation import Greedy, build_generation
+from modelling.phases.training import build_training
+from modelling.spec import family_of
+
+_GRADIENT, _MOMENTS = 4, 8  # bytes of a parameter's float32 gradient, and of Adam's two moments
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A program's plan and what it is made of.
+
+    Attributes:
+        kind: "finetuning" or "inference".
+        parameters: number of weights of the model.
+        state: bytes of weights, and in fine-tuning of their gradients and moments, once.
+        samples: samples that a run of the program takes, over all replicas.
+    """
+
+    kind: str
+    config: RunConfig
+    plan: popxl.plan.Plan
+    parameters: int
+    state: int
+    samples: int
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Operations of matrix products for one sample, recomputation included."""
+        return self.plan.flops * self.plan.replicas / self.samples
+
+
+def finetuning_needs(config: RunConfig) -> Needs:
+    """What fine-tuning needs."""
+    plan = popxl.plan.plan_of(build_training(config, family_of(config).layout).ir)
+    count = _parameters(config)
+    state = count * (_itemsize(config) + _GRADIENT + _MOMENTS)
+    samples = config.training.global_batch_size * config.execution.device_iterations
+    return Needs("finetuning", config, plan, count, state, samples)
+
+
+def inference_needs(config: RunConfig) -> Needs:
+    """What generation needs."""
+    config = replace(config, model=replace(config.model, eval=True))
+    program = build_generation(config, family_of(config).generator, Greedy)
+    execution, count = config.execution, _parameters(config)
+    samples = execution.device_iterations * execution.data_parallel * execution.micro_batch_size
+    plan = popxl.plan.plan_of(program.ir)
+    return Needs("inference", config, plan, count, count * _itemsize(config), samples)
+
+
+def _parameters(config: RunConfig) -> int:
+    return sum(math.prod(weight.shape) for weight in family_of(config).weights(config).weights)
+
+
+def _itemsize(config: RunConfig) -> int:
+    return popxl.dtype.from_name(config.model.precision).itemsize

@@ -1,0 +1,53 @@
+"""A plan as a picture: what each phase needs of each resource."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from planning.report import Report
+from planning.text import gigabytes
+
+COLOURS = {"compute": "#1f5fa8", "memory": "#6aa84f", "host": "#b3541e", "network": "#8e63b3"}
+
+
+def draw_plan(report: Report, path: Path) -> None:
+    """Draw times by resource and memory of the phases into a PNG file."""
+    figure = Figure(figsize=(10, 0.42 * len(report.rows) + 2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    _draw_times(left, report)
+    _draw_memory(right, report)
+    figure.suptitle(
+        f"{report.preset}, {report.needs.kind}: {report.plan.replicas} × {report.machine.title}, "
+        f"{report.seconds:.3g} s a run, {gigabytes(report.plan.host)} host memory",
+        x=0.01, ha="left",
+    )  # fmt: skip
+    for axes in (left, right):
+        axes.grid(axis="x", color="0.9")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def _draw_times(axes: Axes, report: Report) -> None:
+    names = [f"{row.phase} {row.direction}".strip() for row in report.rows]
+    places = np.arange(len(names))
+    height = 0.8 / len(COLOURS)
+    for i, (resource, colour) in enumerate(COLOURS.items()):
+        seconds = [getattr(row.times, resource) * 1e3 for row in report.rows]
+        axes.barh(places + (i - 1.5) * height, seconds, height, color=colour, label=resource)
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms, if nothing else were needed")
+    axes.legend(frameon=False, loc="lower right")
+
+
+def _draw_memory(axes: Axes, report: Report) -> None:
+    live = [row.part.device_bytes / 1e6 for row in report.rows]
+    axes.barh(np.arange(len(live)), live, 0.6, color="0.55")
+    axes.set_xlabel("MB of intermediate values")

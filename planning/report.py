@@ -1,0 +1,112 @@
+"""The report of a plan: rows of a table, and the facts of the whole, ready to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import popxl
+from planning.estimate import Times, times
+from planning.machines import Machine
+from planning.needs import Needs
+
+REST = "the rest"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A phase in one direction, such as forward, on one device.
+
+    Attributes:
+        phase, direction: the parts of the label; direction "" if it has none.
+    """
+
+    phase: str
+    direction: str
+    part: popxl.plan.Part
+    times: Times
+
+
+@dataclass(frozen=True)
+class Report:
+    """A plan on a machine.
+
+    Attributes:
+        rows: in order of execution.
+    """
+
+    preset: str
+    needs: Needs
+    machine: Machine
+    rows: Sequence[Row]
+
+    @property
+    def plan(self) -> popxl.plan.Plan:
+        return self.needs.plan
+
+    @property
+    def hosts(self) -> int:
+        """Hosts that the devices take."""
+        return -(-self.plan.replicas // self.machine.devices)
+
+    @property
+    def bytes_per_host(self) -> int:
+        """Bytes of remote buffers on one host."""
+        return self.plan.remote * min(self.plan.replicas, self.machine.devices)
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of a run of the program."""
+        return sum(row.times.seconds for row in self.rows)
+
+    @property
+    def utilisation(self) -> float:
+        """Part of the estimated time in which the matrix units work at their peak."""
+        return sum(row.times.compute for row in self.rows) / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        needs, plan = self.needs, self.plan
+        return {
+            "preset": self.preset,
+            "program": needs.kind,
+            "machine": self.machine.name,
+            "replicas": plan.replicas,
+            "hosts": self.hosts,
+            "parameters": needs.parameters,
+            "samples": needs.samples,
+            "flops_per_sample": needs.flops_per_sample,
+            "state_bytes": needs.state,
+            "host_bytes": plan.host,
+            "bytes_per_host": self.bytes_per_host,
+            "device_bytes": plan.device,
+            "device_variables": plan.variables,
+            "device_streams": plan.streams,
+            "device_temporaries": plan.temporaries,
+            "seconds": self.seconds,
+            "samples_per_second": needs.samples / self.seconds if self.seconds else None,
+            "utilisation": self.utilisation,
+            "execution": asdict(needs.config.execution),
+            "phases": [_row(row) for row in self.rows],
+        }
+
+
+def report(preset: str, needs: Needs, machine: Machine) -> Report:
+    """Put a plan on a machine."""
+    replicas, dtype = needs.plan.replicas, needs.config.model.precision
+    one = machine.for_replicas(replicas)
+    rows = []
+    for part in needs.plan.parts:
+        phase, _, direction = part.name.partition("/")
+        row = Row(phase or REST, direction, part, times(part, one, dtype, replicas))
+        rows.append(row)
+    return Report(preset, needs, machine, rows)
+
+
+def _row(row: Row) -> dict[str, Any]:
+    collectives = [asdict(c) | {"sent": c.sent} for c in row.part.collectives]
+    facts = asdict(row.part) | {"collectives": collectives, "code_loads": row.part.code_loads}
+    del facts["name"]
+    seconds = asdict(row.times) | {"estimate": row.times.seconds, "bound": row.times.bound}
+    return {"phase": row.phase, "direction": row.direction} | facts | {"seconds": seconds}
