@@ -14,12 +14,18 @@ from data.loader import Samples
 from data.mnli import Example
 from data.prompts import Prompts
 from modelling.generation.program import GeneratorOf
+from modelling.layers import IGNORED
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
 from modelling.weights import WeightTable
 
 Batch = Mapping[str, np.ndarray]
 LENGTH_MULTIPLE = 8
+
+
+def labelled_tokens(batch: Batch) -> int:
+    """Tokens of a global batch that have a label."""
+    return int(np.count_nonzero(batch["labels"] != IGNORED))
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,8 @@ class ModelFamily:
         generate: training samples of random tokens, for benchmarks: `generate(config, count)`.
         training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of
             the training program's streams.
-        target_tokens: number of tokens of a global batch that the loss is the mean of.
+        target_tokens: number of tokens of a global batch that the loss is the mean of; by default,
+            of those that have a label.
     """
 
     layout: Callable[[Settings], Layout]
@@ -50,7 +57,7 @@ class ModelFamily:
     prompts: Callable[[Any, Sequence[Example], Any], tuple[RunConfig, Prompts]]
     generate: Callable[[Any, int], Samples]
     training_inputs: Callable[[Batch], dict[str, np.ndarray]]
-    target_tokens: Callable[[Batch], int]
+    target_tokens: Callable[[Batch], int] = labelled_tokens
 
 
 def family_of(config: RunConfig) -> ModelFamily:

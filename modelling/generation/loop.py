@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import popxl
 from modelling.layers import Groups, cast
 from popxl import Tensor, ops
-from popxl_addons import BoundGraph
+from popxl_addons import BoundGraph, GraphWithNamedArgs, NamedTensors
 
 Choice = Callable[[Tensor], Tensor]
 """A search strategy: float32 logits (batch, part of the vocabulary) -> int32 (batch,), the next
@@ -26,6 +26,20 @@ class SpecialTokens:
 
     end: int
     pad: int
+
+
+def bind_step(
+    step: GraphWithNamedArgs, weights: NamedTensors, caches: int, fixed: Sequence[Tensor]
+) -> BoundGraph:
+    """Bind what is the same at all positions.
+
+    Args:
+        step: takes position, words, caches and `fixed`, in this order; see `decode`.
+        weights: values of its variables.
+        caches: how many there are.
+    """
+    inputs = step.graph.inputs[2 + caches :]  # behind `fixed` are the weights
+    return step.bind(weights).bind(dict(zip(inputs, fixed, strict=False)))
 
 
 def decode(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from popxl import Tensor
 from popxl_addons import Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
+
+Inputs = Sequence[Tensor | list[Tensor]]
+"""Inputs of a graph; lists of tensors are inputs one after the other."""
 
 
 class Stack(Module):
@@ -33,3 +37,31 @@ class Stack(Module):
             if first is not None and i == 0:
                 own.update(first)
             yield self.add_variable_inputs(i, own)
+
+    def at_one_position(
+        self,
+        layer: Module,
+        x: Tensor,
+        caches: Sequence[Tensor],
+        others: Callable[[slice], Inputs],
+    ) -> tuple[Tensor, ...]:
+        """Call all layers on one token of each sample.
+
+        Args:
+            layer: takes x, its keys and values, and `others`; returns x, and the new keys and
+                values.
+            x: (batch, 1, hidden).
+            caches: keys and values, those of each layer after those of the one before.
+            others: further inputs of the layer whose keys and values are in a slice of `caches`.
+
+        Returns:
+            x, and all layers' new caches.
+        """
+        first = slice(0, 2)
+        facts, block = layer.create_graph(x, caches[first], *others(first))
+        new: list[Tensor] = []
+        for i, weights in enumerate(self.weights_of_layers(facts)):
+            pair = slice(2 * i, 2 * i + 2)
+            x, *updated = block.bind(weights).call(x, list(caches[pair]), *others(pair))
+            new += updated
+        return x, *new

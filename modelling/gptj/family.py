@@ -16,7 +16,6 @@ from data.prompts import Prompts
 from modelling.gptj.generation import GPTJGenerator
 from modelling.gptj.training import GPTJLayout
 from modelling.gptj.weights import weight_table
-from modelling.layers import IGNORED
 from modelling.spec import Batch, ModelFamily, length_multiple
 
 
@@ -71,11 +70,6 @@ def training_inputs(batch: Batch) -> dict[str, np.ndarray]:
     return {"words": batch["input_ids"], "labels": batch["labels"]}
 
 
-def target_tokens(batch: Batch) -> int:
-    """Tokens that the loss is the mean of: all of them, or those of the answers."""
-    return int(np.count_nonzero(batch["labels"] != IGNORED))
-
-
 def hf_config(config: GPTJConfig) -> dict[str, Any]:
     """Hugging Face's configuration of the model."""
     model = config.model
@@ -110,5 +104,4 @@ FAMILY = ModelFamily(
     prompts=validation_prompts,
     generate=generate_samples,
     training_inputs=training_inputs,
-    target_tokens=target_tokens,
 )

@@ -17,7 +17,7 @@ import numpy as np
 
 import popxl
 from config.gptj import GPTJConfig
-from modelling.generation import Choice, SpecialTokens, Stack, decode
+from modelling.generation import Choice, SpecialTokens, Stack, bind_step, decode, put
 from modelling.gptj.attention import Tables, rotary_tables, tables_at
 from modelling.gptj.block import Block
 from modelling.gptj.head import Head
@@ -43,25 +43,22 @@ class DecodingBlock(Block):
     def build(  # type: ignore[override]
         self,
         x: Tensor,
+        caches: Sequence[Tensor],
         slot: Tensor,
         tables: Tables,
-        caches: Sequence[Tensor],
         biases: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
         """x: (batch, 1, hidden) -> the same shape, and `caches` with this position's key and value.
 
         Args:
+            caches: keys and values, (batch, heads, slots, head_size) each.
             slot: of this position in the caches, int32 scalar.
             tables: angles of each sample's position, see `tables_at`.
-            caches: keys and values, (batch, heads, slots, head_size) each.
             biases: of the scores, float32; they hide slots.
         """
         opened = self.open(x)
         query, *new = self.attention.project(opened, tables)
-        keys, values = (
-            ops.dynamic_update(cache, slot, t, [2], [1], no_overlap=True)
-            for cache, t in zip(caches, new, strict=True)
-        )
+        keys, values = put(caches, slot, new)
         heads = self.attention.attend(query, keys, values, biases)
         return self.close(x, opened, self.attention.merge(heads)), keys, values
 
@@ -93,21 +90,10 @@ class DecodingStack(PromptStack):
     """All layers at one position."""
 
     def build(  # type: ignore[override]
-        self,
-        x: Tensor,
-        slot: Tensor,
-        tables: Tables,
-        caches: Sequence[Tensor],
-        biases: Sequence[Tensor],
+        self, x: Tensor, caches: Sequence[Tensor], *position: Tensor | list[Tensor]
     ) -> tuple[Tensor, ...]:
         """See `DecodingBlock.build`; `caches` are those of all layers."""
-        facts, block = DecodingBlock(self.config).create_graph(x, slot, tables, caches[:2], biases)
-        new: list[Tensor] = []
-        for i, weights in enumerate(self.weights_of_layers(facts)):
-            pair = caches[2 * i : 2 * i + 2]
-            x, *updated = block.bind(weights).call(x, slot, *tables, *pair, *biases)
-            new += updated
-        return x, *new
+        return self.at_one_position(DecodingBlock(self.config), x, caches, lambda _: position)
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -160,10 +146,9 @@ class Step(Module):
         with popxl.plan.part("embeddings/token"):
             x = self.embeddings(words)
         with popxl.plan.part("layer/token"):
-            x, *caches = self.layer(x, position + prompt, tables, caches, biases)
+            x, *caches = self.layer(x, caches, position + prompt, list(tables), biases)
         with popxl.plan.part("head/token"):
-            logits = self.head.logits(x)
-        return logits.reshape((logits.shape[0], logits.shape[-1])), *caches
+            return self.head.next_logits(x), *caches
 
 
 class GPTJGenerator:
@@ -195,11 +180,8 @@ class GPTJGenerator:
         length = ops.sum(mask, 1)
         zero = popxl.constant(0, popxl.int32)
         last = ops.maximum(length - 1, zero)  # of samples without a prompt, too
-        # The inputs of a step: position, words, caches, and then what is the same in all of them.
-        first, padding = self._step.graph.inputs[2 + len(caches) :][:2]
-        bound = {first: last, padding: self._padding(last)}
         return decode(
-            self._step.bind(weights).bind(bound),
+            bind_step(self._step, weights, len(caches), [last, self._padding(last)]),
             caches,
             self._words_at(words, last),
             ops.greater(length, zero),

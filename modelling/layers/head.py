@@ -54,3 +54,8 @@ class ModelHead(Layer):
     def logits(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`."""
         return self.lm_head(self.dropout(self.norm(x), seed))
+
+    def next_logits(self, x: Tensor) -> Tensor:
+        """As `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
+        logits = self.logits(x)
+        return logits.reshape((logits.shape[0], logits.shape[-1]))

@@ -15,7 +15,6 @@ from data.generated import GeneratedExamples
 from data.loader import Samples
 from data.mnli import Example, encoder_prompt, load_tokenizer
 from data.prompts import Prompts
-from modelling.layers.lm_head import IGNORED
 from modelling.spec import Batch, ModelFamily, length_multiple
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.training import T5Layout
@@ -77,11 +76,6 @@ def training_inputs(batch: Batch) -> dict[str, np.ndarray]:
     }
 
 
-def target_tokens(batch: Batch) -> int:
-    """Tokens that the loss is the mean of: all targets of the global batch, `</s>` included."""
-    return int(np.count_nonzero(batch["labels"] != IGNORED))
-
-
 def hf_config(config: T5Config) -> dict[str, Any]:
     """Hugging Face's configuration of the model."""
     model, attention = config.model, config.model.attention
@@ -117,5 +111,4 @@ FAMILY = ModelFamily(
     prompts=validation_prompts,
     generate=generate_samples,
     training_inputs=training_inputs,
-    target_tokens=target_tokens,
 )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Choice, SpecialTokens, Stack, decode
+from modelling.generation import Choice, Inputs, SpecialTokens, Stack, bind_step, decode, put
 from modelling.layers import Embeddings, Groups, Layer, padding_bias
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
@@ -50,8 +50,8 @@ class DecodingBlock(DecoderBlock):
     def build(  # type: ignore[override]
         self,
         x: Tensor,
-        position: Tensor,
         own: Sequence[Tensor],
+        position: Tensor,
         encoded: Sequence[Tensor],
         position_bias: Tensor,
         padding: Tensor,
@@ -59,18 +59,15 @@ class DecodingBlock(DecoderBlock):
         """x: (batch, 1, hidden) -> the same shape, and `own` with this position's key and value.
 
         Args:
-            position: int32 scalar.
             own: keys and values of the positions before, (batch, heads, positions, d_kv) each.
+            position: int32 scalar.
             encoded: keys and values of the encoder's output.
             position_bias: float32 (1, heads, 1, positions); it also hides later positions.
             padding: bias that hides the encoder's padding, float32 (batch, 1, 1, encoder length).
         """
         attention, cross = self.self_attention, self.cross_attention
         query, *new = attention.project_qkv(x)
-        keys, values = (
-            ops.dynamic_update(cache, position, t, [2], [1], no_overlap=True)
-            for cache, t in zip(own, new, strict=True)
-        )
+        keys, values = put(own, position, new)
         x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
         encoded_keys, encoded_values = encoded
         heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [padding])
@@ -167,16 +164,11 @@ class DecoderStack(T5Stack):
         """
         biases, *encoded = prepared
         bias = ops.dynamic_slice(biases, position, [2], [1], no_overlap=True)
-        facts, block = DecodingBlock(self.config).create_graph(
-            x, position, caches[:2], encoded[:2], bias, padding
-        )
-        new: list[Tensor] = []
-        for i, weights in enumerate(self.weights_of_layers(facts)):
-            pair = slice(2 * i, 2 * i + 2)
-            inputs = (x, position, *caches[pair], *encoded[pair], bias, padding)
-            x, *updated = block.bind(weights).call(*inputs)
-            new += updated
-        return x, *new
+
+        def others(pair: slice) -> Inputs:
+            return position, encoded[pair], bias, padding
+
+        return self.at_one_position(DecodingBlock(self.config), x, caches, others)
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -225,8 +217,7 @@ class Step(Module):
         with popxl.plan.part("decoder/token"):
             x, *caches = self.decoder(x, position, caches, prepared, padding)
         with popxl.plan.part("head/token"):
-            logits = self.head.logits(x)
-        return logits.reshape((logits.shape[0], logits.shape[-1])), *caches
+            return self.head.next_logits(x), *caches
 
 
 class T5Generator:
@@ -262,15 +253,10 @@ class T5Generator:
         prepared = self._encode.bind(weights).call(words, padding)
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)
-        # The inputs of a step: position, words, caches, and then what is the same in all of them.
-        fixed = self._step.graph.inputs[2 + len(caches) :]
-        step = self._step.bind(weights).bind(
-            dict(zip(fixed, [*prepared, padding], strict=False))  # behind them are the weights
-        )
         prompted = ops.cast(ops.max(mask, 1), popxl.bool)
         start = [[START_TOKEN]] * mask.shape[0]
         return decode(
-            step,
+            bind_step(self._step, weights, len(caches), [*prepared, padding]),
             caches,
             popxl.constant(start, popxl.int32, "start_tokens"),
             prompted,
