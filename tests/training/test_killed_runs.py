@@ -90,20 +90,26 @@ class Lives:
     while_saving: int = 0
 
     def live(self, seconds: float, newest: int | None, damaged: int | None) -> None:
-        """Run from step `newest`, which is where a warning about `damaged` leads, and kill."""
+        """Run from step `newest`, which is where a warning about `damaged` leads, and kill.
+
+        Args:
+            seconds: from the end of the first step to the kill.
+        """
         load = [] if newest is None else ["--load", str(self.folder)]
         process = start(self.folder, self.executables, *WITHOUT_END, *load)
         assert process.stderr is not None
         said = []
-        while not said or not said[-1].startswith("starting from"):
+        while not said or not said[-1].startswith("step "):
             said.append(process.stderr.readline())
             assert said[-1], said
+        while len(step_folders(self.folder)) < 2:  # in the first life
+            time.sleep(0.01)
         time.sleep(seconds)
         process.kill()
         rest = process.communicate()[1]
         assert process.returncode == -signal.SIGKILL, rest
         origin = "random weights" if newest is None else f"step {newest} in {self.folder}"
-        assert said[-1] == f"starting from {origin}\n"
+        assert f"starting from {origin}\n" in said
         warned = [line for line in said if line.startswith("warning")]
         assert len(warned) == (damaged is not None)
         if damaged is not None:
@@ -137,7 +143,7 @@ def killed(folder: Path, executables: Path, kills: int, damages: dict[int, Calla
         newest, damaged = lives.newest(), None
         if life in damages:
             newest, damaged = lives.damage(damages[life])
-        seconds = moments.uniform(0.2, 1.0)
+        seconds = moments.uniform(0.0, 0.8)
         lives.live(seconds, newest, damaged)
         print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.newest()}")
     print(f"{lives.while_saving} of {kills} kills were in the middle of a save")
