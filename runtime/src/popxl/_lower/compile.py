@@ -16,6 +16,9 @@ _SWITCHES: dict[str, dict[str, Any]] = {
         # Without it, a loop that loads, uses and stores an entry of a buffer copies the whole
         # buffer twice an iteration (openxla/xla#20440).
         "xla_cpu_copy_insertion_use_region_analysis": True,
+        # The default order of kernels lets independent ones run at once and keeps many more values
+        # alive: twice the memory of a layer's backward pass, and no faster.
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     },
     "gpu": {
         # In counted loops, slices of host buffers at any index but the counter itself read the
