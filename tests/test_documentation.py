@@ -17,6 +17,7 @@ import pytest
 import benchmarks.finetuning
 import benchmarks.inference
 import benchmarks.phased
+import planning.options
 import run_finetuning
 import run_inference
 import run_validation
@@ -118,6 +119,7 @@ def begin(*_: object, **__: object) -> None:
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     main, module, work = SCRIPTS[script]
     monkeypatch.setattr(module, work, begin)
+    monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         main(arguments)
 
@@ -217,6 +219,22 @@ def test_every_field_is_in_a_table():
     tables = set(re.findall(r"<!-- table: (\S+) -->", "".join(map(text_of, DOCUMENTS))))
     sections = {"model", "training", "execution", "checkpoint", "data"}
     assert tables == {"presets", *sections, *FAMILIES}
+
+
+PLANS = [
+    pytest.param(block, id=f"{name(page)}: {block.splitlines()[0]}")
+    for page in PAGES
+    for block in blocks(page, "text")
+    if block.startswith("finetuning of ")
+]
+
+
+@pytest.mark.parametrize("shown", PLANS)
+def test_a_plan_shown_is_what_the_command_prints(shown, capsys):
+    """The first lines of it."""
+    preset = shown.split()[2].rstrip(":")
+    run_finetuning.main(["--config", preset, "--plan"])
+    assert capsys.readouterr().out.startswith(shown)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
