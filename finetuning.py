@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 import popxl
+import popxl_addons as addons
 from config.sections import RunConfig
 from data.feed import per_replica
 from modelling.phases.training import build_training
 from modelling.running import RunningModel
 from modelling.spec import Batch, family_of
+from popxl.random_seed import two_uint32_to_uint64
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class FineTuning(RunningModel):
         """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
 
         Args:
-            first_step: number of the first step; dropout's randomness depends on it.
+            first_step: number of the first step; what is random in dropout and stochastic rounding
+                depends on it.
         """
         iterations = self.config.execution.device_iterations
         if len(batches) != iterations or len(learning_rates) != iterations:
@@ -83,6 +86,8 @@ class FineTuning(RunningModel):
         inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
         if self.program.seed is not None:
             inputs[self.program.seed] = self._seeds(first_step)
+        seed = popxl.create_seeds(self.config.model.seed, first_step)
+        addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
         outputs = self.session.run(inputs)
         return self._results(outputs)
 

@@ -132,7 +132,10 @@ class Training(Section):
     """Samples that contribute to one optimizer step, over all devices."""
 
     stochastic_rounding: bool = False
-    """Round to 16-bit types up or down at random, so that small weight updates are not lost."""
+    """Round updated 16-bit weights up or down at random, so that small updates are not lost."""
+
+    max_skipped_steps: NonNegativeInt = 10
+    """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
@@ -145,9 +148,6 @@ class Execution(Section):
     """Samples that one device computes at once."""
 
     data_parallel: PositiveInt = 1
-    max_skipped_steps: NonNegativeInt = 10
-    """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
-
     """Copies of the model, each with its part of the global batch."""
 
     tensor_parallel: PositiveInt = 1

@@ -46,8 +46,6 @@ def finetune(line: CommandLine) -> None:
         model = _compiled(config)
     model.write(start.tensors)
     _say(f"starting from {start.source}")
-    if config.training.stochastic_rounding:
-        _say("stochastic rounding is not available yet: weights are rounded to the nearest value")
     path = choose_path(line.options.run_dir, config.checkpoint.save, line.preset)
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())

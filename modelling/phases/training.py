@@ -68,6 +68,7 @@ def build_training(
         gradients: let the host read the gradients of the last step, as variables.
     """
     ir = popxl.Ir(replication=config.replicas)
+    addons.enable_stochastic_rounding(ir, config.training.stochastic_rounding)
     iterations = config.execution.device_iterations
     ir.num_host_transfers = config.gradient_accumulation * iterations
     with ir.main_graph:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import count
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -21,6 +23,7 @@ from popxl._lower.startup import Stopwatch
 from popxl.errors import popart_exception
 from popxl.ir import Ir
 from popxl.plan import Plan, plan_of
+from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostScalarTensor, Variable
 from popxl.utils import to_numpy
@@ -30,6 +33,8 @@ h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
 Initialised = TypeVar("Initialised", bound=Variable | Constant)
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
+
+_ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are made of, besides a seed
 
 
 class Session:
@@ -65,6 +70,7 @@ class Session:
         self._set_device(DeviceInfo())
         self._pb_session = SessionHandle(self)
         self._state: tuple[State, State] | None = None
+        self._seed_random_numbers(0)
         _check_patterns(ir)
         check_replicas(ir)
         verify_if_asked(ir)
@@ -154,8 +160,9 @@ class Session:
         targets = self._check_outputs(outputs or {})
         constants, zero = self._arguments()
         # The program takes the state over. If it fails the state is gone, and the session detached.
+        seed = self._next_seed()
         (changing, fixed), self._state = self._state, None
-        changed, results, faults = self._executable(changing, fixed, constants, data, zero)
+        changed, results, faults = self._executable(changing, fixed, constants, data, zero, seed)
         self._state = (changed, fixed)
         self._mark_stale(True)
         if self._program.effects.impure:
@@ -175,6 +182,18 @@ class Session:
                 hostdata.put(np.zeros((), np.int32), whole),
             )
         return self._zero
+
+    def _seed_random_numbers(self, seed: int) -> None:
+        """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
+        uint64_to_two_uint32(seed)  # refuses what is no seed
+        # Not the numbers that programs make of the same seed, for dropout for example.
+        self._seeds = map(partial(create_seeds, seed ^ _ROUNDING), count())
+
+    def _next_seed(self) -> jax.Array | None:
+        """The seed of a run for rounding at random; None if the program has no use for one."""
+        if not self._program.rounds:
+            return None
+        return hostdata.put(next(self._seeds), replicated(self._program.mesh))
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""

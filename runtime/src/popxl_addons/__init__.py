@@ -64,6 +64,10 @@ from popxl_addons.remote import store_remote_graph as store_remote_graph
 from popxl_addons.route_tensor import is_subgraph as is_subgraph
 from popxl_addons.route_tensor import route_tensor_into_graph as route_tensor_into_graph
 from popxl_addons.seed_variable import seed_variable as seed_variable
+from popxl_addons.stochastic_rounding import (
+    enable_stochastic_rounding as enable_stochastic_rounding,
+)
+from popxl_addons.stochastic_rounding import seed_stochastic_rounding as seed_stochastic_rounding
 from popxl_addons.streams import InputStreams as InputStreams
 from popxl_addons.streams import OutputStreams as OutputStreams
 from popxl_addons.task_session import TaskSession as TaskSession

@@ -48,6 +48,14 @@ class SessionHandle:
         """As `prepareDevice`."""
         self._session._attach()
 
+    def setRandomSeed(self, seedValue: int) -> None:  # noqa: N802, N803
+        """Seed what the session draws by itself: the numbers of stochastic rounding.
+
+        Raises:
+            ValueError: the seed is not in [0, 2**64).
+        """
+        self._session._seed_random_numbers(seedValue)
+
     def weightsFromHost(self) -> None:  # noqa: N802
         """`Session.weights_from_host`."""
         self._session.weights_from_host()

@@ -65,6 +65,8 @@ class OpDef:
         modifies: `modifies(op) -> indices` of inputs a structural op changes.
         effects: state the op touches itself: `effects(op) -> Effects`.
         check: for pure ops: a rule on values that a run checks.
+        rounds: for updates of variables: `lower` takes a further argument `rounding`, which says
+            how its float32 result is rounded to the dtype of the first input.
         flops: `flops(op) -> int`: floating-point operations of one execution.
         tags: words for tools, such as "elementwise", "collective".
         home: module that defined it; ops of other packages are cached by what they lower to.
@@ -80,6 +82,7 @@ class OpDef:
     modifies: Callable[[Op], Iterable[int]] | None = None
     effects: Callable[[Op], Any] | None = None
     check: RuntimeCheck | None = None
+    rounds: bool = False
     flops: Callable[[Op], int] | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
     home: str = ""

@@ -18,6 +18,7 @@ logger = logging.getLogger("popxl")
 MEANINGFUL = {
     "cachePath",
     "enableEngineCaching",
+    "enableStochasticRounding",
     "throwIfLog2ScaleTensorNotInRange",
     "logDir",
     "dotChecks",

@@ -64,7 +64,7 @@ class LoadedProgram:
             )
 
     def __call__(self, *args: Any) -> Any:
-        """Run on (changing state, fixed state, constants, inputs, zero); the first is donated.
+        """Run on the arguments of `Program.function`; the first is donated.
 
         Raises:
             TypeError: the arguments have another structure, shape, dtype or sharding.

@@ -19,6 +19,7 @@ from jax import lax
 from popxl._core.aliases import parents
 from popxl._core.text import first_line
 from popxl._lower.hostdata import device_view
+from popxl._lower.rounding import is_rounded
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Machine:
         written: buffers that the program stores to.
         checks: ops whose rules on values are checked, with a number from 1 for each.
         fault: number of the first op that broke its rule; 0: none did.
+        seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
+            None: they are rounded to nearest.
+        updates: how many such updates there were before (see `rounding`).
     """
 
     buffers: dict[RemoteBuffer, jax.Array] = field(default_factory=dict)
@@ -55,6 +59,8 @@ class Machine:
     layout: Any = None
     checks: Mapping[Op, int] = field(default_factory=dict)
     fault: Any = 0
+    seed: Any = None
+    updates: Any = 0
 
     # ---- streams --------------------------------------------------------------------------------
     def next_position(self, stream: Stream) -> Any:
@@ -128,6 +134,15 @@ class Machine:
             yield
         finally:
             self.checks = checks
+
+    # ---- rounding -------------------------------------------------------------------------------
+    def rounding(self, op: Op) -> dict[str, Any]:
+        """The argument `rounding` of `op`, if it is an update that rounds at random."""
+        if self.seed is None or not is_rounded(op):
+            return {}
+        number = self.updates
+        self.updates = number + 1
+        return {"rounding": (self.seed, number)}
 
     # ---- running --------------------------------------------------------------------------------
     def run(self, graph: Graph, inputs: Sequence[jax.Array]) -> Frame:
@@ -216,7 +231,7 @@ def _execute(frame: Frame, op: Op) -> None:
         assert op.defn.lower is not None
         inputs = list(map(frame.read, op.inputs))
         frame.machine.check(op, inputs)
-        frame.define(op, op.defn.lower(*inputs, **op.attrs))
+        frame.define(op, op.defn.lower(*inputs, **op.attrs, **frame.machine.rounding(op)))
     elif op.called_graphs():
         op.defn.execute(frame, op)
     else:  # a gradient may run graphs again: they were checked when they were called

@@ -38,7 +38,7 @@ def memory_use(program: Program, executable: Any) -> MemoryUse:
     XLA on CPU counts remote buffers as device memory, so state and streams are counted from their
     shapes; only temporaries come from XLA.
     """
-    changing, fixed, constants, inputs, _ = program.argument_specs
+    changing, fixed, constants, inputs, _, _ = program.argument_specs
     replicas = program.ir.replication_factor
     variables = _bytes([*changing.variables.values(), *fixed.variables.values()]) // replicas
     remote = _bytes([*changing.buffers.values(), *fixed.buffers.values()]) // replicas

@@ -26,6 +26,7 @@ from popxl._lower.devices import per_replica, replicated
 from popxl._lower.hostdata import fetch
 from popxl._lower.layout import Layout
 from popxl._lower.machine import Frame, Machine, execute
+from popxl._lower.rounding import count_updates
 from popxl._lower.transfers import check_transfers
 from popxl.errors import poplar_application_runtime_error
 
@@ -71,6 +72,7 @@ class Program:
             for op in self.effects.checks
             if op.defn.check is not None and getattr(options, op.defn.check.option)
         ]
+        self.rounds = options.enableStochasticRounding and count_updates(ir.main_graph) > 0
         self.constants = [
             c for g in ir._graphs for c in g.constants if c._data.nbytes > _INLINE_BYTES
         ]
@@ -85,7 +87,7 @@ class Program:
 
     # ---- the function ---------------------------------------------------------------------------
     def function(
-        self, changing: State, fixed: State, constants: Any, inputs: Any, zero: Any
+        self, changing: State, fixed: State, constants: Any, inputs: Any, zero: Any, seed: Any
     ) -> Any:
         """The program of one replica; arrays have this replica's part of the first axis."""
         statistics.traces += 1
@@ -95,6 +97,7 @@ class Program:
             written=self.written,
             layout=self.layout,
             checks={op: i for i, op in enumerate(self.checked, 1)},
+            seed=seed,
         )
         frame = Frame(machine)
         for part in (changing, fixed):
@@ -144,7 +147,8 @@ class Program:
 
     @cached_property
     def argument_specs(self) -> tuple[Any, ...]:
-        """`ShapeDtypeStruct`s with shardings: changing, fixed, constants, inputs, zero."""
+        """`ShapeDtypeStruct`s with shardings: changing, fixed, constants, inputs, zero, seed
+        (None if nothing is rounded at random)."""
         r, t = self.ir.replication_factor, self.ir.num_host_transfers
         whole = replicated(self.mesh)
         return (
@@ -156,6 +160,7 @@ class Program:
                 for s in self.h2d
             },
             jax.ShapeDtypeStruct((), np.int32, sharding=whole),
+            jax.ShapeDtypeStruct((2,), np.uint32, sharding=whole) if self.rounds else None,
         )
 
     @property
@@ -192,7 +197,7 @@ class Program:
         mapped = jax.shard_map(
             self.function,
             mesh=self.mesh,
-            in_specs=(split, split, whole, split, whole),
+            in_specs=(split, split, whole, split, whole, whole),
             out_specs=split,
             check_vma=False,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from popxl._core.effects import Effects, graph_effects
+from popxl._lower.rounding import count_updates
 
 if TYPE_CHECKING:
     from popxl._lower.machine import Machine
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
 class LoopState:
     """The buffers that the graphs write, the streams they use, and what their checks found, as one
-    pytree."""
+    pytree.
 
-    def __init__(self, machine: Machine, graphs: Sequence[Graph]) -> None:
+    Args:
+        graphs: of which one runs in each iteration.
+        count: number of iterations.
+    """
+
+    def __init__(self, machine: Machine, graphs: Sequence[Graph], count: int = 1) -> None:
         effects = Effects()
         for graph in graphs:
             effects.add(graph_effects(graph))
@@ -28,6 +34,8 @@ class LoopState:
         self._stores = list(effects.stores)
         self._streams = [*effects.loads, *effects.stores]
         self._checks = not machine.checks.keys().isdisjoint(effects.checks)
+        self._updates, self._count = machine.updates, count
+        self._step = 0 if machine.seed is None else max(map(count_updates, graphs))
 
     def snapshot(self) -> Any:
         """The state now."""
@@ -39,8 +47,12 @@ class LoopState:
             [jnp.asarray(m.fault, jnp.int32)] if self._checks else [],
         )
 
-    def restore(self, saved: Any) -> None:
-        """Make `saved` the state."""
+    def leave(self, saved: Any) -> None:
+        """Make `saved`, which the last iteration left, the state."""
+        self._restore(saved)
+        self._machine.updates = self._updates + self._count * self._step
+
+    def _restore(self, saved: Any) -> None:
         m = self._machine
         buffers, stores, positions, fault = saved
         m.buffers.update(zip(self._buffers, buffers, strict=True))
@@ -50,12 +62,16 @@ class LoopState:
             (m.fault,) = fault
 
     @contextmanager
-    def entered(self, saved: Any) -> Iterator[None]:
+    def entered(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
         """Run a body on the state `saved`; afterwards the state is as before."""
         m = self._machine
         kept = dict(m.buffers), dict(m.streams), dict(m.positions), m.fault
-        self.restore(saved)
+        self._restore(saved)
+        if self._step:
+            at = jnp.asarray(iteration).astype(jnp.uint32)
+            m.updates = self._updates + at * jnp.uint32(self._step)
         try:
             yield
         finally:
             m.buffers, m.streams, m.positions, m.fault = kept
+            m.updates = self._updates

@@ -81,7 +81,7 @@ def _execute(frame: Frame, op: Op) -> None:
         values,
         [frame.read(t) for t in changed],
     )
-    state.restore(saved)
+    state.leave(saved)
     frame.values.update(zip(op.outputs, outs, strict=True))
     for t, value in zip(changed, new, strict=True):
         frame.write(t, value)

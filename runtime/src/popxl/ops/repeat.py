@@ -34,11 +34,11 @@ def _execute(frame: Frame, op: Op) -> None:
     carried = op.attrs["carried"]
     changed = sorted(i for i in op.modified_inputs() if i >= carried)
     start = [frame.read(t) for t in op.inputs]
-    state = LoopState(frame.machine, [graph])
+    state = LoopState(frame.machine, [graph], count)
 
-    def iteration(_: Any, carry: Any) -> Any:
+    def iteration(at: Any, carry: Any) -> Any:
         firsts, by_ref, _, saved = carry
-        with state.entered(saved):
+        with state.entered(saved, at):
             values = list(start)
             values[:carried] = firsts
             for i, value in zip(changed, by_ref, strict=True):
@@ -52,7 +52,7 @@ def _execute(frame: Frame, op: Op) -> None:
     carry: Any = (start[:carried], [start[i] for i in changed], extra, state.snapshot())
     carry = iteration(0, carry) if count == 1 else lax.fori_loop(0, count, iteration, carry)
     firsts, by_ref, extra, saved = carry
-    state.restore(saved)
+    state.leave(saved)
     frame.values.update(zip(op.outputs, [*firsts, *extra], strict=True))
     for i, value in zip(changed, by_ref, strict=True):
         frame.write(op.inputs[i], value)

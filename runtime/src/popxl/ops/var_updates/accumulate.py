@@ -1,8 +1,8 @@
 """Accumulators: gradient sums and running moments, updated in place.
 
-All of them compute in float32 and round once to the accumulator's dtype, so `X` may have another
-float dtype. Factors are numbers or scalar tensors. Each returns the updated tensor, an alias of
-`t`.
+All of them compute in float32 and round once to the accumulator's dtype, to nearest or at random
+(see `popxl_addons.enable_stochastic_rounding`), so `X` may have another float dtype. Factors are
+numbers or scalar tensors. Each returns the updated tensor, an alias of `t`.
 """
 
 # ruff: noqa: N803 - names of PopXL's arguments
@@ -24,11 +24,11 @@ _TAGS = ("elementwise",)
 
 # ---- sums ---------------------------------------------------------------------------------------
 @with_scalars
-def _accumulate(t: Any, x: Any, f: Any = 1.0) -> Any:
-    return store(wide(t) + wide(f) * wide(x), t.dtype)
+def _accumulate(t: Any, x: Any, f: Any = 1.0, rounding: Any = None) -> Any:
+    return store(wide(t) + wide(f) * wide(x), t, rounding)
 
 
-_ACCUMULATE = define("accumulate", _accumulate, grad=NO_GRAD, tags=_TAGS)
+_ACCUMULATE = define("accumulate", _accumulate, grad=NO_GRAD, rounds=True, tags=_TAGS)
 
 
 def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
@@ -37,11 +37,13 @@ def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor
 
 
 @with_scalars
-def _accumulate_square(t: Any, x: Any, f: Any = 1.0) -> Any:
-    return store(wide(t) + wide(f) * jnp.square(wide(x)), t.dtype)
+def _accumulate_square(t: Any, x: Any, f: Any = 1.0, rounding: Any = None) -> Any:
+    return store(wide(t) + wide(f) * jnp.square(wide(x)), t, rounding)
 
 
-_ACCUMULATE_SQUARE = define("accumulate_square", _accumulate_square, grad=NO_GRAD, tags=_TAGS)
+_ACCUMULATE_SQUARE = define(
+    "accumulate_square", _accumulate_square, grad=NO_GRAD, rounds=True, tags=_TAGS
+)
 
 
 def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
@@ -50,12 +52,14 @@ def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
 
 
 @with_scalars
-def _accumulate_mean(t: Any, x: Any, step: Any) -> Any:
+def _accumulate_mean(t: Any, x: Any, step: Any, rounding: Any = None) -> Any:
     count = jnp.asarray(step).astype(jnp.float32)
-    return store((wide(t) * count + wide(x)) / (count + 1), t.dtype)
+    return store((wide(t) * count + wide(x)) / (count + 1), t, rounding)
 
 
-_ACCUMULATE_MEAN = define("accumulate_mean", _accumulate_mean, grad=NO_GRAD, tags=_TAGS)
+_ACCUMULATE_MEAN = define(
+    "accumulate_mean", _accumulate_mean, grad=NO_GRAD, rounds=True, tags=_TAGS
+)
 
 
 def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
@@ -69,11 +73,13 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
 
 # ---- moving averages ----------------------------------------------------------------------------
 @with_scalars
-def _moving_average(t: Any, x: Any, f: Any) -> Any:
-    return store(wide(f) * wide(t) + (1 - wide(f)) * wide(x), t.dtype)
+def _moving_average(t: Any, x: Any, f: Any, rounding: Any = None) -> Any:
+    return store(wide(f) * wide(t) + (1 - wide(f)) * wide(x), t, rounding)
 
 
-_MOVING_AVERAGE = define("accumulate_moving_average", _moving_average, grad=NO_GRAD, tags=_TAGS)
+_MOVING_AVERAGE = define(
+    "accumulate_moving_average", _moving_average, grad=NO_GRAD, rounds=True, tags=_TAGS
+)
 
 
 def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tensor:
@@ -82,12 +88,16 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tenso
 
 
 @with_scalars
-def _moving_average_square(t: Any, x: Any, f: Any) -> Any:
-    return store(wide(f) * wide(t) + (1 - wide(f)) * jnp.square(wide(x)), t.dtype)
+def _moving_average_square(t: Any, x: Any, f: Any, rounding: Any = None) -> Any:
+    return store(wide(f) * wide(t) + (1 - wide(f)) * jnp.square(wide(x)), t, rounding)
 
 
 _MOVING_AVERAGE_SQUARE = define(
-    "accumulate_moving_average_square", _moving_average_square, grad=NO_GRAD, tags=_TAGS
+    "accumulate_moving_average_square",
+    _moving_average_square,
+    grad=NO_GRAD,
+    rounds=True,
+    tags=_TAGS,
 )
 
 
@@ -98,13 +108,13 @@ def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: float | Tensor) -
 
 # ---- scale and zero -----------------------------------------------------------------------------
 @with_scalars
-def _scale(t: Any, f: Any) -> Any:
+def _scale(t: Any, f: Any, rounding: Any = None) -> Any:
     factor = wide(f)
     # A factor of 0 clears the accumulator, also of infinities and NaNs.
-    return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), wide(t) * factor), t.dtype)
+    return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), wide(t) * factor), t, rounding)
 
 
-_SCALE = define("accumulator_scale", _scale, grad=NO_GRAD, tags=_TAGS)
+_SCALE = define("accumulator_scale", _scale, grad=NO_GRAD, rounds=True, tags=_TAGS)
 
 
 def accumulator_scale_(t: Tensor, f: float | Tensor) -> Tensor:
@@ -119,7 +129,9 @@ def accumulator_zero_(t: Tensor) -> Tensor:
 
 # ---- rows ---------------------------------------------------------------------------------------
 @with_scalars
-def _sparse_accumulate(t: Any, x: Any, indices: Any, axis: int, f: Any = 1.0) -> Any:
+def _sparse_accumulate(
+    t: Any, x: Any, indices: Any, axis: int, f: Any = 1.0, rounding: Any = None
+) -> Any:
     if x.shape[axis] != indices.size:
         raise ValueError(f"X has {x.shape[axis]} slices along axis {axis}, but there are "
                          f"{indices.size} indices")  # fmt: skip
@@ -128,10 +140,10 @@ def _sparse_accumulate(t: Any, x: Any, indices: Any, axis: int, f: Any = 1.0) ->
     valid = (indices >= 0) & (indices < size)
     where = jnp.where(valid, indices, size).reshape(-1)
     total = jnp.moveaxis(wide(t), axis, 0).at[where].add(rows, mode="drop")
-    return store(jnp.moveaxis(total, 0, axis), t.dtype)
+    return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
 
-_SPARSE_ACCUMULATE = define("sparse_accumulate", _sparse_accumulate, grad=NO_GRAD)
+_SPARSE_ACCUMULATE = define("sparse_accumulate", _sparse_accumulate, grad=NO_GRAD, rounds=True)
 
 
 def sparse_accumulate_(

@@ -14,7 +14,13 @@ from popxl.tensor import Tensor
 
 @with_scalars
 def _var_update(
-    t: Any, x: Any, r1: Any, r2: Any, learning_rate: Any = 1.0, max_weight_norm: Any = None
+    t: Any,
+    x: Any,
+    r1: Any,
+    r2: Any,
+    learning_rate: Any = 1.0,
+    max_weight_norm: Any = None,
+    rounding: Any = None,
 ) -> Any:
     weight_norm, update_norm = jnp.sqrt(wide(r1).reshape(())), jnp.sqrt(wide(r2).reshape(()))
     clipped = weight_norm
@@ -22,10 +28,12 @@ def _var_update(
         clipped = jnp.minimum(weight_norm, wide(max_weight_norm))
     defined = (weight_norm > 0) & (update_norm > 0)
     ratio = jnp.where(defined, clipped / jnp.where(defined, update_norm, 1.0), 1.0)
-    return store(wide(t) - wide(learning_rate) * ratio * wide(x), t.dtype)
+    return store(wide(t) - wide(learning_rate) * ratio * wide(x), t, rounding)
 
 
-_VAR_UPDATE = define("adam_var_update", _var_update, grad=NO_GRAD, tags=("elementwise",))
+_VAR_UPDATE = define(
+    "adam_var_update", _var_update, grad=NO_GRAD, rounds=True, tags=("elementwise",)
+)
 
 
 def adam_var_update(

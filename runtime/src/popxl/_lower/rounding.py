@@ -1,0 +1,36 @@
+"""Which random numbers an update of a 16-bit variable is rounded with.
+
+The session option `enableStochasticRounding` asks for it. Every update in a run has a number, the
+same on all replicas; with the seed of the run it selects a stream of random bits. Numbers are known
+before anything runs (a loop takes as many in each iteration), so loops carry nothing, and branches
+that replicas take differently leave them at the same number afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from popxl import dtypes
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.graph import Graph
+
+_ROUNDED = (dtypes.float16, dtypes.bfloat16)
+
+
+def is_rounded(op: Op) -> bool:
+    """Whether `op` rounds a float32 value to the 16-bit type of the variable it updates."""
+    return op.defn.rounds and op.inputs[0].dtype in _ROUNDED
+
+
+def count_updates(graph: Graph) -> int:
+    """Numbers that one execution of `graph` takes, those of graphs it calls included."""
+    return sum(map(_count, graph._ops))
+
+
+def _count(op: Op) -> int:
+    if is_rounded(op):
+        return 1
+    called = [count_updates(graph) for graph in op.called_graphs()]
+    return op.attrs.get("count", 1) * max(called, default=0)

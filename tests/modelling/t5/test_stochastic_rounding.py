@@ -1,0 +1,166 @@
+"""Training with 16-bit weights that are rounded at random when they are updated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import popxl
+from config.presets import load_config
+from config.t5 import T5Config
+from data.loader import Loader
+from finetuning import FineTuning
+from modelling.spec import family_of
+from tests.modelling.t5.test_training import batches, our_config
+
+RATE = 1e-3
+
+
+def config_of(dp: int = 1, tp: int = 1, threshold: int = 64, rounding: bool = True) -> T5Config:
+    """A tiny T5 in bfloat16, without dropout."""
+    config = our_config(dp, tp, layers=1).to_dict()
+    config["model"]["precision"] = "bfloat16"
+    config["training"]["stochastic_rounding"] = rounding
+    config["execution"]["rts_weights_threshold"] = threshold
+    return T5Config.from_dict(config)
+
+
+def initial(config: T5Config) -> Mapping[str, np.ndarray]:
+    return family_of(config).weights(config).initial(seed=0)
+
+
+def train(model: FineTuning, first: int, last: int) -> None:
+    for step in range(first, last):
+        model.run([batches(last)[step]], [RATE], step)
+
+
+def neighbours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The values of bfloat16 next below (or equal) and next above, by truncating float32."""
+    pattern = x.astype(np.float32).view(np.uint32)
+    inner = (pattern & 0xFFFF0000).view(np.float32)
+    outer = ((pattern & 0xFFFF0000) + 0x10000).view(np.float32)
+    return np.minimum(inner, outer), np.maximum(inner, outer)
+
+
+def test_the_update_is_computed_in_float32_and_only_the_weight_is_rounded() -> None:
+    """One step of AdamW by numpy in float64, from the gradients that the devices report."""
+    model = FineTuning(config_of(), gradients=True)
+    model.write(initial(model.config))
+    with model:
+        before = model.read(optimizer=False)
+        (result,) = model.run([batches(1)[0]], [RATE], 0)
+        gradients, after = model.gradients(), model.read()
+    clip = 1 / max(result.gradient_norm, 1.0)
+    errors, variances = [], []
+    for name, old in before.items():
+        gradient, weight = gradients[name].astype(np.float64) * clip, old.astype(np.float64)
+        decay = 0.1 if old.ndim > 1 else 0.0
+        exact = weight - RATE * (gradient / (np.abs(gradient) + 1e-6) + decay * weight)
+        low, high = neighbours(exact)
+        new = after[name].astype(np.float64)
+        assert after[f"optimizer/first_order/{name}"].dtype == np.float32
+        # float32 has its own error, of which 2^-16 of a step is more than enough.
+        tolerance = (high - low) * 2.0**-15
+        assert ((np.abs(new - low) <= tolerance) | (np.abs(new - high) <= tolerance)).all(), name
+        part = (exact - low) / (high - low)
+        errors.append(((new - exact) / (high - low)).ravel())
+        variances.append((part * (1 - part)).ravel())
+    error, variance = (np.concatenate(x) for x in (errors, variances))
+    assert variance.mean() > 0.05, "few weights lie between two values"
+    assert abs(error.sum()) < 5 * np.sqrt(variance.sum())
+
+
+def test_a_continued_run_rounds_as_the_one_that_was_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path))
+    whole, first, second = (FineTuning(config_of(1, 2)) for _ in range(3))
+    whole.write(initial(whole.config))
+    with whole:
+        train(whole, 0, 4)
+    first.write(initial(first.config))
+    with first:
+        train(first, 0, 2)
+    second.write(first.read())
+    with second:
+        train(second, 2, 4)
+    expected, found = whole.read(), second.read()
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.slow
+def test_copies_of_weights_stay_equal_on_all_replicas() -> None:
+    """Nothing is sharded over the replicas that hold it alike. 20 seconds on two cores."""
+    model = FineTuning(config_of(2, 2, 2**30))
+    model.write(initial(model.config))
+    with model:
+        train(model, 0, 3)
+        compared = sum(
+            copies_of(model, variable)
+            for layers in model.program.variables.values()
+            for layer in layers
+            for variable in layer.tensors
+        )
+    assert compared > 100
+
+
+def copies_of(model: FineTuning, variable: popxl.Variable) -> int:
+    """How many replicas hold a copy of what another one holds; all are compared."""
+    assert variable._remote is not None
+    buffer, entry = variable._remote
+    assert not buffer.meta_shape
+    array = np.asarray(model.session._device_array(buffer.remote_buffer_id))
+    rows = array.reshape(model.config.replicas, buffer.entries, -1)[:, entry]
+    groups: dict[int, np.ndarray] = {}
+    copies = 0
+    for replica, group in enumerate(variable.replica_grouping.assignment):
+        copies += group in groups
+        expected = groups.setdefault(group, rows[replica])
+        np.testing.assert_array_equal(rows[replica], expected, err_msg=variable.name)
+    return copies
+
+
+@pytest.mark.slow
+def test_tiny_trains_as_in_float32() -> None:
+    """300 steps of the preset `tiny` at a small rate; about two minutes on two cores.
+
+    Rounding to nearest loses most updates; at random, the loss ends near that of float32.
+    """
+    losses = {
+        (precision, rounding): final_loss(precision, rounding)
+        for precision, rounding in (("float32", False), ("bfloat16", False), ("bfloat16", True))
+    }
+    exact, nearest, random = losses.values()
+    print({k: round(v, 4) for k, v in losses.items()})
+    assert abs(random - exact) < 0.02 * exact
+    assert abs(nearest - exact) > 5 * abs(random - exact)
+
+
+def final_loss(precision: str, rounding: bool, steps: int = 300) -> float:
+    """The mean loss of the last 30 steps."""
+    overrides = {
+        "model": {"precision": precision},
+        "training": {"stochastic_rounding": rounding, "global_batch_size": 32},
+        "execution": {"micro_batch_size": 32, "device": "cpu"},
+    }
+    config = load_config(T5Config, "finetuning", "tiny", overrides)
+    family = family_of(config)
+    loader = Loader(family.generate(config, 64), 32, seed=0)
+    model = FineTuning(config)
+    model.write(initial(config))
+    with model:
+        results = [model.run([loader.next_batch()], [5e-5], step)[0] for step in range(steps)]
+    return float(np.mean([r.loss for r in results[-30:]]))
+
+
+def test_neighbours() -> None:
+    low, high = neighbours(np.array([1.001, -1.001, 2.0]))
+    np.testing.assert_array_equal(low, [1, -1.0078125, 2])
+    np.testing.assert_array_equal(high, [1.0078125, -1, 2.015625])
+    assert ml_dtypes.bfloat16(high[0]) == high[0]

@@ -1,0 +1,281 @@
+"""Stochastic rounding of 16-bit variables: what is drawn, and that copies stay copies."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import popxl
+import popxl_addons as addons
+from popxl import ops
+from popxl._lower.devices import replica_mesh
+from popxl._lower.fingerprint import program_key
+from popxl._lower.program import Program
+from popxl.ops.var_updates._store import _halves, round_at_random
+
+HALF = [np.float16, ml_dtypes.bfloat16]
+NAMES = ["float16", "bfloat16"]
+
+
+# ---- one rounding -------------------------------------------------------------------------------
+def all_finite(dtype) -> np.ndarray:
+    """All finite values of a 16-bit dtype in order, without -0, in float64."""
+    with np.errstate(invalid="ignore"):
+        values = np.arange(2**16, dtype=np.uint16).view(dtype).astype(np.float64)
+    return np.unique(values[np.isfinite(values)])
+
+
+def neighbours(values: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The values of the dtype next below (or equal) and next above, by a search in all of them."""
+    known = all_finite(dtype)
+    at = np.searchsorted(known, values, side="right") - 1
+    return known[at], known[np.minimum(at + 1, len(known) - 1)]
+
+
+def in_between(dtype) -> np.ndarray:
+    """Float32 between neighbours of all sizes, subnormal ones and the largest among them."""
+    rng = np.random.default_rng(0)
+    known = all_finite(dtype)
+    # XLA on CPU takes float32's own subnormal numbers for 0, so they are left out.
+    known = known[(np.abs(known) >= 2.0**-125) | (known == 0)]
+    low = rng.integers(0, len(known) - 1, 1500)
+    low[:6] = 0, len(known) - 2, *(np.searchsorted(known, 0) + np.arange(-2, 2))
+    low = low[known[low] * known[low + 1] != 0] if dtype is not np.float16 else low
+    part = rng.random(len(low))
+    return (known[low] * (1 - part) + known[low + 1] * part).astype(np.float32)
+
+
+def draw(values: np.ndarray, dtype, count: int, seed: int = 0) -> np.ndarray:
+    """`count` roundings of each value, (count, values), float64."""
+    many = np.broadcast_to(values, (count, *values.shape))
+    bits = _halves(np.array([seed, 1], np.uint32), many.shape, 0)
+    return np.asarray(round_at_random(many, dtype, bits)).astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=NAMES)
+def test_the_mean_of_many_is_the_value(dtype):
+    """Only the two neighbours come, with a mean within 5 standard errors for each of all values."""
+    values, count = in_between(dtype), 4096
+    found = draw(values, dtype, count)
+    low, high = neighbours(values.astype(np.float64), dtype)
+    assert ((found == low) | (found == high)).all()
+    up = (values - low) / (high - low)
+    error = np.abs((found == high).mean(axis=0) - up)
+    assert (error <= 5 * np.sqrt(up * (1 - up) / count) + 2.0**-16).all()
+    assert 0.05 < (up < 0.1).mean() < 0.2, "small and large parts are both tried"
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=NAMES)
+def test_values_of_the_type_stay(dtype):
+    patterns = np.arange(2**16, dtype=np.uint16)
+    patterns = patterns.reshape(1, -1)
+    values = patterns.view(dtype)
+    exact = values.astype(np.float32)
+    normal = (np.abs(exact) >= 2.0**-126) | (exact == 0)  # see `in_between`
+    for seed in range(4):
+        bits = _halves(np.array([seed, 2], np.uint32), exact.shape, 0)
+        found = np.asarray(round_at_random(exact, dtype, bits))
+        numbers = normal & ~np.isnan(exact)
+        np.testing.assert_array_equal(found.view(np.uint16)[numbers], patterns[numbers])
+        assert np.isnan(found[np.isnan(exact)].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=NAMES)
+def test_beyond_the_largest_value_as_to_nearest(dtype):
+    largest = float(all_finite(dtype)[-1])
+    step = largest - float(all_finite(dtype)[-2])
+    beyond = np.array([largest + step * 0.4, largest + step * 0.6, np.inf], np.float32)
+    values = np.concatenate([beyond, -beyond])
+    found = draw(values, dtype, 64)
+    assert (found == [largest, np.inf, np.inf, -largest, -np.inf, -np.inf]).all()
+
+
+# ---- in programs --------------------------------------------------------------------------------
+def counters(enabled: bool = True, replicas: int = 1, n: int = 4096, dtype=popxl.bfloat16):
+    """A program that adds a quarter of a step of bfloat16 twice in each of 3 iterations."""
+    ir = popxl.Ir(replication=replicas)
+    addons.enable_stochastic_rounding(ir, enabled)
+    with ir.main_graph:
+        a, b = (popxl.variable(np.ones(n), dtype, name=name) for name in "ab")
+        quarter = popxl.variable(np.full(n, 2.0**-9, np.float32))
+
+        def twice(a: popxl.TensorByRef, b: popxl.TensorByRef, x: popxl.Tensor) -> None:
+            ops.var_updates.accumulate_(a, x)
+            ops.var_updates.accumulate_(b, x, 1.0)
+
+        ops.repeat(ir.create_graph(twice, a, b, quarter), 3, a, b, quarter)
+    return ir, a, b
+
+
+def ups(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float64) - 1) * 2**7
+
+
+def test_small_updates_are_not_lost():
+    """Rounding to nearest loses every one of them; at random, their sum is right on average."""
+    for enabled, expected in ((False, 0.0), (True, 1.5)):  # 6 quarters, in steps of bfloat16
+        ir, a, b = counters(enabled)
+        with popxl.Session(ir) as session:
+            for _ in range(2):
+                session.run()
+            found = [ups(session.get_tensor_data(t)) for t in (a, b)]
+        for values in found:
+            assert abs(values.mean() - expected) < 5 * np.sqrt(6 * 0.1875 / values.size)
+        if enabled:
+            assert {0, 1, 2, 3} <= set(found[0]) <= set(range(7))
+            assert abs(np.corrcoef(*found)[0, 1]) < 5 / np.sqrt(4096)
+            # Six independent draws: the variance tells whether iterations draw anew.
+            assert found[0].var() == pytest.approx(6 * 0.1875, rel=0.1)
+
+
+def test_runs_are_functions_of_the_seed_and_their_number():
+    def run(seed: int | None, times: int = 1) -> np.ndarray:
+        ir, a, _ = counters()
+        with popxl.Session(ir) as session:
+            if seed is not None:
+                addons.seed_stochastic_rounding(session, seed)
+            for _ in range(times):
+                session.run()
+            return session.get_tensor_data(a).astype(np.float32)
+
+    np.testing.assert_array_equal(run(5), run(5))
+    np.testing.assert_array_equal(run(None), run(0))
+    assert (run(5) != run(6)).mean() > 0.3
+    twice = 2 * (run(5).astype(np.float64) - 1) + 1
+    assert (run(5, 2) != twice).mean() > 0.3, "the second run rounds as the first one did"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_what_is_no_seed(seed):
+    session = popxl.Session(counters()[0])
+    with pytest.raises(ValueError, match=r"must be in \[0, 2\*\*64\)"):
+        addons.seed_stochastic_rounding(session, seed)
+
+
+def test_programs_without_it_are_as_before():
+    """No argument, no random bits; so too with the option where no 16-bit variable is updated."""
+    plain, enabled = (Program(counters(e)[0], replica_mesh("cpu", 1)) for e in (False, True))
+    wide = Program(counters(dtype=popxl.float32)[0], replica_mesh("cpu", 1))
+    for program in (plain, wide):
+        assert program.argument_specs[-1] is None
+        assert "rng_bit_generator" not in program.lower().as_text()
+    assert enabled.lower().as_text().count("rng_bit_generator") == 2
+    assert program_key(plain) != program_key(enabled)
+
+
+def test_an_executable_from_the_cache_rounds_alike(tmp_path, monkeypatch):
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path))
+    found = []
+    for from_cache in (False, True):
+        ir, a, _ = counters()
+        with popxl.Session(ir) as session:
+            assert session.startup.from_cache is from_cache
+            session.run()
+            found.append(session.get_tensor_data(a).astype(np.float32))
+    np.testing.assert_array_equal(*found)
+
+
+def test_rounding_to_nearest_loses_a_training_that_random_rounding_follows():
+    """Descent on (w - 1)² / 2 from 0.5, by steps of 2^-10 of the gradient."""
+    n, steps, rate = 512, 2000, 2.0**-10
+    exact = 1 - 0.5 * (1 - rate) ** steps
+    ends = {}
+    for enabled in (False, True):
+        ir = popxl.Ir()
+        addons.enable_stochastic_rounding(ir, enabled)
+        with ir.main_graph:
+            w = popxl.variable(np.full(n, 0.5), popxl.bfloat16)
+
+            def descend(w: popxl.TensorByRef) -> None:
+                gradient = ops.cast(w, popxl.float32) - 1.0
+                ops.var_updates.accumulate_(w, gradient, -rate)
+
+            ops.repeat(ir.create_graph(descend, w), steps, w)
+        with popxl.Session(ir) as session:
+            session.run()
+            ends[enabled] = session.get_tensor_data(w).astype(np.float64)
+    assert (ends[False] == 0.5).all()
+    # Each step adds at most a variance of step²/4; the pull towards 1 forgets it at rate 2 * rate.
+    spread = 2.0**-8 / 2 / np.sqrt(2 * rate)
+    assert abs(ends[True].mean() - exact) < 5 * spread / np.sqrt(n)
+    assert ends[True].std() < spread
+
+
+# ---- replicas -----------------------------------------------------------------------------------
+def per_replica(session: popxl.Session, key: object) -> np.ndarray:
+    """What each replica holds of a variable or buffer, (replicas, ...), as float32."""
+    array = np.asarray(session._device_array(key))
+    return array.reshape(session.ir.replication_factor, -1).astype(np.float32)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_copies_stay_equal_and_shards_round_on_their_own(shards):
+    """Two groups of four replicas; each group's variable is cut over `shards` of them."""
+    replicas, n = 8, 4096
+    ir = popxl.Ir(replication=replicas)
+    addons.enable_stochastic_rounding(ir)
+    with ir.main_graph:
+        group = ir.replica_grouping(group_size=4)
+        data = np.random.default_rng(0).uniform(1, 1.9, (2, n))
+        if shards == 1:
+            v = popxl.variable(data, popxl.bfloat16, replica_grouping=group)
+            shard, key = v, v.id
+        else:
+            buffer = popxl.replica_sharded_buffer((n,), popxl.bfloat16, shard_over=shards)
+            popxl.remote_replica_sharded_variable(
+                data, buffer, 0, popxl.bfloat16, replica_grouping=group
+            )
+            shard, key = ops.remote_load(buffer, 0), buffer.remote_buffer_id
+        x = popxl.constant(np.full(n // shards, 2.0**-9, np.float32))
+        for _ in range(3):
+            ops.var_updates.accumulate_(shard, x)
+        if shards > 1:
+            ops.remote_store(buffer, 0, shard)
+    with popxl.Session(ir) as session:
+        before = per_replica(session, key)
+        session.run()
+        after = per_replica(session, key)
+    moved = after - before
+    assert set(np.unique(moved * 2**7)) == {0, 1, 2, 3}
+    alike = 0
+    for one in range(replicas):
+        for other in range(one):
+            if np.array_equal(before[one], before[other]):
+                alike += 1
+                np.testing.assert_array_equal(after[one], after[other])
+            else:
+                related = np.corrcoef(moved[one], moved[other])[0, 1]
+                assert abs(related) < 5 / np.sqrt(n // shards)
+    assert alike == {1: 12, 2: 4, 4: 0}[shards]
+
+
+def test_branches_that_replicas_take_differently_leave_copies_equal():
+    """Replica 0 rounds more often than replica 1, and yet they round alike afterwards."""
+    ir = popxl.Ir(replication=2)
+    addons.enable_stochastic_rounding(ir)
+    with ir.main_graph:
+        alone = ir.replica_grouping(group_size=1)
+        which = popxl.variable(np.array([True, False]), popxl.bool, replica_grouping=alone)
+        own = popxl.variable(np.ones((2, 256)), popxl.bfloat16, replica_grouping=alone)
+        shared = popxl.variable(np.ones(256), popxl.bfloat16, name="shared")
+        x = popxl.variable(np.full(256, 2.0**-9, np.float32))
+
+        def update(t: popxl.TensorByRef, x: popxl.Tensor) -> None:
+            ops.var_updates.accumulate_(t, x)
+            ops.var_updates.accumulate_(t, x)
+
+        def nothing(t: popxl.TensorByRef, x: popxl.Tensor) -> None:
+            pass
+
+        branches = [ir.create_graph(f, own, x) for f in (update, nothing)]
+        ops.conditional(which, *branches, [own, x], [own, x])
+        ops.var_updates.accumulate_(shared, x)
+    with popxl.Session(ir) as session:
+        session.run()
+        first, second = per_replica(session, shared.id)
+        changed, unchanged = per_replica(session, own.id)
+    np.testing.assert_array_equal(first, second)
+    assert set(first) == {1, 1 + 2.0**-7}
+    assert (unchanged == 1).all()
+    assert not (changed == 1).all()
