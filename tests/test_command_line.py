@@ -288,7 +288,7 @@ def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
 
 
 def test_divergence_ends_a_run_and_saves_its_last_good_state(mistake, copy):
-    """The rate makes weights of step 9 from which nothing finite comes; a third skip is too many."""
+    """The rate makes weights from which nothing finite comes; the third skip is one too many."""
     limit, folder = ("--max_skipped_steps", "2"), ("--load", str(copy), "--save", str(copy))
     rate = ("--steps", "16", "--maximum", "1e30")
     said = mistake(run_finetuning.main, *TRAINING, *rate, *limit, *folder)
