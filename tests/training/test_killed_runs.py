@@ -87,6 +87,7 @@ class Lives:
     executables: Path
     rows: list[Row] = field(default_factory=list)
     saved: dict[int, list[dict[str, str]]] = field(default_factory=dict)
+    spoiled: set[Path] = field(default_factory=set)
     while_saving: int = 0
 
     def live(self, seconds: float, newest: int | None, damaged: int | None) -> None:
@@ -121,17 +122,23 @@ class Lives:
         self.while_saving += any(p.name.startswith(".") for p in self.folder.iterdir())
         self.rows += read_metrics(self.folder / "metrics.jsonl")
         for _, step, path in step_folders(self.folder):
+            if path in self.spoiled:
+                continue
             self.saved.setdefault(step, []).append(digests(path))
 
-    def damage(self, how: Callable[[Path], None]) -> tuple[int | None, int | None]:
-        """Damage the newest checkpoint. Returns the step before it, and its own."""
-        newest, before = step_folders(self.folder)[:2]
-        how(newest.path)
-        return before.step, newest.step
-
-    def newest(self) -> int | None:
+    def good(self) -> tuple[int | None, int | None]:
+        """The step of the newest good checkpoint, and that of the damaged one before which it must
+        be looked for, if there is one."""
         folders = step_folders(self.folder)
-        return folders[0].step if folders else None
+        damaged = [f.step for f in folders[:1] if f.path in self.spoiled]
+        steps = [f.step for f in folders if f.path not in self.spoiled]
+        return steps[0] if steps else None, damaged[0] if damaged else None
+
+    def spoil(self, how: Callable[[Path], None]) -> None:
+        """Damage the newest checkpoint."""
+        newest = step_folders(self.folder)[0].path
+        how(newest)
+        self.spoiled.add(newest)
 
 
 def killed(folder: Path, executables: Path, kills: int, damages: dict[int, Callable]) -> Lives:
@@ -140,12 +147,11 @@ def killed(folder: Path, executables: Path, kills: int, damages: dict[int, Calla
     moments = random.Random(SEED)
     lives = Lives(folder, executables)
     for life in range(kills):
-        newest, damaged = lives.newest(), None
         if life in damages:
-            newest, damaged = lives.damage(damages[life])
+            lives.spoil(damages[life])
         seconds = moments.uniform(0.0, 0.8)
-        lives.live(seconds, newest, damaged)
-        print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.newest()}")
+        lives.live(seconds, *lives.good())
+        print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.good()[0]}")
     print(f"{lives.while_saving} of {kills} kills were in the middle of a save")
     return lives
 
