@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-import popxl
 from config.gptj import GPTJConfig
 from inference import Inference
 from modelling.gptj.generation import GPTJGenerator
 from modelling.gptj.weights import weight_table
-from modelling.layers import Groups
-from popxl import Tensor, ops
-from popxl_addons import NamedTensors
-from popxl_addons.patterns import apply_pre_alias_patterns
-from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, logical, small_config
+from tests.modelling.generation.harness import (
+    PROMPTS,
+    Reference,
+    check_worth,
+    forced_logits,
+    right_padded,
+)
+from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, small_config
+from tests.modelling.torch_training import logical
 
-PROMPTS, POSITIONS = 64, 5
+POSITIONS = 5
 
 
 def config_of(dp: int, tp: int, micro_batch: int, slices: int = 1) -> GPTJConfig:
     """A tiny GPT-J that generates."""
     return small_config(dp, tp, micro_batch, slices, eval=True, output_length=POSITIONS)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Hugging Face's weights, prompts, and what it generates from each alone."""
-
-    weights: dict[str, np.ndarray]
-    words: np.ndarray
-    mask: np.ndarray
-    tokens: np.ndarray = field(repr=False)
 
 
 @cache
@@ -47,12 +39,10 @@ def reference() -> Reference:
         hf.lm_head.bias[END] += 0.6  # now and then a sequence ends
     rng = np.random.default_rng(3)
     length = model.sequence_length
-    lengths = rng.integers(1, length, PROMPTS, endpoint=True)
-    lengths[:2] = 1, length
-    mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
+    mask = right_padded(rng, length)
     words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
     tokens = np.full((PROMPTS, POSITIONS), PAD)
-    for row, prompt, n in zip(tokens, words, lengths, strict=True):
+    for row, prompt, n in zip(tokens, words, mask.sum(1), strict=True):
         ids = torch.tensor(prompt[None, :n]).long()
         found = hf.generate(
             input_ids=ids,
@@ -66,11 +56,7 @@ def reference() -> Reference:
 
 
 def test_the_reference_is_worth_comparing_with():
-    tokens = reference().tokens
-    ended = (tokens[:, :-1] == END).any(1)
-    assert 5 < ended.sum() < PROMPTS - 5  # sequences of different lengths
-    assert len(np.unique(tokens)) > 20
-    assert len(np.unique(tokens, axis=0)) > 40
+    check_worth(reference().tokens, END)
 
 
 @pytest.mark.parametrize(
@@ -86,40 +72,12 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
     np.testing.assert_array_equal(tokens, expected.tokens)
 
 
-class Forced:
-    """Follows given tokens instead of choosing, and keeps the logits."""
-
-    def __init__(self, batch: int, part: int) -> None:
-        self.logits = popxl.d2h_stream((batch, part), popxl.float32, "cached")
-        self.tokens = popxl.h2d_stream((batch,), popxl.int32, "tokens")
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        ops.host_store(self.logits, logits)
-        return ops.host_load(self.tokens)
-
-
 @pytest.mark.parametrize("tp", [1, 2])
 def test_cached_logits_are_hugging_faces(tp):
     batch, config = 8, config_of(1, tp, 8)
-    part = VOCABULARY // tp
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)
     expected = reference()
-    ir = popxl.Ir(replication=tp)
-    ir.num_host_transfers = POSITIONS
-    with ir.main_graph:
-        generator = GPTJGenerator(config, Groups.current(tp))
-        weights = generator.facts.init(empty=True)
-        words, mask = (popxl.variable(x[:batch]) for x in (expected.words, expected.mask))
-        choose = Forced(batch, part)
-        generator.generate(weights, words, mask, choose)
-    apply_pre_alias_patterns(ir)
-    table = weight_table(config)
-    trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
-    with popxl.Session(ir, "cpu") as session:
-        session.write_variables_data(table.to_variables(expected.weights, trees))
-        out = session.run({choose.tokens: np.repeat(forced.T[:, None], tp, 1)})
-    cached = out[choose.logits].reshape(POSITIONS, tp, batch, part)
-    ours = cached.transpose(2, 0, 1, 3).reshape(batch, POSITIONS, VOCABULARY)
+    ours, _ = forced_logits(config, GPTJGenerator, weight_table(config), expected, forced)
     hf = hf_model(small_config())
     hf.load_state_dict({n: torch.tensor(x) for n, x in expected.weights.items()})
     for i, n in enumerate(expected.mask[:batch].sum(1)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -13,17 +12,22 @@ import torch
 import popxl
 from config.t5 import T5Config
 from inference import Inference
-from modelling.layers import Groups
 from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.weights import weight_table
-from popxl import Tensor, ops
+from popxl import Tensor
 from popxl_addons import NamedTensors
-from popxl_addons.patterns import apply_pre_alias_patterns
+from tests.modelling.generation.harness import (
+    PROMPTS,
+    Reference,
+    check_worth,
+    forced_logits,
+    right_padded,
+)
 from tests.modelling.harness import error_of, small_config
 from tests.modelling.t5.hf import hf_model
 
-PROMPTS, LAYERS, POSITIONS = 64, 3, 10
+LAYERS, POSITIONS = 3, 10
 PAD, END = SPECIAL_TOKENS.pad, SPECIAL_TOKENS.end
 
 
@@ -47,16 +51,6 @@ def config_of(
     return T5Config.from_dict(data)
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Hugging Face's model, prompts, and what it generates."""
-
-    weights: dict[str, np.ndarray]
-    words: np.ndarray
-    mask: np.ndarray
-    tokens: np.ndarray = field(repr=False)
-
-
 @cache
 def reference() -> Reference:
     """64 prompts of all lengths, padded on the right."""
@@ -68,9 +62,7 @@ def reference() -> Reference:
         hf.lm_head.weight[END] += 0.7  # now and then a sequence ends
     rng = np.random.default_rng(3)
     length = model.sequence_length
-    lengths = rng.integers(1, length, PROMPTS, endpoint=True)
-    lengths[:2] = 1, length
-    mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
+    mask = right_padded(rng, length)
     words = rng.integers(2, model.embedding.vocab_size, mask.shape, np.int32) * mask
     generated = hf.generate(
         input_ids=torch.tensor(words).long(),
@@ -86,11 +78,7 @@ def reference() -> Reference:
 
 
 def test_the_reference_is_worth_comparing_with():
-    tokens = reference().tokens
-    ended = (tokens == END).any(1)
-    assert 5 < ended.sum() < PROMPTS - 5  # sequences of different lengths
-    assert len(np.unique(tokens)) > 20
-    assert len(np.unique(tokens, axis=0)) > 40
+    check_worth(reference().tokens, END)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +122,6 @@ def test_prompts_of_another_length_are_refused(model):
 
 
 # ---- caches -------------------------------------------------------------------------------------
-class Forced:
-    """Follows given tokens instead of choosing, and keeps the logits."""
-
-    def __init__(self, batch: int, part: int) -> None:
-        self.logits = popxl.d2h_stream((batch, part), popxl.float32, "cached")
-        self.tokens = popxl.h2d_stream((batch,), popxl.int32, "tokens")
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        ops.host_store(self.logits, logits)
-        return ops.host_load(self.tokens)
-
-
 def uncached_logits(
     config: T5Config, weights: NamedTensors, words: Tensor, mask: Tensor, decoder_words: Tensor
 ) -> Tensor:
@@ -178,30 +154,14 @@ def uncached_logits(
 @pytest.mark.parametrize("tp", [1, 2])
 def test_cached_logits_are_those_of_the_whole_decoder(tp):
     batch, config = 4, config_of(tp=tp, micro_batch=4)
-    part = config.model.embedding.vocab_size // tp
     rng = np.random.default_rng(0)
     forced = rng.integers(2, config.model.embedding.vocab_size, (batch, POSITIONS), np.int32)
     read = np.concatenate([np.full((batch, 1), START_TOKEN), forced[:, :-1]], 1)
-    expected = reference()
-    ir = popxl.Ir(replication=tp)
-    ir.num_host_transfers = POSITIONS
-    with ir.main_graph:
-        generator = T5Generator(config, Groups.current(tp))
-        weights = generator.facts.init(empty=True)
-        words, mask = (popxl.variable(x[:batch]) for x in (expected.words, expected.mask))
-        choose = Forced(batch, part)
-        generator.generate(weights, words, mask, choose)
-        logits = uncached_logits(
-            config, weights, words, mask, popxl.variable(read.astype(np.int32))
-        )
-        whole = popxl.d2h_stream(logits.shape, popxl.float32, "whole")
-        ops.host_store(whole, logits)
-    apply_pre_alias_patterns(ir)
+
+    def whole(weights: NamedTensors, words: Tensor, mask: Tensor) -> Tensor:
+        return uncached_logits(config, weights, words, mask, popxl.variable(read.astype(np.int32)))
+
     table = weight_table(config)
-    trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
-    with popxl.Session(ir, "cpu") as session:
-        session.write_variables_data(table.to_variables(expected.weights, trees))
-        out = session.run({choose.tokens: np.repeat(forced.T[:, None], tp, 1)})
-    cached = out[choose.logits].reshape(POSITIONS, tp, batch, part)
-    uncached = out[whole].reshape(POSITIONS, tp, batch, POSITIONS, part)[0]
-    assert error_of(np.moveaxis(cached, 0, 2), uncached) < 1e-5
+    cached, uncached = forced_logits(config, T5Generator, table, reference(), forced, whole)
+    parts = uncached.reshape(POSITIONS, tp, batch, POSITIONS, -1)[0]
+    assert error_of(cached, np.concatenate(list(parts), -1)) < 1e-5

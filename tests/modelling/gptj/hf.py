@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import transformers
 
@@ -65,8 +64,3 @@ def hf_model(config: GPTJConfig, seed: int = 0) -> transformers.GPTJForCausalLM:
         for parameter in hf.parameters():  # norms are not 1, biases not 0
             parameter += 0.15 * torch.randn_like(parameter)
     return hf
-
-
-def logical(model: transformers.GPTJForCausalLM) -> dict[str, np.ndarray]:
-    """Weights by name."""
-    return {n: p.detach().numpy().copy() for n, p in model.named_parameters()}

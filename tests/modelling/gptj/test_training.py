@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,7 +13,8 @@ from data.causal import PackedTokens
 from finetuning import FineTuning
 from modelling.gptj.family import FAMILY
 from modelling.phases.training import build_training
-from tests.modelling.gptj.hf import VOCABULARY, hf_model, logical, small_config
+from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
+from tests.modelling.torch_training import Reference, logical, train, worst
 
 SAMPLES, LENGTH, STEPS, RATE = 16, 12, 5, 1e-2
 LAYOUTS = [(1, 1), (1, 2), (2, 2), (1, 4)]
@@ -28,50 +28,16 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
     return [packed.take(np.arange(i * SAMPLES, (i + 1) * SAMPLES)) for i in range(count)]
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What torch gives: losses and norms of the steps, gradients of the first, final weights."""
-
-    losses: list[float]
-    norms: list[float]
-    gradients: dict[str, np.ndarray]
-    weights: dict[str, np.ndarray]
-
-
 @cache
 def reference() -> Reference:
-    """Train Hugging Face's model with torch's AdamW and clipping."""
+    """Train Hugging Face's model. Its own loss would shift the labels, which the data have done."""
     model = hf_model(small_config())
-    named = dict(model.named_parameters())
-    groups = [
-        {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
-        {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-6)
-    losses, norms, gradients = [], [], {}
-    for batch in batches(STEPS):
-        words, labels = (torch.tensor(batch[n]).long() for n in ("input_ids", "labels"))
-        # Their own loss would shift the labels, which the data have done here.
-        logits = model(input_ids=words).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        gradients = gradients or {n: p.grad.numpy().copy() for n, p in named.items()}
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
-        optimizer.step()
-        losses.append(loss.item())
-    return Reference(losses, norms, gradients, logical(model))
 
+    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits = model(input_ids=batch["input_ids"]).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """Norm of the difference, relative to the norm of b."""
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
-
-
-def worst(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> tuple[float, str]:
-    """The largest relative error, and whose it is."""
-    assert ours.keys() == theirs.keys()
-    return max((relative(array, theirs[name]), name) for name, array in ours.items())
+    return train(model, batches(STEPS), loss, RATE)
 
 
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)

@@ -1,0 +1,102 @@
+"""What the families' generation tests share: references, and logits at forced tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import popxl
+from modelling.generation import Generator
+from modelling.generation.program import GeneratorOf
+from modelling.layers import Groups
+from modelling.weights import WeightTable
+from popxl import Tensor, ops
+from popxl_addons import NamedTensors
+from popxl_addons.patterns import apply_pre_alias_patterns
+
+PROMPTS = 64
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Hugging Face's weights, prompts padded on the right, and what it generates from them."""
+
+    weights: dict[str, np.ndarray]
+    words: np.ndarray
+    mask: np.ndarray
+    tokens: np.ndarray = field(repr=False)
+
+
+def right_padded(rng: np.random.Generator, length: int) -> np.ndarray:
+    """Masks of prompts of all lengths, the shortest and the longest among them."""
+    lengths = rng.integers(1, length, PROMPTS, endpoint=True)
+    lengths[:2] = 1, length
+    return (np.arange(length) < lengths[:, None]).astype(np.int32)
+
+
+def check_worth(tokens: np.ndarray, end: int) -> None:
+    """The reference's sequences must differ, in length too."""
+    ended = (tokens[:, :-1] == end).any(1)
+    assert 5 < ended.sum() < PROMPTS - 5
+    assert len(np.unique(tokens)) > 20
+    assert len(np.unique(tokens, axis=0)) > 40
+
+
+class Forced:
+    """A search strategy that follows given tokens instead of choosing, and keeps the logits."""
+
+    def __init__(self, batch: int, part: int) -> None:
+        self.logits = popxl.d2h_stream((batch, part), popxl.float32, "cached")
+        self.tokens = popxl.h2d_stream((batch,), popxl.int32, "tokens")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        ops.host_store(self.logits, logits)
+        return ops.host_load(self.tokens)
+
+
+Beside = Callable[[NamedTensors, Tensor, Tensor], Tensor]
+"""Adds ops beside generation, from the weights, the words and the mask, whose result is wanted."""
+
+
+def forced_logits(
+    config: object,
+    generator_of: GeneratorOf,
+    table: WeightTable,
+    expected: Reference,
+    forced: np.ndarray,
+    beside: Beside | None = None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The logits from which a family's generation would choose, when it is given its tokens.
+
+    Args:
+        forced: int32 (batch, positions), read one after the other, for the first prompts.
+
+    Returns:
+        float32 (batch, positions, vocabulary); and what `beside` computes, of each replica.
+    """
+    (batch, positions), tp = forced.shape, table.tensor_parallel
+    ir = popxl.Ir(replication=tp)
+    ir.num_host_transfers = positions
+    with ir.main_graph:
+        generator: Generator = generator_of(config, Groups.current(tp))
+        weights = generator.facts.init(empty=True)
+        words, mask = (popxl.variable(x[:batch]) for x in (expected.words, expected.mask))
+        choose = Forced(batch, table.weights[-1].shape[0] // tp)
+        generator.generate(weights, words, mask, choose)
+        other = None if beside is None else _stored(beside(weights, words, mask))
+    apply_pre_alias_patterns(ir)
+    trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
+    with popxl.Session(ir, "cpu") as session:
+        session.write_variables_data(table.to_variables(expected.weights, trees))
+        out = session.run({choose.tokens: np.repeat(forced.T[:, None], tp, 1)})
+    found = out[choose.logits].reshape(positions, tp, batch, -1)
+    logits = found.transpose(2, 0, 1, 3).reshape(batch, positions, -1)
+    return logits, None if other is None else out[other]
+
+
+def _stored(t: Tensor) -> popxl.DeviceToHostStream:
+    stream = popxl.d2h_stream(t.shape, t.dtype, "beside")
+    ops.host_store(stream, t)
+    return stream

@@ -1,0 +1,64 @@
+"""Training in torch, as the reference for a family's training program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+Batch = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What torch gives: losses and norms of the steps, gradients of the first, final weights."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+
+
+def train(
+    model: torch.nn.Module,
+    batches: Sequence[Batch],
+    loss_of: Callable[[dict[str, torch.Tensor]], torch.Tensor],
+    rate: float,
+) -> Reference:
+    """Train with torch's AdamW and clipping, a step for each batch.
+
+    Weight decay is 0.1, but for vectors; the norm is clipped to 1.
+
+    Args:
+        loss_of: the model's loss of a batch.
+    """
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-6)
+    losses, norms, gradients = [], [], {}
+    for batch in batches:
+        loss = loss_of({n: torch.tensor(a).long() for n, a in batch.items()})
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = gradients or {n: p.grad.numpy().copy() for n, p in named.items()}
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return Reference(losses, norms, gradients, logical(model))
+
+
+def logical(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Weights by name."""
+    return {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+
+
+def worst(ours: Batch, theirs: Batch) -> tuple[float, str]:
+    """The largest error of an array, as norms go, relative to theirs, and whose it is."""
+    assert ours.keys() == theirs.keys()
+    errors = {n: np.linalg.norm(a - theirs[n]) / np.linalg.norm(theirs[n]) for n, a in ours.items()}
+    return max((float(error), name) for name, error in errors.items())
