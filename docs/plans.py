@@ -1,0 +1,47 @@
+"""The plans shown in the documentation, as the planner prints them.
+
+    python3 -m docs.plans
+
+The first lines of a fine-tuning preset's plan stand in a document between `<!-- plan: PRESET -->`
+and `<!-- end -->`; this writes them anew. A test fails where they are out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from config.families import config_class_of
+from config.presets import load_config, preset_data
+from planning.needs import finetuning_needs
+from planning.options import default_machine
+from planning.report import report
+from planning.text import as_text
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = (ROOT / "README.md",)
+_PLAN = re.compile(r"(<!-- plan: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rewritten(text: str) -> str:
+    """A document with all its plans as they should be."""
+    return _PLAN.sub(lambda match: f"{match[1]}```text\n{_head(match[2])}\n```\n{match[3]}", text)
+
+
+def _head(preset: str) -> str:
+    """The facts of the whole, which come before the table of the phases."""
+    config = load_config(
+        config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
+    )
+    plan = as_text(report(preset, finetuning_needs(config), default_machine(config)))
+    return plan.partition("\n\n")[0]
+
+
+def main() -> None:
+    """Write the plans of all documents."""
+    for path in DOCUMENTS:
+        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
