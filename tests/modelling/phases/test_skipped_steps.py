@@ -127,7 +127,8 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured() -> tuple[int, int]:
         run = Run(1, 1)
         text = run.session._executable.as_text()
-        return run.session.memory_use().temporaries, text.count(" copy(")
+        copies = text.count(" copy(") - text.count(" = f32[1]{0} copy(")  # one number is no array
+        return run.session.memory_use().temporaries, copies
 
     def always(_: popxl.Tensor, new: addons.NamedTensors, old: addons.NamedTensors) -> object:
         return new

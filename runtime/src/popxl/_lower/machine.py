@@ -85,14 +85,14 @@ class Machine:
         Slice first, then move: XLA's host offloading accepts nothing in between. On CPU, a buffer
         that is also stored to is read inside a conditional whose predicate is only known at run
         time: it materialises the entry, without which XLA copies the whole buffer for each store
-        that follows.
+        that follows. A buffer of one entry is no larger than the entry, so there is nothing to win.
         """
         data = self.buffers[buffer]
 
         def read(data: jax.Array, at: Any) -> jax.Array:
             return lax.dynamic_index_in_dim(data, at, 0, keepdims=False)
 
-        if self.guard_reads and buffer in self.written:
+        if self.guard_reads and buffer in self.written and buffer.entries > 1:
             shape, dtype = data.shape[1:], data.dtype
 
             def nothing(data: jax.Array, at: Any) -> jax.Array:
@@ -145,6 +145,17 @@ class Machine:
         return {"rounding": (self.seed, number)}
 
     # ---- running --------------------------------------------------------------------------------
+    def trips(self, count: int) -> Any:
+        """How often a loop runs; None: once, without a loop.
+
+        XLA takes loops of one iteration apart. On CPU, where it orders the kernels of each loop's
+        body by themselves, that would mix the phases of a program and keep values of all of them
+        alive; so there the number is known only at run time.
+        """
+        if count != 1:
+            return count
+        return count + self.zero if self.guard_reads else None
+
     def run(self, graph: Graph, inputs: Sequence[jax.Array]) -> Frame:
         """Run `graph` and return its frame, from which outputs and changed inputs can be read."""
         frame = Frame(self)

@@ -50,7 +50,8 @@ def _execute(frame: Frame, op: Op) -> None:
 
     extra = [jnp.zeros(t.shape, t.dtype.as_jax()) for t in graph._outputs[carried:]]
     carry: Any = (start[:carried], [start[i] for i in changed], extra, state.snapshot())
-    carry = iteration(0, carry) if count == 1 else lax.fori_loop(0, count, iteration, carry)
+    trips = frame.machine.trips(count)
+    carry = iteration(0, carry) if trips is None else lax.fori_loop(0, trips, iteration, carry)
     firsts, by_ref, extra, saved = carry
     state.leave(saved)
     frame.values.update(zip(op.outputs, [*firsts, *extra], strict=True))

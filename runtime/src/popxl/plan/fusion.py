@@ -71,39 +71,69 @@ def kernels_of(block: Block, storage: Storage) -> list[Kernel]:
             users[value].append(node)
     leaving = {storage.of(v) for v in block.outputs}
     inside = {node for node in nodes if _is_fused(node, users, leaving)}
-    return [_kernel(node, inside, storage) for node in nodes if node not in inside]
+    again = {node for node in nodes if node not in inside and _is_repeated(node)}
+    return [_kernel(node, inside, again, storage) for node in nodes if node not in inside]
 
 
 def _without_renames(block: Block, storage: Storage) -> list[Node]:
     """The nodes that do something; reshapes and the like give memory another name."""
+    products: dict[Value, bool] = defaultdict(lambda: True)
+    for node in block.nodes:
+        for value in (*node.inputs, *captured(node)):
+            products[value] &= node.name == "dot_general"
+    products.update((v, False) for v in block.outputs)
     kept = []
     for node in block.nodes:
-        if node.kind == "primitive" and node.name in RENAMES and node.inputs:
+        if node.kind == "primitive" and node.inputs and _is_rename(node, products):
             storage.rename(node.outputs[0], node.inputs[0])
         else:
             kept.append(node)
     return kept
 
 
+def _is_rename(node: Node, products: dict[Value, bool]) -> bool:
+    """Whether a node leaves elements where they are, or only turns matrices for a product, which
+    reads them either way."""
+    if node.name != "transpose":
+        return node.name in RENAMES
+    order = node.facts["permutation"]
+    turned = (*range(len(order) - 2), len(order) - 1, len(order) - 2)
+    return order == turned and products[node.outputs[0]]
+
+
 def _is_fused(node: Node, users: dict[Value, list[Node]], leaving: set[Value]) -> bool:
-    if node.kind != "primitive" or node.name in _LIBRARY or len(node.outputs) != 1:
+    if not _is_loop(node):
         return False
     (value,) = node.outputs
-    if value in leaving or (node.name in _REDUCTIONS and not _along_rows(node)):
-        return False
     readers = users[value]
-    if node.name in _EXPENSIVE and (len(readers) > 1 or readers[0].name in _REPEATS):
+    if value in leaving or (
+        node.name in _EXPENSIVE and (len(readers) > 1 or readers[0].name in _REPEATS)
+    ):
         return False
-    return bool(readers) and all(_takes_in(reader) for reader in readers)
+    return bool(readers) and all(map(_takes_in, readers))
+
+
+def _is_repeated(node: Node) -> bool:
+    """Whether a value that is in memory is computed again where that can be done.
+
+    XLA does so if it is cheap and reads at most one array as large as itself.
+    """
+    if not _is_loop(node) or node.name in _EXPENSIVE or node.name in _REDUCTIONS:
+        return False
+    size = node.outputs[0].elements
+    return sum(v.elements >= size for v in node.inputs) <= 1
+
+
+def _is_loop(node: Node) -> bool:
+    """Whether a node computes its one output element by element."""
+    if node.kind != "primitive" or node.name in _LIBRARY or len(node.outputs) != 1:
+        return False
+    return node.name not in _REDUCTIONS or _along_rows(node)
 
 
 def _takes_in(reader: Node) -> bool:
     """Whether a node computes its inputs element by element."""
-    if reader.kind == "store":
-        return True
-    if reader.kind != "primitive" or reader.name in _LIBRARY:
-        return False
-    return reader.name not in _REDUCTIONS or _along_rows(reader)
+    return reader.kind == "store" or _is_loop(reader)
 
 
 def _along_rows(node: Node) -> bool:
@@ -112,16 +142,16 @@ def _along_rows(node: Node) -> bool:
     return rank - 1 in node.facts.get("axes", ())
 
 
-def _kernel(root: Node, inside: set[Node], storage: Storage) -> Kernel:
+def _kernel(root: Node, inside: set[Node], again: set[Node], storage: Storage) -> Kernel:
     """Collect what is computed inside `root`."""
-    kernel, seen = Kernel(root), set()
+    kernel, seen = Kernel(root), {root}
     reads: dict[Value, None] = {}
 
     def visit(node: Node) -> None:
         for value in (*node.inputs, *captured(node)):
             source = storage.of(value)
             maker = source.producer
-            if maker is None or maker not in inside:
+            if maker is None or not (maker in inside or (maker in again and _takes_in(node))):
                 reads[source] = None
             elif maker not in seen:
                 seen.add(maker)

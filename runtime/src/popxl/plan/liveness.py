@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from popxl.plan.fusion import Kernel, Storage, kernels_of
+from popxl.plan.order import orders
 from popxl.plan.values import Block, Value
 
 _MOVES_ELEMENTS = frozenset(
@@ -40,49 +41,78 @@ class Peaks:
 def peaks(block: Block) -> Peaks:
     """Bytes of values that the program makes; arguments and constants are not counted."""
     found = Peaks()
-    _Run(found, Storage()).run(block, 0, ())
+    _Run(found).run(block, 0, ())
     return found
 
 
 @dataclass
 class _Run:
-    peaks: Peaks
-    storage: Storage
+    """Attributes: `kernels`, `sizes`: of each block, in the order that needs least, and what it
+    needs in that order."""
 
-    def run(self, block: Block, below: int, given: Iterable[Value]) -> int:
-        """Go through a block.
+    peaks: Peaks
+    storage: Storage = field(default_factory=Storage)
+    kernels: dict[Block, list[Kernel]] = field(default_factory=dict)
+    sizes: dict[Block, int] = field(default_factory=dict)
+
+    def run(self, block: Block, below: int, carried: Iterable[Value]) -> int:
+        """Go through a block and note peaks.
 
         Args:
             below: bytes that are live around it.
-            given: values whose memory is the caller's, to be left with the block's outputs.
+            carried: values whose memory the loop around it keeps.
 
         Returns:
             Bytes of the largest moment inside.
         """
-        kernels = kernels_of(block, self.storage)
+        self._settle(block)
+        return self._go(block, self.kernels[block], below, carried)
+
+    def _settle(self, block: Block) -> None:
+        """Choose the order of a block's kernels, and of those of the bodies in it."""
+        if block in self.kernels:
+            return
+        for node in block.nodes:
+            for body in node.bodies:
+                self._settle(body)
+        found = orders(kernels_of(block, self.storage), block, self.storage)
+        sized = [(self._go(block, kernels, None, ()), kernels) for kernels in found]
+        self.sizes[block], self.kernels[block] = min(sized, key=lambda pair: pair[0])
+
+    def _go(
+        self, block: Block, kernels: list[Kernel], below: int | None, carried: Iterable[Value]
+    ) -> int:
+        """Go through kernels in order; note no peaks if `below` is None."""
         last = self._last_uses(block, kernels)
-        free = {self.storage.of(v) for v in given}
+        kept = {self.storage.of(v) for v in carried}
         live: dict[Value, int] = {}
         largest = total = 0
         for at, kernel in enumerate(kernels):
             dying = [v for v in kernel.reads if v in live and last.get(v) == at]
-            reused = self._reusable(kernel, dying)
-            for value in kernel.root.outputs:
-                size = value.nbytes
-                if reused and live.get(reused[-1]) == size and value not in free:
-                    live[value] = live.pop(reused.pop())
-                else:
-                    live[value] = size
-                    total += size
-            inside = self._inside(kernel, below + total)
-            self.peaks.note(kernel.part, below + total + inside)
+            total += self._allocate(kernel, live, self._reusable(kernel, dying), kept)
+            if below is None:
+                inside = max((self.sizes[body] for body in kernel.root.bodies), default=0)
+            else:
+                inside = self._inside(kernel, below + total)
+                self.peaks.note(kernel.part, below + total + inside)
             largest = max(largest, total + inside)
-            for value in dying:
-                total -= live.pop(value, 0)
-            for value in kernel.root.outputs:
-                if value not in last:
-                    total -= live.pop(value, 0)
+            unused = [v for v in kernel.root.outputs if v not in last]
+            total -= sum(live.pop(v, 0) for v in (*dying, *unused))
         return largest
+
+    def _allocate(
+        self, kernel: Kernel, live: dict[Value, int], reusable: list[Value], kept: set[Value]
+    ) -> int:
+        """Give memory to what a kernel makes; returns the bytes that are new."""
+        new = 0
+        for value in kernel.root.outputs:
+            size = value.nbytes
+            if reusable and live.get(reusable[-1]) == size and value not in kept:
+                live[value] = live.pop(reusable.pop())
+            else:
+                live[value] = size
+                new += size
+        return new
 
     def _last_uses(self, block: Block, kernels: list[Kernel]) -> dict[Value, int]:
         last = {v: at for at, kernel in enumerate(kernels) for v in kernel.reads}
@@ -102,10 +132,17 @@ class _Run:
             if node.name in _MOVES_ELEMENTS
             for v in node.inputs
         }
-        return [v for v in dying if v not in moved and v.nbytes == root.outputs[0].nbytes]
+        size = root.outputs[0].nbytes
+        return [v for v in dying if v not in moved and v.nbytes == size and not _is_flat(v)]
 
     def _inside(self, kernel: Kernel, live: int) -> int:
         """Bytes that the bodies of a loop or branch need."""
         root = kernel.root
         needed = [self.run(body, live, root.carried) for body in root.bodies]
         return max(needed, default=0)
+
+
+def _is_flat(value: Value) -> bool:
+    """Whether XLA makes a value as a matrix although it has more axes, as for products it does."""
+    node = value.producer
+    return node is not None and node.name == "dot_general" and not node.facts["batched"]

@@ -132,7 +132,11 @@ def _step(eqn: Any, inputs: Sequence[int]) -> Step:
     sizes = [math.prod(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
     flops = _flops(eqn)
     arithmetic = 0 if name in MOVES or flops else max(sizes, default=0)
-    facts = {"axes": tuple(eqn.params["axes"])} if "axes" in eqn.params else {}
+    facts: dict[str, Any] = {
+        k: tuple(eqn.params[k]) for k in ("axes", "permutation") if k in eqn.params
+    }
+    if name == "dot_general":
+        facts["batched"] = bool(eqn.params["dimension_numbers"][1][0])
     return Step(name, tuple(inputs), outputs, flops, arithmetic, facts)
 
 

@@ -76,9 +76,6 @@ def _call(frame: Frame, op: Op) -> None:
 def _repeat(frame: Frame, op: Op) -> None:
     """A loop that carries what it changes; compare `popxl.ops.repeat`."""
     graph, count, carried = op.attrs["graph"], op.attrs["count"], op.attrs["carried"]
-    if count == 1:
-        _call(frame, op)
-        return
     changed = sorted(i for i in op.modified_inputs() if i >= carried)
     start = [frame.read(t) for t in op.inputs]
     moving = [*range(carried), *changed]
