@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,12 @@ from modelling.layers import IGNORED
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
 from modelling.weights import WeightTable
+
+RECORDS = {
+    "t5": "modelling.t5.family",
+    "gptj": "modelling.gptj.family",
+}
+"""Modules that have the families' records, called FAMILY. A run imports that of its own."""
 
 Batch = Mapping[str, np.ndarray]
 LENGTH_MULTIPLE = 8
@@ -62,10 +69,8 @@ class ModelFamily:
 
 def family_of(config: RunConfig) -> ModelFamily:
     """The record of a configuration's family."""
-    from modelling.gptj.family import FAMILY as GPTJ
-    from modelling.t5.family import FAMILY as T5
-
-    return {"t5": T5, "gptj": GPTJ}[config.family]
+    family: ModelFamily = import_module(RECORDS[config.family]).FAMILY
+    return family
 
 
 def length_multiple(config: RunConfig) -> int:

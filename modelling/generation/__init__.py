@@ -13,5 +13,6 @@ from modelling.generation.program import GenerationProgram as GenerationProgram
 from modelling.generation.program import Generator as Generator
 from modelling.generation.program import Search as Search
 from modelling.generation.program import build_generation as build_generation
+from modelling.generation.prompts import last_words as last_words
 from modelling.generation.stack import Inputs as Inputs
 from modelling.generation.stack import Stack as Stack

@@ -62,6 +62,6 @@ class Stack(Module):
         new: list[Tensor] = []
         for i, weights in enumerate(self.weights_of_layers(facts)):
             pair = slice(2 * i, 2 * i + 2)
-            x, *updated = block.bind(weights).call(x, list(caches[pair]), *others(pair))
+            x, *updated = block.bind(weights).call(x, *caches[pair], *others(pair))
             new += updated
         return x, *new

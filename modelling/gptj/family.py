@@ -14,7 +14,7 @@ from data.loader import Samples
 from data.mnli import Example, load_tokenizer
 from data.prompts import Prompts
 from modelling.gptj.generation import GPTJGenerator
-from modelling.gptj.training import GPTJLayout
+from modelling.gptj.training import gptj_layout
 from modelling.gptj.weights import weight_table
 from modelling.spec import Batch, ModelFamily, length_multiple
 
@@ -95,7 +95,7 @@ def hf_config(config: GPTJConfig) -> dict[str, Any]:
 
 
 FAMILY = ModelFamily(
-    layout=GPTJLayout,
+    layout=gptj_layout,
     generator=GPTJGenerator,
     weights=weight_table,
     hf_config=hf_config,

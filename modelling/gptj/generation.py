@@ -17,7 +17,15 @@ import numpy as np
 
 import popxl
 from config.gptj import GPTJConfig
-from modelling.generation import Choice, SpecialTokens, Stack, bind_step, decode, put
+from modelling.generation import (
+    Choice,
+    SpecialTokens,
+    Stack,
+    bind_step,
+    decode,
+    last_words,
+    put,
+)
 from modelling.gptj.attention import Tables, rotary_tables, tables_at
 from modelling.gptj.block import Block
 from modelling.gptj.head import Head
@@ -177,25 +185,17 @@ class GPTJGenerator:
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
         caches = self._read.bind(weights).call(words)
-        length = ops.sum(mask, 1)
-        zero = popxl.constant(0, popxl.int32)
-        last = ops.maximum(length - 1, zero)  # of samples without a prompt, too
+        first, last, prompted = last_words(words, mask)
         return decode(
             bind_step(self._step, weights, len(caches), [last, self._padding(last)]),
             caches,
-            self._words_at(words, last),
-            ops.greater(length, zero),
+            first,
+            prompted,
             self.output_length,
             choose,
             self._special,
             self._groups,
         )
-
-    def _words_at(self, words: Tensor, positions: Tensor) -> Tensor:
-        """One word of each sample: int32 (batch, 1)."""
-        batch, length = words.shape
-        starts = popxl.constant(np.arange(batch) * length, popxl.int32, "row_starts")
-        return ops.gather(words.reshape((batch * length,)), starts + positions).reshape((batch, 1))
 
     def _padding(self, last: Tensor) -> Tensor:
         """The bias that hides the slots of a prompt's last word and those behind it."""

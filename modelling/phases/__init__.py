@@ -5,6 +5,7 @@ device: its variables are loaded from remote buffers and gathered, then all micr
 step pass through it, read from and written to rows of activation buffers.
 """
 
+from modelling.phases.decoder_only import DecoderOnlyLayout as DecoderOnlyLayout
 from modelling.phases.head import LossPhase as LossPhase
 from modelling.phases.phase import Phase as Phase
 from modelling.phases.rows import ActivationRows as ActivationRows

@@ -1,80 +1,136 @@
-"""docs/adding_a_model.md names the right files, and a toy family that follows it trains."""
+"""docs/adding_a_model.md names what a family touches: a toy family touches just that, and runs."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import finetuning
 from modelling.spec import ModelFamily
-from modelling.weights import Row, Weight, WeightTable
-from tests.modelling.phases.toy import WIDTH, ToyLayout, toy_config
+from training.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
+TOY = Path(__file__).parent / "toy_family"
 PAGE = (ROOT / "docs" / "adding_a_model.md").read_text("utf-8")
-SAMPLES = 8
+
+LINES = {
+    # what the toy adds to files that exist: a line, and the one before it
+    "config/families.py": [
+        ("from config.t5 import T5Config", "from config.toy import ToyConfig"),
+        ('    "gptj": GPTJConfig,', '    "toy": ToyConfig,'),
+    ],
+    "modelling/spec.py": [
+        ('    "gptj": "modelling.gptj.family",', '    "toy": "modelling.toy.family",')
+    ],
+    "data/mnli.py": [
+        (
+            "TOKENIZERS: dict[str, dict[DatasetName, str]] = {",
+            '    "toy": {"sample": str(SAMPLE_FOLDER / "gptj_tokenizer")},',
+        )
+    ],
+}
 
 
-def test_the_page_names_every_file_and_no_other():
+def documented(title: str) -> list[str]:
+    """The files in the first column of the table under a heading."""
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    columns = re.findall(r"^\|([^|]*)\|", section, re.MULTILINE)
+    return [name for column in columns for name in re.findall(r"`([\w/.]+)`", column)]
+
+
+# ---- the page -----------------------------------------------------------------------------------
+def test_every_file_that_the_page_names_is_there():
     named = set(re.findall(r"`([\w/.]+/[\w]+\.(?:py|yml))`", PAGE))
-    assert {path for path in named if not (ROOT / path).is_file()} == set()
+    missing = [name for name in named if not (ROOT / name.replace("FAMILY", "gptj")).is_file()]
+    assert missing == []
+
+
+def test_the_page_names_every_file_of_gptj():
+    named = {name.replace("FAMILY", "gptj") for name in re.findall(r"`(modelling/[\w/.]+)`", PAGE)}
     own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "modelling/gptj").glob("*.py")}
     assert own <= named
 
 
 def test_the_page_names_every_field_of_the_record():
-    assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == [
-        f.name for f in fields(ModelFamily)
-    ]
+    assert documented("The record") == [f.name for f in fields(ModelFamily)]
 
 
-# ---- a toy family -------------------------------------------------------------------------------
-def toy_weights(config) -> WeightTable:
-    """Three layers' weights, and the scale that they share, which the first one owns."""
-    rows = {f"layer.{i}": (Row("w", (Weight(f"h.{i}.w", (WIDTH, WIDTH), 0.3),)),) for i in range(3)}
-    rows["layer.0"] += (Row("scale", (Weight("scale", (WIDTH,)),)),)
-    phases = {"first": ("layer.0",), "rest": ("layer.1", "layer.2")}
-    return WeightTable(rows, phases, config.execution.tensor_parallel)
+# ---- the toy family -----------------------------------------------------------------------------
+def sources(root: Path) -> dict[str, str]:
+    """Texts of the application's files, but the data."""
+    found = [*root.glob("*.py"), *root.glob("*/**/*.py"), *root.glob("config/*.yml")]
+    return {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in found}
 
 
-def unused(*_: object) -> None:
-    raise AssertionError("training alone does not need it")
+def copy_application(root: Path) -> None:
+    for package in ROOT.glob("*/__init__.py"):
+        name = package.parent.name
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for script in ROOT.glob("*.py"):
+        shutil.copy(script, root)
 
 
-TOY = ModelFamily(
-    layout=ToyLayout,
-    generator=unused,
-    weights=toy_weights,
-    hf_config=unused,
-    tokenizer=unused,
-    encode=unused,
-    prompts=unused,
-    generate=unused,
-    training_inputs=dict,
-    target_tokens=lambda batch: len(batch["x"]),
-)
+def add_toy(root: Path) -> None:
+    """Add the toy's files, its presets at the ends of the others', and its lines."""
+    for path in TOY.rglob("*.*"):
+        target = root / path.relative_to(TOY)
+        if path.suffix in (".py", ".yml"):
+            target.parent.mkdir(exist_ok=True)
+            with target.open("a", encoding="utf-8") as file:
+                file.write(path.read_text("utf-8"))
+    for name, additions in LINES.items():
+        text = (root / name).read_text("utf-8")
+        for before, line in additions:
+            assert text.count(before + "\n") == 1
+            text = text.replace(before + "\n", f"{before}\n{line}\n")
+        (root / name).write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1)])
-def test_a_toy_family_trains(dp, tp, monkeypatch):
-    """The session of the scripts, with nothing changed but the record."""
-    monkeypatch.setattr(finetuning, "family_of", lambda config: TOY)
-    config = toy_config(dp, tp, 2, SAMPLES)
-    weights = dict(toy_weights(config).initial(0))
-    x, y = np.random.default_rng(0).standard_normal((2, SAMPLES, WIDTH)).astype(np.float32)
-    model = finetuning.FineTuning(config)
-    model.write(weights)
-    with model:
-        results = [model.run([{"x": x, "y": y}], [1e-2], i)[0] for i in range(5)]
-    trained = model.read(optimizer=False)
-    h = x
-    for i in range(3):
-        h = h + np.tanh(h @ weights[f"h.{i}.w"]) * weights["scale"]
-    assert results[0].loss == pytest.approx(((h - y) ** 2).sum() / SAMPLES, rel=1e-5)
-    assert results[-1].loss < results[0].loss
-    assert trained.keys() == weights.keys()
-    assert all(not np.array_equal(trained[name], weights[name]) for name in weights)
+@pytest.fixture(scope="module")
+def application(tmp_path_factory) -> tuple[Path, set[str]]:
+    """A copy of the application with the toy in it, and the files that have changed."""
+    root = tmp_path_factory.mktemp("application")
+    copy_application(root)
+    before = sources(root)
+    add_toy(root)
+    after = sources(root)
+    return root, {name for name, text in after.items() if before.get(name) != text}
+
+
+def test_the_toy_touches_the_files_that_the_page_names_and_no_other(application):
+    _, touched = application
+    assert touched == {name.replace("FAMILY", "toy") for name in documented("What every family has")}
+
+
+def test_the_scripts_train_save_and_validate_the_toy(application):
+    """`--config toy_tiny` is all it takes."""
+    root, _ = application
+    commands = (
+        "import run_finetuning, run_validation; "
+        "common = ['--config', 'toy_tiny', '--device', 'cpu']; "
+        "assert run_finetuning.main([*common, '--save', 'saved', '--run-dir', 'run']) == 0; "
+        "assert run_validation.main([*common, '--load', 'saved', '--out', 'run']) == 0"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{ROOT / 'runtime' / 'src'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", commands],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [row["loss"] for row in read_metrics(root / "run" / "metrics.jsonl")]
+    assert len(losses) == 40
+    assert losses[-1] < losses[0] / 2
+    report = json.loads((root / "run" / "validation.json").read_text("utf-8"))
+    assert (report["step"], report["total"]) == (40, 2400)
+    assert done.stdout.startswith("accuracy: ")

@@ -1,0 +1,27 @@
+"""What generation needs of prompts that are padded on the right."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import popxl
+from popxl import Tensor, ops
+
+
+def last_words(words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The last word of each prompt.
+
+    Args:
+        words: int32 (batch, length).
+        mask: int32, the same shape, 1 where there is a word.
+
+    Returns:
+        The words, int32 (batch, 1); their positions, int32 (batch,); and whether there is one at
+        all, bool (batch,): of samples without a prompt, the position is 0.
+    """
+    batch, length = words.shape
+    count, zero = ops.sum(mask, 1), popxl.constant(0, popxl.int32)
+    last = ops.maximum(count - 1, zero)
+    starts = popxl.constant(np.arange(batch) * length, popxl.int32, "row_starts")
+    found = ops.gather(words.reshape((batch * length,)), starts + last)
+    return found.reshape((batch, 1)), last, ops.greater(count, zero)

@@ -1,0 +1,27 @@
+"""The configuration of a toy family: each token alone predicts the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from config.sections import Model, RunConfig
+from config.values import PositiveInt
+
+
+@dataclass(frozen=True)
+class ToyModel(Model):
+    """The model."""
+
+    output_length: PositiveInt = 4
+    """Most tokens that are generated, the end token included."""
+
+
+@dataclass(frozen=True)
+class ToyConfig(RunConfig):
+    """A run of the toy family."""
+
+    family: Literal["toy"] = "toy"
+    """The model family."""
+
+    model: ToyModel = field(default_factory=ToyModel)

@@ -1,0 +1,1 @@
+"""A toy family: each token alone predicts the next."""

@@ -1,0 +1,56 @@
+"""The toy family as the scripts know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from config.toy import ToyConfig
+from data.causal import PackedTokens, PaddedTexts, pad, prompts_of
+from data.mnli import Example, load_tokenizer
+from data.prompts import Prompts
+from modelling.spec import Batch, ModelFamily
+from modelling.toy.generation import ToyGenerator
+from modelling.toy.training import toy_layout
+from modelling.toy.weights import weight_table
+
+
+def tokenizer_of(config: ToyConfig) -> Any:
+    return load_tokenizer(config.data.dataset, config.data.tokenizer, config.family)
+
+
+def encode_samples(config: ToyConfig, examples: Sequence[Example], tokenizer: Any) -> PaddedTexts:
+    return pad(examples, tokenizer, config.model.sequence_length)
+
+
+def validation_prompts(
+    config: ToyConfig, examples: Sequence[Example], tokenizer: Any
+) -> tuple[ToyConfig, Prompts]:
+    prompts = prompts_of(examples, tokenizer, config.model.sequence_length, 1)
+    model = replace(config.model, sequence_length=prompts.words.shape[1])
+    return replace(config, model=model), prompts
+
+
+def generate_samples(config: ToyConfig, count: int) -> PackedTokens:
+    length = config.model.sequence_length
+    return PackedTokens(np.zeros(count * length + 1, np.int32), length)
+
+
+def training_inputs(batch: Batch) -> dict[str, np.ndarray]:
+    return {"words": batch["input_ids"], "labels": batch["labels"]}
+
+
+FAMILY = ModelFamily(
+    layout=toy_layout,
+    generator=ToyGenerator,
+    weights=weight_table,
+    hf_config=lambda config: {"model_type": "toy"},
+    tokenizer=tokenizer_of,
+    encode=encode_samples,
+    prompts=validation_prompts,
+    generate=generate_samples,
+    training_inputs=training_inputs,
+)

@@ -1,0 +1,61 @@
+"""Generation with the toy: nothing is kept of the positions before."""
+
+from __future__ import annotations
+
+import popxl
+from config.toy import ToyConfig
+from modelling.generation import Choice, SpecialTokens, Stack, bind_step, decode, last_words
+from modelling.layers import Embeddings, Groups
+from modelling.toy.block import Block, Head
+from popxl import Tensor, TensorSpec
+from popxl_addons import Module, NamedTensors
+
+SPECIAL_TOKENS = SpecialTokens(end=0, pad=1)
+
+
+class ToyStack(Stack):
+    """All layers."""
+
+    def build(self, x: Tensor) -> Tensor:
+        return self.at_one_position(Block(), x, [], lambda _: [])[0]
+
+
+class Step(Module):
+    """From a token to the logits of the next."""
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.layer = ToyStack(config.model.layers)
+        self.head = Head(config)
+
+    def build(self, position: Tensor, words: Tensor) -> Tensor:
+        """words: int32 (batch, 1) -> float32 (batch, part of the vocabulary)."""
+        return self.head.next_logits(self.layer(self.embeddings(words)))
+
+
+class ToyGenerator:
+    """See `modelling.generation.Generator`."""
+
+    def __init__(self, config: ToyConfig, groups: Groups) -> None:
+        model = config.model
+        self.prompt_length, self.output_length = model.sequence_length, model.output_length
+        self._groups = groups
+        words = TensorSpec((config.execution.micro_batch_size, 1), popxl.int32)
+        self.facts, self._step = Step(config).create_graph(TensorSpec((), popxl.int32), words)
+
+    def generate(
+        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+    ) -> Tensor:
+        """See `modelling.generation.Generator`."""
+        first, _, prompted = last_words(words, mask)
+        return decode(
+            bind_step(self._step, weights, 0, []),
+            [],
+            first,
+            prompted,
+            self.output_length,
+            choose,
+            SPECIAL_TOKENS,
+            self._groups,
+        )
