@@ -106,7 +106,8 @@ def application(tmp_path_factory) -> tuple[Path, set[str]]:
 
 def test_the_toy_touches_the_files_that_the_page_names_and_no_other(application):
     _, touched = application
-    assert touched == {name.replace("FAMILY", "toy") for name in documented("What every family has")}
+    named = documented("What every family has")
+    assert touched == {name.replace("FAMILY", "toy") for name in named}
 
 
 def test_the_scripts_train_save_and_validate_the_toy(application):
