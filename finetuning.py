@@ -45,25 +45,50 @@ class FineTuning(RunningModel):
         self._family = family_of(config)
         self._table = self._family.weights(config)
         self.program = build_training(config, self._family.layout, gradients)
-        super().__init__(config, self.program.ir, weights_change=True)
+        super().__init__(config, self.program.ir)
 
     # ---- state ----------------------------------------------------------------------------------
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set weights, and optimizer state if there is any, from whole tensors by logical name."""
+        """Set weights, and optimizer state if there is any, from whole tensors by logical name.
+
+        Each is read when the model is entered, at once if it is: from files, or made, one by one.
+
+        Raises:
+            ValueError: one is missing. One of the wrong shape is an error when it is read.
+        """
         self.session.write_variables_data(self._table.to_variables(tensors, self.program.variables))
 
+    def tensors(self, optimizer: bool = True) -> Mapping[str, np.ndarray]:
+        """Weights, and optimizer state if asked, as whole tensors by logical name.
+
+        Each is brought from the devices when it is asked for, best in order. They change with the
+        next step.
+
+        Raises:
+            ValueError: the model is not entered.
+        """
+        self._check_entered()
+        read = self.session.read_variable_data
+        return self._table.to_logical(read, self.program.variables, optimizer)
+
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
-        """Weights, and optimizer state if asked, as whole tensors by logical name."""
-        variables = self._table.variables(self.program.variables, optimizer)
-        data = self.session.get_tensors_data(variables)
-        return self._table.to_logical(data, self.program.variables, optimizer)
+        """As `tensors`, all at once: a copy."""
+        return dict(self.tensors(optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Gradients of the last step by the weight's name, without loss scaling."""
-        trees = [layer.grad for layers in self.program.variables.values() for layer in layers]
-        data = self.session.get_tensors_data([t for tree in trees for t in tree.tensors])
-        found = self._table.gradients(data, self.program.variables)
+        """Gradients of the last step by the weight's name, without loss scaling.
+
+        Raises:
+            ValueError: the model is not entered.
+        """
+        self._check_entered()
+        read = self.session.read_variable_data
+        found = self._table.gradients(read, self.program.variables)
         return {name: g / self.config.execution.loss_scaling for name, g in found.items()}
+
+    def _check_entered(self) -> None:
+        if not self.session.is_attached:
+            raise ValueError("read a model's tensors while it is entered: `with model:`")
 
     # ---- training -------------------------------------------------------------------------------
     def run(

@@ -34,7 +34,7 @@ class Inference(RunningModel):
         family = family_of(config)
         self._table = family.weights(config)
         self.program = build_generation(config, family.generator, search)
-        super().__init__(config, self.program.ir, weights_change=False)
+        super().__init__(config, self.program.ir)
 
     @property
     def samples_per_run(self) -> int:
@@ -45,8 +45,10 @@ class Inference(RunningModel):
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Set the weights from whole tensors by logical name; other tensors are left alone.
 
+        Each is read when the model is entered, at once if it is.
+
         Raises:
-            ValueError: one is missing or has the wrong shape.
+            ValueError: one is missing. One of the wrong shape is an error when it is read.
         """
         trees = {
             layer: NamedTensors(fwd=self.program.variables.get(layer))

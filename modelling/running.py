@@ -11,22 +11,17 @@ from modelling.devices import device_desc
 
 
 class RunningModel:
-    """A compiled program of a model. Entering it brings the weights to the devices.
+    """A compiled program of a model. Entering it brings the weights to the devices, and leaving it
+    drops them: nothing of them stays on the host, whose memory may be full of them.
 
     Raises:
         DeviceError: fewer devices than data_parallel x tensor_parallel.
     """
 
-    def __init__(self, config: RunConfig, ir: popxl.Ir, weights_change: bool) -> None:
-        """Compile `ir`.
-
-        Args:
-            weights_change: whether leaving brings the weights back to the host.
-        """
+    def __init__(self, config: RunConfig, ir: popxl.Ir) -> None:
+        """Compile `ir`."""
         self.config = config
-        self.session = popxl.Session(
-            ir, device_desc(config), weights_to_host_on_exit=weights_change
-        )
+        self.session = popxl.Session(ir, device_desc(config), weights_to_host_on_exit=False)
 
     def __enter__(self) -> Self:
         self.session.__enter__()

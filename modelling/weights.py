@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class Row:
             (array,) = arrays
             return array
         cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
-        data = np.concatenate(cut, 1 + self.axis)
+        data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
 
     def to_logical(
@@ -121,14 +121,18 @@ class Row:
 
 def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
     name = prefix + weight.name
+    _check_presence(name, logical)
+    array = np.asarray(logical[name])
+    _check_shape(weight, name, array.shape)
+    return array
+
+
+def _check_presence(name: str, logical: Arrays) -> None:
     if name not in logical:
         raise ValueError(
             f"{name!r} is missing: the weights belong to a model of another kind or size than the "
             "configuration's"
         )
-    array = np.asarray(logical[name])
-    _check_shape(weight, name, array.shape)
-    return array
 
 
 def _check_shape(weight: Weight, name: str, shape: tuple[int, ...]) -> None:
@@ -138,6 +142,8 @@ def _check_shape(weight: Weight, name: str, shape: tuple[int, ...]) -> None:
 
 def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
     """(count, ...): equal parts along `axis`, the last padded with zeros."""
+    if count == 1:
+        return array[None]
     length = -(-array.shape[axis] // count) * count
     return shard(pad_axis(array, length, axis), count, axis)
 
@@ -159,6 +165,70 @@ class _Computed(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._makers)
+
+
+class _Place(NamedTuple):
+    """A variable, and the row that says of which logical tensors it is made."""
+
+    row: Row
+    variable: Any
+    """Of a weight in 4 bits, which is only ever written, the tree of its parts."""
+
+    prefix: str
+    """What their names begin with, before those of the weights."""
+
+
+class _QuantisedParts:
+    """The parts of a weight in 4 bits, which are made together and handed out one by one."""
+
+    def __init__(self, whole: Callable[[], np.ndarray], parts: NamedTensors) -> None:
+        self._whole, self._parts = whole, parts
+        self._made: dict[Variable, np.ndarray] = {}
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The parts' variables."""
+        return [v for v in self._parts.tensors if isinstance(v, Variable)]
+
+    def of(self, variable: Variable) -> np.ndarray:
+        """The data of one part."""
+        if variable not in self._made:
+            self._made = quantised(self._whole(), self._parts)
+        return self._made.pop(variable)
+
+
+class _Logical(Mapping[str, np.ndarray]):
+    """Logical tensors, each made of a variable's data when it is asked for.
+
+    Their order is that of the variables: those of one variable follow each other, and of them only
+    those are kept that were not asked for yet.
+    """
+
+    def __init__(
+        self, places: Iterable[_Place], read: Callable[[Variable], np.ndarray], tensor_parallel: int
+    ) -> None:
+        self._places = {p.prefix + w.name: p for p in places for w in p.row.weights}
+        self._read, self._tensor_parallel = read, tensor_parallel
+        self._made: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._made:
+            row, variable, prefix = self._places[name]
+            data = self._read(variable)
+            if data.ndim == 0:  # such as a step counter: one for all the row's weights
+                self._made = {prefix + w.name: data for w in row.weights}
+            else:
+                self._made = row.to_logical(data, self._tensor_parallel, prefix)
+        return self._made.pop(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 @dataclass(frozen=True)
@@ -226,75 +296,92 @@ class WeightTable:
         return found
 
     # ---- variables ------------------------------------------------------------------------------
-    def to_variables(self, tensors: Arrays, variables: Variables) -> dict[Variable, np.ndarray]:
-        """Host data of a program's variables from logical tensors.
+    def to_variables(
+        self, tensors: Arrays, variables: Variables
+    ) -> dict[Variable, Callable[[], np.ndarray]]:
+        """Functions that make the host data of a program's variables from logical tensors.
+
+        They read the tensors they need, and raise ValueError if one has the wrong shape.
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), and
                 in the program, it is converted too.
 
         Raises:
-            ValueError: a tensor is missing or has the wrong shape.
+            ValueError: a tensor is missing.
         """
         with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
-        out = {}
-        for row, variable, prefix in self._places(variables, with_state):
-            if isinstance(variable, NamedTensors):  # the parts of a weight in 4 bits
-                whole = row.to_host(tensors, self.tensor_parallel, prefix)
-                out.update(quantised(whole, variable))
-                continue
-            if variable.shape == ():  # such as a step counter: one for all the row's weights
-                data = np.asarray(tensors[prefix + row.weights[0].name])
+        out: dict[Variable, Callable[[], np.ndarray]] = {}
+        for place in self._places(variables, with_state):
+            for weight in place.row.weights:
+                _check_presence(place.prefix + weight.name, tensors)
+            if isinstance(place.variable, NamedTensors):
+                parts = _QuantisedParts(partial(self._host_data, place, tensors), place.variable)
+                out.update({v: partial(parts.of, v) for v in parts.variables})
             else:
-                data = row.to_host(tensors, self.tensor_parallel, prefix)
-            out[variable] = data.astype(variable.dtype.as_numpy(), copy=False)
+                out[place.variable] = partial(self._typed_data, place, tensors)
         return out
+
+    def _typed_data(self, place: _Place, tensors: Arrays) -> np.ndarray:
+        data = self._host_data(place, tensors)
+        return data.astype(place.variable.dtype.as_numpy(), copy=False)
+
+    def _host_data(self, place: _Place, tensors: Arrays) -> np.ndarray:
+        row, variable, prefix = place
+        if isinstance(variable, Variable) and variable.shape == ():
+            # Such as a step counter: one for all the row's weights.
+            return np.asarray(tensors[prefix + row.weights[0].name])
+        return row.to_host(tensors, self.tensor_parallel, prefix)
 
     def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
-        """The variables that `to_logical` needs the data of."""
-        return [variable for _, variable, _ in self._places(variables, optimizer)]
+        """The variables that `to_logical` reads, in its order."""
+        return [place.variable for place in self._places(variables, optimizer)]
 
     def to_logical(
-        self, data: Mapping[Variable, np.ndarray], variables: Variables, optimizer: bool = True
-    ) -> dict[str, np.ndarray]:
-        """The inverse of `to_variables`."""
-        out: dict[str, np.ndarray] = {}
-        for row, variable, prefix in self._places(variables, optimizer):
-            out.update(self._logical(row, data[variable], prefix))
-        return out
+        self, read: Callable[[Variable], np.ndarray], variables: Variables, optimizer: bool = True
+    ) -> Arrays:
+        """The inverse of `to_variables`: logical tensors, made when they are asked for.
 
-    def gradients(
-        self, data: Mapping[Variable, np.ndarray], variables: Variables
-    ) -> dict[str, np.ndarray]:
+        Taken in order, they read each variable once, and those of one remote buffer one after the
+        other.
+
+        Args:
+            read: gives the host data of a variable.
+        """
+        return _Logical(self._places(variables, optimizer), read, self.tensor_parallel)
+
+    def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
-        out: dict[str, np.ndarray] = {}
-        for row, tree in self._rows(variables):
-            out.update(self._logical(row, data[tree.grad.get(row.path)], ""))
-        return out
+        rows = self._rows(variables)
+        places = [_Place(row, tree.grad.get(row.path), "") for row, tree in rows]
+        return _Logical(places, read, self.tensor_parallel)
 
-    def _logical(self, row: Row, data: np.ndarray, prefix: str) -> dict[str, np.ndarray]:
-        if data.ndim == 0:
-            return {prefix + w.name: np.asarray(data) for w in row.weights}
-        return row.to_logical(data, self.tensor_parallel, prefix)
-
-    def _rows(self, variables: Variables) -> Iterator[tuple[Row, NamedTensors]]:
-        """Each row, and the trees of its layer."""
-        trees: dict[str, NamedTensors] = {}
-        for name, found in variables.items():
-            if isinstance(found, NamedTensors):
-                trees[name] = found
+    def _rows(self, variables: Variables) -> list[tuple[Row, NamedTensors]]:
+        """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer
+        follow each other."""
+        found: list[tuple[Row, NamedTensors]] = []
+        for name, trees in variables.items():
+            if isinstance(trees, NamedTensors):
+                layers = [(name, trees)] if name in self.layers else []
             else:  # a phase that owns nothing has no layers here
-                trees.update(zip(self.phases.get(name, ()), found, strict=True))
-        for layer, rows in self.layers.items():
-            yield from ((row, trees[layer]) for row in rows)
+                layers = list(zip(self.phases.get(name, ()), trees, strict=True))
+            rows = [(row, tree) for layer, tree in layers for row in self.layers[layer]]
+            found += sorted(rows, key=lambda pair: pair[0].path)
+        return found
 
-    def _places(self, variables: Variables, optimizer: bool) -> Iterator[tuple[Row, Variable, str]]:
-        """(row, variable, prefix of the logical names) of weights and optimizer state."""
-        for row, tree in self._rows(variables):
-            yield row, tree.fwd.get(row.path), ""
-            if optimizer and "optim" in tree:
-                for slot, variable in tree.optim.get(row.path).to_dict().items():
-                    yield row, variable, f"{OPTIMIZER}/{slot}/"
+    def _places(self, variables: Variables, optimizer: bool) -> list[_Place]:
+        """Weights, then optimizer state; entries of a remote buffer follow each other."""
+        rows = self._rows(variables)
+        places = [_Place(row, tree.fwd.get(row.path), "") for row, tree in rows]
+        if optimizer:
+            state = [
+                _Place(row, variable, f"{OPTIMIZER}/{slot}/")
+                for row, tree in rows
+                if "optim" in tree
+                for slot, variable in tree.optim.get(row.path).to_dict().items()
+            ]
+            places += sorted(state, key=lambda place: place.prefix)
+        return places
 
 
 def _some(names: Iterable[str]) -> str:

@@ -58,7 +58,7 @@ def finetune(line: CommandLine) -> None:
         stack.enter_context(model)
         _train(config, model, loader, start, report, checkpoints, skipped, stop)
         if folder is not None and not stop.requested:
-            export(config, model.read(optimizer=False), folder)
+            export(config, model.tensors(optimizer=False), folder)
     if stop.requested:
         _say(f"stopped by {stop.name} after step {checkpoints.step}")
     _say(f"records of the run are in {path}")
@@ -124,7 +124,7 @@ class _Checkpoints:
     def _save(self, step: int, wait: bool) -> None:
         if self._store is None:
             return
-        tensors = self._model.read(self._config.checkpoint.optim_state)
+        tensors = self._model.tensors(self._config.checkpoint.optim_state)
         self._store.save(step, tensors, self._metadata(), wait)
         self.step = step
         if wait:

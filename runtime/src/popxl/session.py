@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeVar
@@ -13,7 +13,7 @@ import numpy as np
 from popxl._core.dot import write_requested
 from popxl._core.handles import DeviceInfo, SessionHandle
 from popxl._core.verify import check_replicas, verify_if_asked
-from popxl._lower import hostdata
+from popxl._lower import hostdata, hostvalues
 from popxl._lower.cache import load_or_compile
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
 from popxl._lower.memory import MemoryUse, memory_use
@@ -25,13 +25,14 @@ from popxl.ir import Ir
 from popxl.plan import Plan, plan_of
 from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
-from popxl.tensor import Constant, HostScalarTensor, Variable
+from popxl.tensor import Constant, HostScalarTensor, HostTensor, Variable
 from popxl.utils import to_numpy
 
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
 Initialised = TypeVar("Initialised", bound=Variable | Constant)
+VariableData = HostTensor | Callable[[], HostTensor]
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
 
 _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are made of, besides a seed
@@ -71,6 +72,7 @@ class Session:
         self._pb_session = SessionHandle(self)
         self._state: tuple[State, State] | None = None
         self._seed_random_numbers(0)
+        self._parts: tuple[Any, list[np.ndarray]] | None = None  # last read from the devices
         _check_patterns(ir)
         check_replicas(ir)
         verify_if_asked(ir)
@@ -162,6 +164,7 @@ class Session:
         # The program takes the state over. If it fails the state is gone, and the session detached.
         seed = self._next_seed()
         (changing, fixed), self._state = self._state, None
+        self._parts = None
         changed, results, faults = self._executable(changing, fixed, constants, data, zero, seed)
         self._state = (changed, fixed)
         self._mark_stale(True)
@@ -316,28 +319,30 @@ class Session:
         return hostdata.put(values, per_replica(self._program.mesh))
 
     def _put_buffer(self, buffer: Any) -> jax.Array:
-        values = hostdata.buffer_values(buffer, self._replicas, self._program.layout)
-        return hostdata.put(
-            hostdata.device_view(values), per_replica(self._program.mesh, host=True)
-        )
+        dtype = np.dtype(buffer.tensor_dtype.as_jax())
+        values = hostdata.staging(self._program.buffer_shape(buffer), dtype)
+        hostdata.write_entries(values, buffer, buffer._variables.values(), self._program.layout)
+        return hostdata.put(values, per_replica(self._program.mesh, host=True))
 
     def _mark_stale(self, stale: bool) -> None:
         for var in self._all_variables():
             var._stale = stale
 
     def _download(self, variables: Iterable[Variable]) -> None:
-        """Update the host arrays of `variables` from the devices."""
-        assert self._state is not None
-        arrays: dict[Any, np.ndarray] = {}
-        for var in variables:
-            if not var._stale:
-                continue
-            key = var._remote[0].remote_buffer_id if var._remote else var.id
-            if key not in arrays:
-                arrays[key] = hostdata.fetch(self._device_array(key))
-            value = hostdata.host_value(var, self._replica_reader(var, arrays[key]))
-            _store_host(var, value.view(var.dtype.as_numpy()))
+        """Update the host arrays of `variables` from the devices, one array of these at a time."""
+        for var in sorted((v for v in variables if v._stale), key=hostvalues.place):
+            hostvalues.store_host(var, self._fetched(var))
             var._stale = False
+        self._parts = None
+
+    def _fetched(self, var: Variable) -> np.ndarray:
+        """The value on the devices; it may be a view of their memory."""
+        key = var._remote[0].remote_buffer_id if var._remote else var.id
+        if self._parts is None or self._parts[0] != key:
+            self._parts = None  # before the next is made
+            self._parts = key, hostdata.replica_parts(self._device_array(key), self._replicas)
+        value = hostdata.host_value(var, self._replica_reader(var, self._parts[1]))
+        return value.view(var.dtype.as_numpy())
 
     def _device_array(self, key: Any) -> jax.Array:
         assert self._state is not None
@@ -347,12 +352,12 @@ class Session:
                 return found
         raise KeyError(key)
 
-    def _replica_reader(self, var: Variable, array: np.ndarray) -> Any:
+    def _replica_reader(self, var: Variable, parts: Sequence[np.ndarray]) -> Any:
         if var._remote is None:
-            return lambda replica: array[replica]
+            return lambda replica: parts[replica][0]
         buffer, entry = var._remote
         layout = self._program.layout
-        return lambda r: layout.unpack(array[r * buffer.entries + entry], buffer)
+        return lambda replica: layout.unpack(parts[replica][entry], buffer)
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
@@ -373,16 +378,36 @@ class Session:
         """
         tensors = list(tensors)
         for t in tensors:
-            if not isinstance(t, (Variable, Constant)):
-                raise TypeError(f"only variables and constants have host data, not {t!r}")
-            if t.ir is not self.ir:
-                raise ValueError(f"{t!r} belongs to another Ir than this session")
+            hostvalues.check_host_data(self.ir, t, Variable, Constant)
         if self.is_attached:
             self._download(t for t in tensors if isinstance(t, Variable))
-        return {t: _host_data(t) for t in tensors}
+        return {t: hostvalues.host_data(t) for t in tensors}
 
-    def write_variable_data(self, tensor: Variable, data: np.ndarray) -> None:
+    def read_variable_data(self, variable: Variable) -> np.ndarray:
+        """A copy of a variable's value, brought from the devices if attached.
+
+        Other than `get_tensor_data` it leaves the host array alone, so that nothing stays on the
+        host: a state as large as its memory can be read variable by variable. Variables that share
+        a remote buffer are best read one after the other.
+
+        Raises:
+            TypeError, ValueError: as for `get_tensors_data`.
+        """
+        hostvalues.check_host_data(self.ir, variable, Variable)
+        if self.is_attached and variable._stale:
+            return np.array(self._fetched(variable))
+        if variable._retrieval == "all_replicas":
+            return np.array(hostvalues.host_data(variable))
+        return np.array(variable._value())
+
+    def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
         """Write host data to a variable, and to the devices if attached.
+
+        Args:
+            data: the value, or a function that makes it. The function is called each time the value
+                is needed, such as when the session is entered, and what it returns is not kept: a
+                state as large as the host's memory can be written variable by variable. It must
+                always return the same.
 
         Raises:
             TypeError: not a variable.
@@ -392,13 +417,14 @@ class Session:
         """
         self.write_variables_data({tensor: data})
 
-    def write_variables_data(self, tensors: Mapping[Variable, np.ndarray]) -> None:
+    def write_variables_data(self, tensors: Mapping[Variable, VariableData]) -> None:
         """As `write_variable_data`, for several variables at once."""
-        converted = {var: _checked(self.ir, var, data) for var, data in tensors.items()}
+        converted = {var: hostvalues.checked(self.ir, var, data) for var, data in tensors.items()}
         for var, data in converted.items():
-            np.copyto(var._data, data)
-            if isinstance(var._data, np.memmap):
-                var._data.flush()
+            if callable(data):
+                var._source = data
+            else:
+                hostvalues.fill_host(var, data)
             var._retrieved = None
             var._stale = False
         if self.is_attached:
@@ -417,13 +443,10 @@ class Session:
 
     def _write_entries(self, part: State, buffer: Any, variables: Iterable[Variable]) -> None:
         """Replace the entries of `variables` in the device's array of `buffer`."""
-        key, layout = buffer.remote_buffer_id, self._program.layout
+        key, self._parts = buffer.remote_buffer_id, None
         values = np.array(hostdata.fetch(part.buffers[key]))
-        for var in variables:
-            if var._remote and var._remote[0] is buffer:
-                for r in range(self._replicas):
-                    entry = layout.pack(hostdata.stored_entry(var, r), buffer)
-                    values[r * buffer.entries + var._remote[1]] = hostdata.device_view(entry)
+        here = [v for v in variables if v._remote and v._remote[0] is buffer]
+        hostdata.write_entries(values, buffer, here, self._program.layout)
         part.buffers[key] = hostdata.put(values, per_replica(self._program.mesh, host=True))
 
     # ---- context manager ------------------------------------------------------------------------
@@ -447,7 +470,7 @@ class Session:
             return
         if self.weights_to_host_on_exit and self.is_attached:
             self.weights_to_host()
-        self._state = None
+        self._state = self._parts = None
         self._mark_stale(False)
 
 
@@ -468,59 +491,3 @@ def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
     """Whether numbers written in Python can stand for elements of `dtype`."""
     counts = array.dtype.kind == "i" and dtype.kind == "u" and bool((array >= 0).all())
     return counts or np.can_cast(array.dtype, dtype, "same_kind")
-
-
-def _checked(ir: Ir, var: Variable, data: Any) -> np.ndarray:
-    if not isinstance(var, Variable):
-        raise TypeError(f"only variables can be written, not {var!r}")
-    if var.ir is not ir:
-        raise ValueError(f"{var!r} belongs to another Ir than this session")
-    if var._retrieval == "all_replicas" and var._grouping.group_size > 1:
-        raise NotImplementedError(
-            f"{var!r}: writing variables of retrieval mode 'all_replicas' with groups of several "
-            "replicas is not supported"
-        )
-    if not var._data.flags.writeable:
-        raise ValueError(
-            f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' or "
-            "'c' to write it"
-        )
-    array = to_numpy(data, var.dtype, copy=False)
-    if array.shape != var.shape_on_host:
-        raise ValueError(
-            f"variable {var.id!r} needs data of shape {var.shape_on_host}, but got {array.shape}"
-        )
-    return array
-
-
-def _host_data(t: Variable | Constant) -> np.ndarray:
-    if isinstance(t, Variable) and t._retrieval == "all_replicas":
-        if t._retrieved is None:
-            values = hostdata.host_value(t, lambda r: _initial_on_replica(t, r))
-            t._retrieved = np.array(values)
-        return t._retrieved
-    return t._data
-
-
-def _initial_on_replica(var: Variable, replica: int) -> np.ndarray:
-    if var.meta_shape:
-        return hostdata.stored_entry(var, replica)
-    return hostdata.replica_values(var)[replica]
-
-
-def _store_host(var: Variable, value: np.ndarray) -> None:
-    """Copy a value read from the devices into the variable's host array."""
-    if var._retrieval == "all_replicas":
-        if var._retrieved is None:
-            var._retrieved = np.array(value)
-        else:
-            np.copyto(var._retrieved, value)
-        first = [members[0] for members in var._grouping.groups]
-        value = value[first] if var._grouping.num_groups > 1 else value[first[0]]
-    if not var._data.flags.writeable:
-        if isinstance(var._data, np.memmap):
-            return  # a read-only file is never written
-        var._data = np.array(var._data)
-    np.copyto(var._data, value)
-    if isinstance(var._data, np.memmap):
-        var._data.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -401,6 +401,12 @@ class Variable(_Initialised):
     _remote: tuple[RemoteBuffer, int] | None = None
     _shards: int = 1
     _stale: bool = False
+    _source: Callable[[], np.ndarray] | None = None
+    """Makes the value that was written last, as long as it is not in the host array."""
+
+    def _value(self) -> np.ndarray:
+        """The value on the host; what has a source is made anew, and kept by nobody."""
+        return self._data if self._source is None else self._source()
 
     @property
     def replica_grouping(self) -> ReplicaGrouping:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -46,11 +47,18 @@ def _to_be_copied(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x, order="C")
     if x.ctypes.data % _ADOPTED or not x.nbytes:
         return x
-    memory = np.empty(x.nbytes + 2 * _ADOPTED, np.uint8)
-    start = -memory.ctypes.data % _ADOPTED + x.itemsize
-    out = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    out = staging(x.shape, x.dtype)
     out[...] = x
     return out
+
+
+def staging(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros in memory that XLA will copy, as for `_to_be_copied`."""
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(nbytes + 2 * _ADOPTED, np.uint8)
+    start = -memory.ctypes.data % _ADOPTED + dtype.itemsize
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def fetch(x: jax.Array) -> np.ndarray:
@@ -69,16 +77,12 @@ def _rank(var: Variable, replica: int) -> tuple[int, int]:
     return group, var._grouping.groups[group].index(replica)
 
 
-def _group_data(var: Variable, group: int) -> np.ndarray:
-    return var._data[group] if var._grouping.num_groups > 1 else var._data
-
-
 def replica_values(var: Variable) -> np.ndarray:
     """(replicas, *shape): the initial value of a plain variable on each replica."""
-    groups = var._grouping.assignment
+    value, groups = var._value(), var._grouping.assignment
     if var._grouping.num_groups == 1:
-        return np.broadcast_to(var._data, (len(groups), *var._data.shape))
-    return var._data[np.asarray(groups)]
+        return np.broadcast_to(value, (len(groups), *value.shape))
+    return value[np.asarray(groups)]
 
 
 def _shard(whole: np.ndarray, shards: int, index: int) -> np.ndarray:
@@ -90,21 +94,41 @@ def _shard(whole: np.ndarray, shards: int, index: int) -> np.ndarray:
     )  # fmt: skip
 
 
-def stored_entry(var: Variable, replica: int) -> np.ndarray:
-    """What `replica` stores of a remote variable: its group's value, or its shard of it."""
+def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
+    """What `replica` stores of a remote variable's `value`: its group's, or its shard of it."""
     group, place = _rank(var, replica)
-    data = _group_data(var, group)
+    data = value[group] if var._grouping.num_groups > 1 else value
     return _shard(data, var._shards, place % var._shards) if var.meta_shape else data
 
 
-def buffer_values(buffer: RemoteBuffer, replicas: int, layout: Layout) -> np.ndarray:
-    """(replicas * entries, *stored entry): initial contents of a buffer."""
-    shape = (replicas, buffer.entries, *layout.stored_shape(buffer))
-    out = np.zeros(shape, buffer.tensor_dtype.as_numpy())
-    for entry, var in buffer._variables.items():
-        for replica in range(replicas):
-            out[replica, entry] = layout.pack(stored_entry(var, replica), buffer)
-    return out.reshape(-1, *shape[2:])
+def write_entries(
+    out: np.ndarray, buffer: RemoteBuffer, variables: Iterable[Variable], layout: Layout
+) -> None:
+    """Write the values of `variables` into `out`, (replicas * entries, *stored entry)."""
+    for var in variables:
+        value = var._value()
+        assert var._remote is not None
+        for replica in range(len(out) // buffer.entries):
+            entry = layout.pack(stored_entry(var, value, replica), buffer)
+            out[replica * buffer.entries + var._remote[1]] = device_view(entry)
+
+
+def replica_parts(x: jax.Array, replicas: int) -> list[np.ndarray]:
+    """The part of the first axis that each replica holds; zeros for those of other processes.
+
+    On CPU these are views of the array's memory: while one exists, a program that updates the
+    array in place would copy it instead.
+    """
+    rows = x.shape[0] // replicas
+    parts = [np.broadcast_to(np.zeros((), x.dtype), (rows, *x.shape[1:]))] * replicas
+    for shard in x.addressable_shards:
+        # JAX keeps what it copies from a device with the array that was asked for it; this array
+        # goes at once.
+        held = jax.make_array_from_single_device_arrays(
+            shard.data.shape, shard.data.sharding, [shard.data]
+        )
+        parts[(shard.index[0].start or 0) // rows] = np.asarray(held)
+    return parts
 
 
 def host_value(var: Variable, per_replica: Any) -> np.ndarray:

@@ -1,0 +1,90 @@
+"""The host holds one copy of a state that is loaded or saved, and little more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESET = Path("/proc/self/clear_refs")
+
+# Peaks are above what was there before, relative to the state. Compiling comes first: its memory
+# is not what is measured here.
+MEASURE = """
+import ctypes, gc, json, math, sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from config.cli import read_command_line
+from finetuning import FineTuning
+from modelling.spec import family_of
+from training.checkpoint import CheckpointStore, write_hf_directory
+from training.start import starting_point
+
+folder, flags = Path(sys.argv[1]), sys.argv[2:]
+config = read_command_line("", "finetuning", "tiny", flags).config
+family = family_of(config)
+table = family.weights(config)
+
+def memory(which):
+    line = next(x for x in open("/proc/self/status") if x.startswith(which))
+    return int(line.split()[1]) * 1024
+
+def peak_of(action):
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory goes back to the system
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    action()
+    return memory("VmHWM") - before
+
+def start_from(load):
+    checkpoint = replace(config.checkpoint, load=load and str(folder / load))
+    model.write(starting_point(replace(config, checkpoint=checkpoint), table).tensors)
+    model.__enter__()
+
+def save(name, wait):
+    with CheckpointStore(folder / name) as store:
+        store.save(1, model.tensors(), {}, wait)
+
+model = FineTuning(config)
+# Weights, gradients and two moments, float32.
+state = 4 * 4 * sum(math.prod(w.shape) for w in table.weights)
+found = {"random weights": peak_of(lambda: start_from(None)) / state}
+model.run([family.generate(config, 8).take(np.arange(8))], [1e-3], 0)
+found["saving at once"] = peak_of(lambda: save("run", True)) / state
+found["saving in the background"] = peak_of(lambda: save("again", False)) / state
+write_hf_directory(folder / "hf", model.tensors(optimizer=False), family.hf_config(config))
+model.__exit__(None, None, None)
+for name in ("run", "hf"):
+    found[name] = peak_of(lambda: start_from(name)) / state
+    model.__exit__(None, None, None)
+print(json.dumps(found | {"state": state}))
+"""
+FLAGS = [
+    *("--config", "tiny", "--device", "cpu", "--layers", "4", "--hidden_size", "512"),
+    *("--d_ff", "2048", "--vocab_size", "8000", "--heads", "8", "--d_kv", "64"),
+    *("--sequence_length", "8", "--global_batch_size", "8", "--micro_batch_size", "8"),
+]
+
+
+@pytest.mark.skipif(not RESET.exists(), reason="peaks are measured as Linux counts them")
+def test_peaks_of_host_memory(tmp_path):
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), *FLAGS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert found.pop("state") > 5e8
+    # Weights and moments are three quarters of the state. They fit in one file, and files are
+    # written whole.
+    assert found.pop("saving in the background") < 0.95
+    assert found.pop("saving at once") < 0.95
+    assert found.keys() == {"random weights", "run", "hf"}
+    for source, peak in found.items():
+        assert 0.9 < peak < 1.2, source
