@@ -8,6 +8,7 @@ from typing import Self
 import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
+from modelling.memory import check_memory
 
 
 class RunningModel:
@@ -16,11 +17,13 @@ class RunningModel:
 
     Raises:
         DeviceError: fewer devices than data_parallel x tensor_parallel.
+        NotEnoughMemoryError: the state of the program does not fit.
     """
 
     def __init__(self, config: RunConfig, ir: popxl.Ir) -> None:
         """Compile `ir`."""
         self.config = config
+        check_memory(ir, device_desc(config))
         self.session = popxl.Session(ir, device_desc(config), weights_to_host_on_exit=False)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Too few devices, said in terms of presets and flags."""
+"""Too few devices or too little memory, said in terms of presets and flags."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from contextlib import contextmanager
 import popxl
 from config.cli import CommandLine
 from config.errors import UserError
+from modelling.memory import NotEnoughMemoryError
 
 
 @contextmanager
 def explained(line: CommandLine) -> Iterator[None]:
-    """Turn a `DeviceError` inside the context into a `UserError` that names the preset.
+    """Turn a lack of devices or memory inside the context into a `UserError` naming the preset.
 
     Raises:
-        UserError: with the devices needed and found, and what to do.
+        UserError: with what is needed and found, and what to do.
     """
     try:
         yield
@@ -27,6 +28,18 @@ def explained(line: CommandLine) -> Iterator[None]:
             f"but there are {error.found}: "
             f"lower --data_parallel or --tensor_parallel, or {_other_way(error.platform)}"
         ) from error
+    except NotEnoughMemoryError as error:
+        raise UserError(
+            f"preset {line.preset!r} needs {error.needed / 1e9:.1f} GB of {error.place} memory "
+            f"({error.parts}), but {error.available / 1e9:.1f} GB are free: "
+            f"{_MORE[error.place]}; --plan shows what each phase needs"
+        ) from error
+
+
+_MORE = {
+    "host": "use a machine with more memory, more hosts, or a smaller preset",
+    "device": "lower --micro_batch_size, raise --tensor_parallel, or take a smaller preset",
+}
 
 
 def _other_way(platform: str) -> str:

@@ -7,13 +7,16 @@
     plan.device, plan.host, plan.flops  # of one run
     plan.parts                          # by label
 
-The plan is computed from the program's graphs: `trace` writes them as the values and nodes that XLA
-gets, `prune` leaves out what nobody uses, `fusion` says which values are in memory, `liveness` how
-many at a time, and `tally` adds up the rest.
+The plan is computed from the program's graphs: `trace` writes them as the values and nodes that
+XLA gets, `prune` leaves out what nobody uses, `fusion` says which values are in memory, `order` in
+which order they are made, `liveness` how many there are at a time, and `tally` adds up the rest.
 """
 
 from popxl.context import part as part
+from popxl.plan.memory import device_memory as device_memory
 from popxl.plan.plan import plan_of as plan_of
+from popxl.plan.plan import storage_of as storage_of
 from popxl.plan.records import Collective as Collective
 from popxl.plan.records import Part as Part
 from popxl.plan.records import Plan as Plan
+from popxl.plan.records import Storage as Storage

@@ -10,7 +10,7 @@ from popxl._lower.layout import Layout
 from popxl.ir import Ir
 from popxl.plan.liveness import peaks
 from popxl.plan.prune import prune
-from popxl.plan.records import Plan
+from popxl.plan.records import Plan, Storage
 from popxl.plan.tally import Tally
 from popxl.plan.trace import trace
 from popxl.remote_buffer import RemoteBuffer
@@ -21,8 +21,8 @@ def plan_of(ir: Ir, tiled: bool = False) -> Plan:
     """What a run of the program of `ir` needs and does.
 
     It needs no devices and allocates neither weights nor state. Memory of intermediate values is
-    found from when each is made and last read, in program order, and which of them XLA computes
-    where they are used (`popxl.plan.fusion`).
+    found from when each is made and last read, in the order in which XLA runs kernels, and from
+    which of them XLA computes where they are used (`popxl.plan.fusion`, `popxl.plan.order`).
 
     Args:
         tiled: count remote buffers as they are stored on TPU, in whole tiles.
@@ -35,16 +35,28 @@ def plan_of(ir: Ir, tiled: bool = False) -> Plan:
     prune(program)
     tally, live = Tally(), peaks(program)
     tally.add(program)
-    effects = program_effects(ir)
-    variables = (v for v in ir.main_graph.variables if v._remote is None)
-    constants = (c for graph in ir._graphs for c in graph.constants)
+    stored = storage_of(ir, tiled)
     return Plan(
         replicas=ir.replication_factor,
         parts=tally.parts(live.parts),
-        variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*variables, *constants)),
-        streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
+        variables=stored.variables,
+        streams=stored.streams,
         temporaries=live.total,
+        remote=stored.remote,
+    )
+
+
+def storage_of(ir: Ir, tiled: bool = False) -> Storage:
+    """What the program of `ir` stores as long as it is there: the quick part of `plan_of`."""
+    effects = program_effects(ir)
+    on_device = [v for v in ir.main_graph.variables if v._remote is None]
+    constants = [c for graph in ir._graphs for c in graph.constants]
+    copies = sum(v._data.nbytes for v in ir.main_graph.variables)
+    return Storage(
+        variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants)),
+        streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
         remote=sum(_stored(b, Layout(tiled)) for b in _buffers(ir)),
+        host_copies=copies,
     )
 
 

@@ -68,6 +68,21 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Storage:
+    """What lives as long as a program does, in bytes.
+
+    Attributes:
+        variables, streams, remote: of one replica; see `Plan`.
+        host_copies: of the variables' data on the host, of all replicas together.
+    """
+
+    variables: int
+    streams: int
+    remote: int
+    host_copies: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a run of a program needs and does, on one replica unless it says otherwise.
 
