@@ -29,6 +29,7 @@ from popxl._lower.machine import Frame, Machine, execute
 from popxl._lower.rounding import count_updates
 from popxl._lower.transfers import check_transfers
 from popxl.errors import poplar_application_runtime_error
+from popxl.ops._folds import tracing_for
 
 if TYPE_CHECKING:
     from popxl.ir import Ir
@@ -207,7 +208,8 @@ class Program:
 
         # Unused arguments are kept, so that the executable's arguments are exactly the program's.
         jitted = jax.jit(popxl_program, donate_argnums=(0,), keep_unused=True)
-        traced = jitted.trace(*self.argument_specs)
+        with tracing_for(target or self.platform):
+            traced = jitted.trace(*self.argument_specs)
         return traced.lower(lowering_platforms=None if target is None else (target,))
 
     def compile(self) -> Any:

