@@ -189,7 +189,7 @@ class Checkpoint(Section):
     """Where training state comes from and goes to."""
 
     load: str | None = None
-    """Checkpoint directory, or directory or hub name of a Hugging Face model, to start from."""
+    """Checkpoint directory, directory or hub name of a Hugging Face model; random or null: none."""
 
     save: str | None = None
     """Directory to save checkpoints in."""

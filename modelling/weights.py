@@ -148,7 +148,7 @@ def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
     return shard(pad_axis(array, length, axis), count, axis)
 
 
-class _Computed(Mapping[str, np.ndarray]):
+class Computed(Mapping[str, np.ndarray]):
     """Arrays that are made when they are asked for, so that not all have to be in memory."""
 
     def __init__(self, makers: Mapping[str, Callable[[], np.ndarray]]) -> None:
@@ -258,7 +258,7 @@ class WeightTable:
     # ---- logical weights ------------------------------------------------------------------------
     def initial(self, seed: int) -> Arrays:
         """Initial weights by name, float32, made when asked for. No layout changes them."""
-        return _Computed({w.name: partial(w.initial, seed) for w in self.weights})
+        return Computed({w.name: partial(w.initial, seed) for w in self.weights})
 
     def renamed(self, tensors: Arrays) -> Arrays:
         """The weights of a file under their logical names; each is read when asked for.
@@ -267,7 +267,7 @@ class WeightTable:
             ValueError: a weight is missing, or there is an unknown one.
         """
         sources = self._sources(tensors)
-        return _Computed({own: partial(tensors.__getitem__, name) for own, name in sources.items()})
+        return Computed({own: partial(tensors.__getitem__, name) for own, name in sources.items()})
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that a file has the weights of this model, from their shapes by the file's names.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 
 from config.errors import UserError
 from config.sections import RunConfig
-from modelling.weights import OPTIMIZER, WeightTable
+from data.hub import is_reachable
+from modelling.weights import OPTIMIZER, Computed, WeightTable
 from training.checkpoint import (
+    Checkpoint,
     CheckpointError,
     TensorFiles,
     has_checkpoint,
@@ -22,6 +25,7 @@ from training.checkpoint import (
 )
 
 Tensors = Mapping[str, np.ndarray]
+RANDOM = "random"
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Start:
 
 
 def starting_point(config: RunConfig, table: WeightTable) -> Start:
-    """The state that `checkpoint.load` names, or random weights.
+    """The state that `checkpoint.load` names, or random weights if it names none or `RANDOM`.
 
     A checkpoint continues its run, at the step and the sample it was saved at; with
     `checkpoint.optim_state` false, a new run starts from its weights.
@@ -53,7 +57,7 @@ def starting_point(config: RunConfig, table: WeightTable) -> Start:
         UserError: nothing usable is there, or the weights do not fit the configured model.
     """
     load = config.checkpoint.load
-    if load is None:
+    if load is None or load == RANDOM:
         return Start(table.initial(config.model.seed))
     if has_checkpoint(load):
         return _of_checkpoint(config, table, load)
@@ -70,10 +74,8 @@ def starting_point(config: RunConfig, table: WeightTable) -> Start:
 
 def _of_checkpoint(config: RunConfig, table: WeightTable, load: str) -> Start:
     checkpoint = load_checkpoint(load)
-    names = [n for n in checkpoint.tensors if not n.startswith(f"{OPTIMIZER}/")]
-    _check_fit(table, checkpoint.tensors, names, load)
-    weights = {n: checkpoint.tensors[n] for n in names}
-    has_state = len(names) < len(checkpoint.tensors)
+    weights = _weights(checkpoint, table, load)
+    has_state = len(weights) < len(checkpoint.tensors)
     if not config.checkpoint.optim_state:
         return Start(weights, source=f"the weights of step {checkpoint.step} in {load}")
     if not has_state and not config.model.eval:
@@ -96,19 +98,25 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     Raises:
         UserError: as for `starting_point`, or if it names nothing.
     """
-    if config.checkpoint.load is None:
+    load = config.checkpoint.load
+    if load is None or load == RANDOM:
         raise CheckpointError(
             "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
             "or a Hugging Face model"
         )
-    load = config.checkpoint.load
     if not has_checkpoint(load):
         return starting_point(config, table)
     checkpoint = load_checkpoint(load)
-    names = [n for n in checkpoint.tensors if not n.startswith(f"{OPTIMIZER}/")]
-    _check_fit(table, checkpoint.tensors, names, load)
-    weights = {n: checkpoint.tensors[n] for n in names}
+    weights = _weights(checkpoint, table, load)
     return Start(weights, checkpoint.step, None, f"step {checkpoint.step} in {load}")
+
+
+def _weights(checkpoint: Checkpoint, table: WeightTable, load: str) -> Tensors:
+    """The weights alone of a checkpoint, each read when it is asked for."""
+    tensors = checkpoint.tensors
+    names = [n for n in tensors if not n.startswith(f"{OPTIMIZER}/")]
+    _check_fit(table, tensors, names, load)
+    return Computed({n: partial(tensors.__getitem__, n) for n in names})
 
 
 def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:
@@ -125,9 +133,13 @@ def _downloaded(name: str) -> str:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return snapshot_download(name, allow_patterns=["*.safetensors", "*.json"])
+        # An unreachable hub would be asked again and again for a minute.
+        return snapshot_download(
+            name, allow_patterns=["*.safetensors", "*.json"], local_files_only=not is_reachable()
+        )
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise UserError(
-            f"--load {name}: no such folder here, and no such model can be reached on the Hugging "
-            "Face hub: check the path, or connect to the network"
+            f"weights {name}: no such folder here, and no such model can be had from the Hugging "
+            "Face hub: connect to the network, give a folder with --load, or start from random "
+            f"weights with --load {RANDOM}"
         ) from error
