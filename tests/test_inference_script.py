@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import huggingface_hub
 import pytest
 import transformers.utils
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 import run_inference
 from config.gptj import GPTJConfig
@@ -19,20 +23,42 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("preset", SMALL)
-def test_answers_agree_with_hugging_faces(preset, tmp_path, capsys):
+def run_small(preset, folder, *arguments):
+    """Save a small model for Hugging Face, and run the script with it."""
     config_class, model = SMALL[preset]
     config = load_config(config_class, "inference", preset, {"model": model})
     weights = family_of(config).weights(config).initial(3)
-    write_hf_directory(tmp_path, weights, family_of(config).hf_config(config))
+    write_hf_directory(folder, weights, family_of(config).hf_config(config))
     flags = [f"--{name}={value}" for name, value in model.items()]
-    arguments = ["--config", preset, "--device", "cpu", "--load", str(tmp_path), *flags]
-    assert run_inference.main([*arguments, "--micro_batch_size", "3"]) == 0
+    common = ["--config", preset, "--device", "cpu", "--load", str(folder), *flags]
+    return run_inference.main([*common, "--micro_batch_size", "3", *arguments])
+
+
+@pytest.mark.parametrize("preset", SMALL)
+def test_answers_agree_with_hugging_faces(preset, tmp_path, capsys):
+    assert run_small(preset, tmp_path) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "the tokens agree for 3 of 3 prompts"
     answers = [line for line in out.splitlines() if line.startswith("ours:")]
     assert len(answers) == out.count("prompt: ") == 3
     assert len(set(answers)) > 1
+
+
+def test_what_4_bits_change_is_seen_beside_whole_weights(tmp_path, capsys):
+    assert run_small("gptj_tiny", tmp_path, "--quantisation=int4") == 0
+    assert re.search(r"the tokens agree for [0-2] of 3 prompts$", capsys.readouterr().out.strip())
+
+
+def test_the_default_weights_need_a_network(monkeypatch, capsys):
+    def offline(name: str, **_: object) -> str:
+        raise LocalEntryNotFoundError(name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    assert run_inference.main([]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "Graphcore/gptj-mnli" in said
+    assert said.endswith("check the path, or connect to the network")
+    assert len(said.splitlines()) == 1
 
 
 def test_a_difference_is_said():

@@ -19,6 +19,7 @@ from modelling.layers import Groups, Linear
 from modelling.quantisation import packed_shapes, quantised
 from popxl import ops
 from tests.modelling.generation import test_gptj, test_t5
+from tests.modelling.gptj.hf import small_config
 
 GROUP = 8
 rng = np.random.default_rng(0)
@@ -124,6 +125,15 @@ def test_a_model_is_that_of_the_rounded_weights(family, layout, size):
     count = sum(w.size for n, w in expected.weights.items() if is_quantised(n, w))
     # Half a byte for each value, and a scale and a bias of float32 for each group.
     assert before - after == count * (4 - 0.5 - 8 / size)
+
+
+def test_one_weight_at_a_time_is_decompressed():
+    """Loops could compute what does not change once and for all: every weight, in full."""
+    model = {"layers": 12, "hidden_size": 64, "quantisation": "int4", "eval": True}
+    config = small_config(micro_batch=1, **model, quantisation_group_size=16)
+    use = Inference(config).session.memory_use()
+    largest = 64 * 256 * 4  # bytes of the feed-forward's
+    assert largest < use.temporaries < 12 * 12 * 64 * 64 * 4 / 4
 
 
 # ---- configuration ------------------------------------------------------------------------------

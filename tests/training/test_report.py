@@ -9,6 +9,7 @@ import pytest
 import wandb
 
 from config.errors import UserError
+from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.t5 import T5Config
 from training.metrics import read_metrics
@@ -81,14 +82,20 @@ def test_a_directory_that_cannot_be(tmp_path, config):
         Report(config, tmp_path / "file", "tiny")
 
 
-def test_wandb_gets_config_versions_and_steps(tmp_path, config, runs):
+@pytest.mark.parametrize(
+    ("family", "preset", "project"),
+    [(T5Config, "tiny", "popxl-t5"), (GPTJConfig, "gptj_tiny", "popxl-gptj")],
+)
+def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, project):
+    config = load_config(family, "finetuning", preset)
     with Report(config, tmp_path, "tiny", wandb=True, wandb_name="mine") as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
     (run,) = runs
-    assert run.settings["project"] == "popxl-t5"
+    assert run.settings["project"] == project
     assert run.settings["name"] == "mine"
     assert run.settings["config"]["model"] == config.to_dict()["model"]
-    assert run.settings["config"]["versions"]["jax"][0].isdigit()
+    versions = run.settings["config"]["versions"]
+    assert all(versions[name][0].isdigit() for name in ("popxl-xla", "jax"))
     assert run.logged == [(0, {"loss": 2.0, "learning_rate": 1e-3})]
     assert run.exit_code == 0
 
