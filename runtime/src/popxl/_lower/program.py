@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream
+    from popxl.tensor import Constant
 
-_INLINE_BYTES = 4096  # larger constants are passed as arguments, not written into the program
+_INLINE_BYTES = 4096
 
 
 @dataclass
@@ -74,9 +75,7 @@ class Program:
             if op.defn.check is not None and getattr(options, op.defn.check.option)
         ]
         self.rounds = options.enableStochasticRounding and count_updates(ir.main_graph) > 0
-        self.constants = [
-            c for g in ir._graphs for c in g.constants if c._data.nbytes > _INLINE_BYTES
-        ]
+        self.constants = [c for g in ir._graphs for c in g.constants if is_argument(c)]
 
     @property
     def h2d(self) -> list[HostToDeviceStream]:
@@ -220,6 +219,11 @@ class Program:
     @property
     def switches(self) -> dict[str, Any]:
         return switches(self.platform)
+
+
+def is_argument(constant: Constant) -> bool:
+    """Whether a constant is passed as an argument, and not written into the program."""
+    return constant._data.nbytes > _INLINE_BYTES
 
 
 def _spec(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:

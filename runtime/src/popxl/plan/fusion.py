@@ -43,7 +43,9 @@ class Kernel:
     @property
     def part(self) -> str:
         """The part it counts for: that of its root, or of something computed inside."""
-        return self.root.part or next((n.part for n in self.nodes if n.part), "")
+        if self.root.part or self.root.kind != "primitive":
+            return self.root.part
+        return next((n.part for n in self.nodes if n.part), "")
 
 
 class Storage:

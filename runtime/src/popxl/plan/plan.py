@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from popxl._core.effects import program_effects
 from popxl._lower.layout import Layout
+from popxl._lower.program import is_argument
 from popxl.ir import Ir
 from popxl.plan.liveness import peaks
 from popxl.plan.prune import prune
@@ -50,7 +51,7 @@ def storage_of(ir: Ir, tiled: bool = False) -> Storage:
     """What the program of `ir` stores as long as it is there: the quick part of `plan_of`."""
     effects = program_effects(ir)
     on_device = [v for v in ir.main_graph.variables if v._remote is None]
-    constants = [c for graph in ir._graphs for c in graph.constants]
+    constants = [c for graph in ir._graphs for c in graph.constants if is_argument(c)]
     copies = sum(v._data.nbytes for v in ir.main_graph.variables)
     return Storage(
         variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants)),

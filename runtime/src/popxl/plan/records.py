@@ -89,7 +89,7 @@ class Plan:
     Attributes:
         replicas: devices that run the program.
         parts: in order of first execution.
-        variables: device bytes of variables and constants that live on the device.
+        variables: device bytes of variables and large constants that live on the device.
         streams: device bytes of host streams: all transfers of a run, in both directions.
         temporaries: most device bytes of intermediate values at any time.
         remote: host bytes of remote buffers, as they are stored.

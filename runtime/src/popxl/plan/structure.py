@@ -118,27 +118,28 @@ def _conditional(frame: Frame, op: Op) -> None:
 
 
 def _gradient_of_loop(frame: Frame, op: Op) -> None:
-    """The loop again, keeping what the gradients need, and their graph for each iteration."""
-    forward, backward, count = op.attrs["forward"], op.attrs["backward"], op.attrs["count"]
+    """The loop again, keeping what the gradients need, and their graph for each iteration; compare
+    `popxl.transforms.flow`."""
+    forward, backward = op.attrs["forward"], op.attrs["backward"]
+    count, carried, feed = op.attrs["count"], op.attrs["carried"], op.attrs["feed"]
     inputs = [frame.read(t) for t in op.inputs]
     start = inputs[: len(forward._inputs)]
-    again, inner = frame.tracer.body(forward, start, frame.label(op))
-    kept = [t for t in op.attrs["feed"] if not isinstance(t, int) and t not in forward._inputs]
-    again.outputs = [inner.read(t) for t in kept]
+    constant = dict(zip(forward._inputs[carried:], start[carried:], strict=False))
+    firsts = [Value(v.shape, v.itemsize) for v in start[:carried]]
+    again, inner = frame.tracer.body(forward, [*firsts, *start[carried:]], frame.label(op))
+    kept = [t for t in feed if not isinstance(t, int) and t not in constant]
+    again.outputs = [inner.read(t) for t in (*forward._outputs[:carried], *kept)]
     first = frame.node("loop", "repeat_grad", op, inputs)
     first.bodies, first.count = (again,), count
-    saved = {t: first.add_output((count, *t.shape), t.dtype.itemsize) for t in kept}
-    fed = []
-    for source, t in zip(op.attrs["feed"], backward._inputs, strict=True):
-        known = saved.get(source) or (
-            start[forward._inputs.index(source)] if source in forward._inputs else None
-        )
-        fed.append(known if known in start else Value(t.shape, t.dtype.itemsize))
+    saved = [first.add_output((count, *t.shape), t.dtype.itemsize) for t in kept]
+    fed = [
+        constant[source] if source in constant else Value(t.shape, t.dtype.itemsize)
+        for source, t in zip(feed, backward._inputs, strict=True)
+    ]
     body, reached = frame.tracer.body(backward, fed, frame.label(op))
     body.outputs = [reached.read(t) for t in backward._outputs]
-    node = frame.node("loop", "repeat_grad", op, [*inputs, *saved.values()])
+    node = frame.node("loop", "repeat_grad", op, [*inputs, *saved])
     node.bodies, node.count = (body,), count
-    node.facts["entering"] = tuple(fed)
     frame.define(op, _outputs(node, op))
 
 
