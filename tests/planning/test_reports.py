@@ -1,0 +1,122 @@
+"""Reports of plans: estimates of time, text, JSON, picture, and the hardware table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import benchmarks.finetuning
+import benchmarks.inference
+import run_finetuning
+import run_validation
+from planning.estimate import times
+from planning.machines import Machine, machine, machines
+from popxl.plan import Collective, Part
+
+GB = 1e9
+ONE = Machine(
+    name="one",
+    title="a machine to reckon with",
+    flops={"float32": 1e12},
+    memory=8 * GB,
+    bandwidth=100 * GB,
+    host_link=10 * GB,
+    link=50 * GB,
+    devices=4,
+    host_memory=64 * GB,
+    network=5 * GB,
+)
+
+
+def test_the_slowest_resource_decides() -> None:
+    part = Part(
+        "layer/forward",
+        flops=3 * 10**12,
+        device_traffic=int(200 * GB),
+        host_to_device=int(40 * GB),
+        device_to_host=int(50 * GB),
+        collectives=(Collective("all_gather", 4, True, 2, int(80 * GB)),),
+    )
+    found = times(part, ONE, "float32", 8)
+    # A ring of 4 sends 3 of 4 shards; its neighbours share a host.
+    assert vars(found) == {"compute": 3.0, "memory": 2.0, "host": 5.0, "network": 60 / 50}
+    assert (found.seconds, found.bound) == (5.0, "host")
+
+
+@pytest.mark.parametrize(
+    ("group", "consecutive", "rate"), [(4, True, 50), (8, True, 5), (2, False, 5)]
+)
+def test_groups_that_leave_a_host_use_the_network(
+    group: int, consecutive: bool, rate: float
+) -> None:
+    nbytes = 64 * 10**9
+    part = Part("", collectives=(Collective("all_reduce", group, consecutive, 1, nbytes),))
+    sent = 2 * nbytes * (group - 1) / group
+    assert times(part, ONE, "float32", 8).network == pytest.approx(sent / (rate * GB))
+
+
+def test_virtual_devices_divide_the_machine() -> None:
+    whole, part = machine("laptop"), machine("laptop").for_replicas(4)
+    assert part.flops["float32"] * 4 == whole.flops["float32"]
+    assert part.bandwidth * 4 == whole.bandwidth
+    assert machine("h100").for_replicas(4) == machine("h100")
+
+
+def test_the_hardware_table_is_complete() -> None:
+    assert list(machines()) == ["h100", "h200", "a100", "tpu_v5e", "laptop"]
+    for found in machines().values():
+        assert set(found.flops) == {"float32", "bfloat16", "float16"}
+        assert all(value > 0 for value in (*found.flops.values(), found.bandwidth, found.network))
+
+
+# ---- command lines ------------------------------------------------------------------------------
+def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmarks.finetuning.main(["--config", "tiny", "--plan"]) == 0
+    text = capsys.readouterr().out
+    rows = {tuple(line.split()[:2]) for line in text.splitlines()}
+    phases = ("embeddings", "first_encoder_layer", "encoder_block", "encoder_head",
+              "decoder_embeddings", "first_decoder_layer", "decoder_block", "head")  # fmt: skip
+    for phase in phases:
+        assert (phase, "backward") in rows
+        assert (phase, "update") in rows or phase == "decoder_embeddings"  # owns nothing
+    assert "0.9 M parameters in float32" in text
+    assert "batch        64 = 64 micro × 1 accumulation × 1 dp" in text
+
+
+def test_scheduling_hints_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--config", "gptj_tiny", "--code_load", "true", "--io_tiles", "64", "--plan"]
+    assert run_finetuning.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "code_load: " in text
+    assert "io_tiles 64" in text
+
+
+def test_a_plan_as_json_and_picture(tmp_path: Path) -> None:
+    data, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    arguments = ["--config", "gptj_tiny", "--tensor_parallel", "2", "--machine", "a100"]
+    wanted = ["--plan-json", str(data), "--plan-picture", str(picture)]
+    assert benchmarks.finetuning.main([*arguments, *wanted]) == 0
+    plan = json.loads(data.read_text(encoding="utf-8"))
+    assert (plan["replicas"], plan["machine"], plan["hosts"]) == (2, "a100", 1)
+    layer = {(p["phase"], p["direction"]): p for p in plan["phases"]}[("layer", "forward")]
+    assert layer["flops"] > 0
+    assert layer["seconds"]["estimate"] == max(
+        layer["seconds"][name] for name in ("compute", "memory", "host", "network")
+    )
+    kinds = {(c["kind"], c["group_size"]) for c in layer["collectives"]}
+    assert ("all_reduce", 2) in kinds
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_generation_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    for main in (benchmarks.inference.main, run_validation.main):
+        assert main(["--config", "gptj_tiny", "--plan"]) == 0
+        rows = {tuple(line.split()[:2]) for line in capsys.readouterr().out.splitlines()}
+        assert {("embeddings", "prompt"), ("layer", "prompt"), ("head", "token")} <= rows
+
+
+def test_an_unknown_machine_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_finetuning.main(["--config", "tiny", "--plan", "--machine", "h1000"]) == 2
+    assert "did you mean h100" in capsys.readouterr().err
