@@ -16,3 +16,4 @@ from modelling.generation.program import build_generation as build_generation
 from modelling.generation.prompts import last_words as last_words
 from modelling.generation.stack import Inputs as Inputs
 from modelling.generation.stack import Stack as Stack
+from modelling.generation.step import Step as Step

@@ -21,6 +21,7 @@ from modelling.generation import (
     Choice,
     SpecialTokens,
     Stack,
+    Step,
     bind_step,
     decode,
     last_words,
@@ -121,15 +122,13 @@ class ReadPrompts(Module):
             return self.layer(x)
 
 
-class Step(Module):
-    """From the token at one position to the logits of the next."""
+class GPTJStep(Step):
+    """See `Step`."""
 
     def __init__(self, config: GPTJConfig) -> None:
-        super().__init__()
+        super().__init__(config, Head(config))
         self.model = config.model
-        self.embeddings = Embeddings(config)
         self.layer = DecodingStack(config)
-        self.head = Head(config)
 
     def build(
         self,
@@ -151,12 +150,10 @@ class Step(Module):
         later = np.arange(slots) > prompt + np.arange(slots - prompt)[:, None]
         hidden = popxl.constant(np.where(later, MASKED, 0), popxl.float32, "later_slots")
         biases = [padding, ops.gather(hidden, position).reshape((1, 1, 1, slots))]
-        with popxl.plan.part("embeddings/token"):
-            x = self.embeddings(words)
+        x = self.embedded(words)
         with popxl.plan.part("layer/token"):
             x, *caches = self.layer(x, caches, position + prompt, list(tables), biases)
-        with popxl.plan.part("head/token"):
-            return self.head.next_logits(x), *caches
+        return self.logits(x), *caches
 
 
 class GPTJGenerator:
@@ -171,7 +168,7 @@ class GPTJGenerator:
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
         prompt_facts, self._read = ReadPrompts(config).create_graph(words)
         slots = self.prompt_length + self.output_length
-        self.facts, self._step = Step(config).create_graph(
+        self.facts, self._step = GPTJStep(config).create_graph(
             TensorSpec((), popxl.int32),
             TensorSpec((batch, 1), popxl.int32),
             [t.spec for t in self._read.graph.outputs],

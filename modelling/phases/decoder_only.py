@@ -10,7 +10,7 @@ import popxl_addons as addons
 from modelling.layers import Embeddings
 from modelling.phases.head import LossPhase
 from modelling.phases.phase import Phase
-from modelling.phases.rows import ActivationRows, InputBuffers, Port
+from modelling.phases.rows import ActivationRows, InputBuffers
 from modelling.phases.settings import Settings
 from modelling.phases.stack import stack_backward, stack_forward
 
@@ -32,11 +32,7 @@ class DecoderOnlyLayout:
         scalar = popxl.TensorSpec((), popxl.float32)
         self.inputs = InputBuffers({"words": words, "labels": words, "weight": scalar}, settings)
         hidden = popxl.TensorSpec((*words.shape, model.hidden_size), settings.dtype)
-        rows = ActivationRows.create(hidden, model.layers + 1, settings)
-
-        def row(offset: int) -> Port:
-            return Port(hidden, rows.value(offset), rows.grad(offset))
-
+        row = ActivationRows.create(hidden, model.layers + 1, settings).port
         self.embeddings = Phase(
             "embeddings", Embeddings(config), {"words": self.inputs.port("words")}, row(0), settings
         )

@@ -39,9 +39,10 @@ class ActivationRows:
     """The values between the phases of a stack, and their gradients.
 
     Row r of `x` is the input of layer r, row r of `dx` its gradient; each row holds one entry for
-    each micro-batch. Entries are cut over `shards`.
+    each micro-batch, of `spec`. Entries are cut over `shards`.
     """
 
+    spec: popxl.TensorSpec
     x: popxl.RemoteBuffer
     dx: popxl.RemoteBuffer
     shards: popxl.ReplicaGrouping | None
@@ -51,7 +52,7 @@ class ActivationRows:
         """Buffers of `rows` rows for activations of `spec`, [batch, sequence, hidden]."""
         shards = settings.activation_shards
         x, dx = (activation_buffer(spec, rows, settings) for _ in range(2))
-        return cls(x, dx, shards)
+        return cls(spec, x, dx, shards)
 
     def value(self, offset: int = 0) -> RemoteHandle:
         """Row `offset` beyond the phase's own row."""
@@ -60,6 +61,10 @@ class ActivationRows:
     def grad(self, offset: int = 0) -> RemoteHandle:
         """Gradient of `value(offset)`."""
         return RemoteHandle(self.dx, offset, self.shards)
+
+    def port(self, offset: int = 0) -> Port:
+        """`value(offset)` and its gradient, as a phase takes them."""
+        return Port(self.spec, self.value(offset), self.grad(offset))
 
     def value_at(self, row: int) -> RemoteHandle:
         """Row `row`, whichever row the phase is at."""

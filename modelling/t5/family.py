@@ -11,7 +11,7 @@ import numpy as np
 
 from config.t5 import T5Config
 from data.encoding import IGNORE_INDEX, EncodedExamples, encode
-from data.generated import GeneratedExamples
+from data.generated import generated_examples
 from data.loader import Samples
 from data.mnli import Example, encoder_prompt, load_tokenizer
 from data.prompts import Prompts
@@ -57,7 +57,7 @@ def validation_prompts(
 def generate_samples(config: T5Config, count: int) -> Samples:
     """Random samples of the configured lengths."""
     model = config.model
-    return GeneratedExamples(
+    return generated_examples(
         count,
         model.embedding.vocab_size,
         model.sequence_length,

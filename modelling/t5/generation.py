@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Choice, Inputs, SpecialTokens, Stack, bind_step, decode, put
+from modelling.generation import Choice, Inputs, SpecialTokens, Stack, Step, bind_step, decode, put
 from modelling.layers import Embeddings, Groups, Layer, padding_bias
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
@@ -194,14 +194,12 @@ class Encode(Module):
             return self.decoder(x)
 
 
-class Step(Module):
-    """From the token at one position to the logits of the next."""
+class T5Step(Step):
+    """See `Step`."""
 
     def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.embeddings = Embeddings(config)
+        super().__init__(config, Head(config))
         self.decoder = DecoderStack(config)
-        self.head = Head(config)
 
     def build(
         self,
@@ -212,12 +210,10 @@ class Step(Module):
         padding: Tensor,
     ) -> tuple[Tensor, ...]:
         """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches."""
-        with popxl.plan.part("embeddings/token"):
-            x = self.embeddings(words)
+        x = self.embedded(words)
         with popxl.plan.part("decoder/token"):
             x, *caches = self.decoder(x, position, caches, prepared, padding)
-        with popxl.plan.part("head/token"):
-            return self.head.next_logits(x), *caches
+        return self.logits(x), *caches
 
 
 class T5Generator:
@@ -235,7 +231,7 @@ class T5Generator:
         prepared = [t.spec for t in self._encode.graph.outputs]
         _, heads, _, d_kv = prepared[1].shape
         self._cache = TensorSpec((batch, heads, self.output_length, d_kv), prepared[1].dtype)
-        step_facts, self._step = Step(config).create_graph(
+        step_facts, self._step = T5Step(config).create_graph(
             TensorSpec((), popxl.int32),
             TensorSpec((batch, 1), popxl.int32),
             [self._cache] * (2 * self._layers),

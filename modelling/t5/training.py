@@ -72,12 +72,8 @@ class T5Layout:
         self._encoded_grads = activation_buffer(self._enc, self._layers, settings)
 
     # ---- encoder --------------------------------------------------------------------------------
-    def _encoder_row(self, offset: int) -> Port:
-        rows = self._encoder_rows
-        return Port(self._enc, rows.value(offset), rows.grad(offset))
-
     def _encoder_phases(self) -> None:
-        config, settings, row = self._config, self._settings, self._encoder_row
+        config, settings, row = self._config, self._settings, self._encoder_rows.port
         self.embeddings = Phase(
             "embeddings", Embeddings(config), {"words": self.inputs.port("words")}, row(0), settings
         )
@@ -114,12 +110,8 @@ class T5Layout:
         return Phase(name, module, inputs, output, self._settings, self._layers - 1, lent)
 
     # ---- decoder --------------------------------------------------------------------------------
-    def _decoder_row(self, offset: int) -> Port:
-        rows = self._decoder_rows
-        return Port(self._dec, rows.value(offset), rows.grad(offset))
-
     def _decoder_phases(self) -> None:
-        config, settings, row = self._config, self._settings, self._decoder_row
+        config, settings, row = self._config, self._settings, self._decoder_rows.port
         self.decoder_embeddings = Phase(
             "decoder_embeddings",
             Embeddings(config),

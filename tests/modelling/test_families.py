@@ -25,7 +25,7 @@ OF_FAMILY = {
         ],
         700,
     ),
-    "t5": (["modelling/t5"], 900),
+    "t5": (["modelling/t5", "config/t5.py", "data/encoding.py", "data/generated.py"], 900),
 }
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import popxl
 from config.toy import ToyConfig
-from modelling.generation import Choice, SpecialTokens, Stack, bind_step, decode, last_words
-from modelling.layers import Embeddings, Groups
+from modelling.generation import Choice, SpecialTokens, Stack, Step, bind_step, decode, last_words
+from modelling.layers import Groups
 from modelling.toy.block import Block, Head
 from popxl import Tensor, TensorSpec
-from popxl_addons import Module, NamedTensors
+from popxl_addons import NamedTensors
 
 SPECIAL_TOKENS = SpecialTokens(end=0, pad=1)
 
@@ -20,18 +20,16 @@ class ToyStack(Stack):
         return self.at_one_position(Block(), x, [], lambda _: [])[0]
 
 
-class Step(Module):
-    """From a token to the logits of the next."""
+class ToyStep(Step):
+    """See `Step`."""
 
     def __init__(self, config: ToyConfig) -> None:
-        super().__init__()
-        self.embeddings = Embeddings(config)
+        super().__init__(config, Head(config))
         self.layer = ToyStack(config.model.layers)
-        self.head = Head(config)
 
     def build(self, position: Tensor, words: Tensor) -> Tensor:
         """words: int32 (batch, 1) -> float32 (batch, part of the vocabulary)."""
-        return self.head.next_logits(self.layer(self.embeddings(words)))
+        return self.logits(self.layer(self.embedded(words)))
 
 
 class ToyGenerator:
@@ -42,7 +40,7 @@ class ToyGenerator:
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self._groups = groups
         words = TensorSpec((config.execution.micro_batch_size, 1), popxl.int32)
-        self.facts, self._step = Step(config).create_graph(TensorSpec((), popxl.int32), words)
+        self.facts, self._step = ToyStep(config).create_graph(TensorSpec((), popxl.int32), words)
 
     def generate(
         self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
