@@ -1,0 +1,111 @@
+"""Hugging Face's model on torch with our weights: what benchmarks stand beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from config.sections import Optimizer, RunConfig
+from modelling.layers.lm_head import IGNORED
+from modelling.spec import Batch, family_of
+
+
+def model_of(config: RunConfig, weights: Mapping[str, np.ndarray]) -> Any:
+    """The configured model in its own type, without dropout.
+
+    Args:
+        weights: by their Hugging Face names.
+    """
+    description = family_of(config).hf_config(config)
+    architecture = getattr(transformers, description["architectures"][0])
+    settings = architecture.config_class.from_dict(description)
+    model = architecture(settings).to(getattr(torch, config.model.precision)).eval()
+    # T5's class ties the head to the embedding, whatever the configuration says.
+    model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    state = {name: torch.from_numpy(np.array(weights[name])) for name in weights}
+    unknown = model.load_state_dict(state, strict=False).unexpected_keys
+    assert not unknown, f"Hugging Face's model has no {unknown}"
+    return model
+
+
+class TorchTraining:
+    """Optimizer steps: the same loss, clipping and AdamW as ours, on one micro-batch.
+
+    Args:
+        checkpointing: compute each layer's activations again in the backward pass.
+    """
+
+    def __init__(
+        self, config: RunConfig, weights: Mapping[str, np.ndarray], checkpointing: bool
+    ) -> None:
+        self.model = model_of(config, weights)
+        if checkpointing:
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # checkpointing works in this mode only; dropout is 0
+            for module in self.model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+        optimizer = config.training.optimizer
+        self.clip = optimizer.gradient_clipping
+        self.optimizer = torch.optim.AdamW(
+            _decayed_apart(self.model, optimizer),
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            foreach=True,
+        )
+
+    def step(self, batch: Batch, learning_rate: float) -> float:
+        """One optimizer step; returns the loss before it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(batch)
+        loss.backward()
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return loss.item()
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean over the target tokens. Labels stand where they are predicted, for all families."""
+        arrays = {n: torch.from_numpy(np.ascontiguousarray(a)).long() for n, a in batch.items()}
+        labels = arrays.pop("labels")
+        logits = self.model(**arrays, use_cache=False).logits.float()
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED
+        )
+
+
+def generate(model: Any, words: np.ndarray, mask: np.ndarray, length: int) -> np.ndarray:
+    """Greedy generation by transformers: int [n, up to length] new tokens.
+
+    Prompts without padding, since padding is on other sides in the two programs.
+    """
+    assert mask.all()
+    ids = torch.from_numpy(words).long()
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=length,
+        )
+    # A decoder's output begins with the start token, a language model's with the prompt.
+    skipped = 1 if model.config.is_encoder_decoder else ids.shape[1]
+    return found[:, skipped:].numpy()
+
+
+def _decayed_apart(model: Any, optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Parameters in two groups: vectors, such as norms' scales, have no weight decay."""
+    parameters = list(model.parameters())
+    return [
+        {
+            "params": [p for p in parameters if (p.ndim > 1) == decayed],
+            "weight_decay": optimizer.weight_decay if decayed else 0.0,
+        }
+        for decayed in (True, False)
+    ]
