@@ -67,8 +67,11 @@ def forced_logits(
     expected: Reference,
     forced: np.ndarray,
     beside: Beside | None = None,
+    data_parallel: int = 1,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The logits from which a family's generation would choose, when it is given its tokens.
+
+    Copies of the model do the same; what the last one does is returned.
 
     Args:
         forced: int32 (batch, positions), read one after the other, for the first prompts.
@@ -77,7 +80,7 @@ def forced_logits(
         float32 (batch, positions, vocabulary); and what `beside` computes, of each replica.
     """
     (batch, positions), tp = forced.shape, table.tensor_parallel
-    ir = popxl.Ir(replication=tp)
+    ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
     with ir.main_graph:
         generator: Generator = generator_of(config, Groups.current(tp))
@@ -90,8 +93,8 @@ def forced_logits(
     trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
     with popxl.Session(ir, "cpu") as session:
         session.write_variables_data(table.to_variables(expected.weights, trees))
-        out = session.run({choose.tokens: np.repeat(forced.T[:, None], tp, 1)})
-    found = out[choose.logits].reshape(positions, tp, batch, -1)
+        out = session.run({choose.tokens: np.repeat(forced.T[:, None], data_parallel * tp, 1)})
+    found = out[choose.logits].reshape(positions, data_parallel * tp, batch, -1)[:, -tp:]
     logits = found.transpose(2, 0, 1, 3).reshape(batch, positions, -1)
     return logits, None if other is None else out[other]
 

@@ -72,12 +72,12 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
     np.testing.assert_array_equal(tokens, expected.tokens)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_cached_logits_are_hugging_faces(tp):
-    batch, config = 8, config_of(1, tp, 8)
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 2), (2, 2), (1, 4)])
+def test_cached_logits_are_hugging_faces(dp, tp):
+    batch, config = 8, config_of(dp, tp, 8)
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)
     expected = reference()
-    ours, _ = forced_logits(config, GPTJGenerator, weight_table(config), expected, forced)
+    ours, _ = forced_logits(config, GPTJGenerator, weight_table(config), expected, forced, None, dp)
     hf = hf_model(small_config())
     hf.load_state_dict({n: torch.tensor(x) for n, x in expected.weights.items()})
     for i, n in enumerate(expected.mask[:batch].sum(1)):
