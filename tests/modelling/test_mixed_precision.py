@@ -1,0 +1,188 @@
+"""Training in bfloat16 and float16 against Hugging Face's models, in float32 and in the same type.
+
+Bounds are multiples of the type's unit roundoff u, half the distance of 1 from the next number:
+2^-8 for bfloat16, 2^-11 for float16. One rounding makes a relative error of at most u, with a
+standard deviation of u / √3. Errors of many roundings add up in quadrature:
+
+- Gradients: between the inputs and a gradient lie about 75 roundings forwards (3 encoder layers of
+  10, 3 decoder layers of 15), and as many backwards: √150 · u / √3 = 7 u. Bound: 8 u, on the norm
+  of the error of all gradients together.
+- Loss: it is computed in float32 from logits in float32; it is a mean over 50 tokens or more, and
+  the errors of half the roundings, 5 u, come down by that: 5 u / √50 = 0.7 u. Bound: u at first,
+  and 2 u over 5 steps, in which the weights are rounded 5 times.
+- Against Hugging Face's model in the same type, whose errors have the same sources: no more than
+  1.1 times its error, for all gradients and for all weights after 5 steps; 2.5 times for the
+  gradient of any single weight, of which norms and biases have few elements to average over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from config.sections import RunConfig
+from finetuning import FineTuning, StepResult
+from tests.modelling.gptj import test_training as gptj
+from tests.modelling.gptj.hf import hf_model, small_config
+from tests.modelling.half_training import as_array, rounded, train_half
+from tests.modelling.t5 import test_training as t5
+from tests.modelling.torch_training import Batch, Reference
+
+STEPS, RATE = 5, 1e-2
+UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+LOSS_SCALING = {"bfloat16": 1.0, "float16": 128.0}
+
+Arrays = Mapping[str, np.ndarray]
+Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+
+
+def t5_loss(model: torch.nn.Module) -> Loss:
+    return lambda batch: model(**batch).loss
+
+
+def gptj_loss(model: torch.nn.Module) -> Loss:
+    """Its own loss would shift the labels, which the data have done."""
+
+    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits = model(input_ids=batch["input_ids"]).logits.float()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+    return loss
+
+
+@dataclass(frozen=True)
+class Family:
+    """Hugging Face's model, its loss, the data, and our configuration for dp × tp."""
+
+    model: Callable[[], torch.nn.Module]
+    loss: Callable[[torch.nn.Module], Loss]
+    batches: Callable[[int], list[Batch]]
+    config: Callable[[int, int], RunConfig]
+
+
+FAMILIES = {
+    "t5": Family(t5.their_model, t5_loss, t5.batches, t5.our_config),
+    "gptj": Family(lambda: hf_model(small_config()), gptj_loss, gptj.batches, small_config),
+}
+
+
+# ---- training -----------------------------------------------------------------------------------
+@cache
+def theirs(family: str, precision: str, computed_in: str) -> Reference:
+    """Hugging Face's model, trained from weights rounded to `precision`."""
+    their, dtype = FAMILIES[family], getattr(torch, computed_in)
+    model = rounded(their.model(), getattr(torch, precision))
+    scaling = LOSS_SCALING[precision]
+    return train_half(model, dtype, their.batches(STEPS), their.loss(model), RATE, scaling)
+
+
+def ours(
+    config: RunConfig, start: Arrays, batches: list[Batch], rate: float = RATE
+) -> tuple[list[StepResult], Arrays, Arrays]:
+    """Results of the steps, the gradients of the first, and the last weights."""
+    model = FineTuning(config, gradients=True)
+    model.write(start)
+    with model:
+        results = model.run([batches[0]], [rate], 0)
+        gradients = model.gradients()
+        for step, batch in enumerate(batches[1:], 1):
+            results += model.run([batch], [rate], step)
+        weights = model.read(optimizer=False)
+    return results, gradients, {n: w.astype(np.float32) for n, w in weights.items()}
+
+
+def in_precision(config: RunConfig, precision: str, **changes: Mapping[str, object]) -> RunConfig:
+    """The same configuration in another type; `changes` by section."""
+    data = config.to_dict()
+    data["model"]["precision"] = precision
+    data["execution"]["loss_scaling"] = LOSS_SCALING[precision]
+    for section, values in changes.items():
+        data[section] |= values
+    return type(config).from_dict(data)
+
+
+def error(found: Arrays, exact: Arrays) -> float:
+    """The norm of the error of all arrays together, relative to the norm of all."""
+    assert found.keys() == exact.keys()
+    wrong = sum(float(np.sum((a.astype(np.float64) - exact[n]) ** 2)) for n, a in found.items())
+    whole = sum(float(np.sum(a.astype(np.float64) ** 2)) for a in exact.values())
+    return float(np.sqrt(wrong / whole))
+
+
+SLOW = pytest.mark.slow
+CASES = [
+    pytest.param("t5", "bfloat16", 1, 1),
+    pytest.param("t5", "float16", 1, 1, marks=SLOW),
+    pytest.param("t5", "bfloat16", 2, 2, marks=SLOW),
+    pytest.param("t5", "float16", 2, 2, marks=SLOW),
+    pytest.param("gptj", "bfloat16", 1, 1, marks=SLOW),
+    pytest.param("gptj", "float16", 1, 1, marks=SLOW),
+    pytest.param("gptj", "bfloat16", 2, 2, marks=SLOW),
+    pytest.param("gptj", "float16", 2, 2, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("family", "precision", "dp", "tp"), CASES)
+def test_training_in_half_types(family: str, precision: str, dp: int, tp: int) -> None:
+    """10 seconds each on two cores. For the bounds, see above."""
+    exact, half = (theirs(family, precision, p) for p in ("float32", precision))
+    their, u = FAMILIES[family], UNIT[precision]
+    model = rounded(their.model(), getattr(torch, precision))
+    start = {n: as_array(p) for n, p in model.named_parameters()}
+    config = in_precision(their.config(dp, tp), precision)
+    results, gradients, weights = ours(config, start, their.batches(STEPS))
+
+    losses = np.array([r.loss for r in results]) / exact.losses - 1
+    assert abs(losses[0]) < u
+    assert np.abs(losses).max() < 2 * u
+    assert results[0].gradient_norm == pytest.approx(exact.norms[0], rel=4 * u)
+    wrong = error(gradients, exact.gradients)
+    assert wrong < 8 * u
+    assert wrong < 1.1 * error(half.gradients, exact.gradients)
+    for name, gradient in gradients.items():
+        one = {name: exact.gradients[name]}
+        theirs_wrong = error({name: half.gradients[name]}, one)
+        assert error({name: gradient}, one) < 2.5 * theirs_wrong, name
+    assert error(weights, exact.weights) < 1.1 * error(half.weights, exact.weights)
+    # The comparison means something: the weights went a way that is long beside the errors.
+    assert error(start, exact.weights) > 8 * error(weights, exact.weights)
+
+
+# ---- float16's range ----------------------------------------------------------------------------
+def overflowing() -> torch.nn.Module:
+    """A T5 whose feed-forward layers have inner features of 4e5 and more, as FLAN-T5's may be."""
+    model = rounded(t5.their_model(), torch.float16)
+    factors = {"wi_0": 32.0, "wi_1": 2048.0, "wo": 1 / 256}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p *= factors.get(name.split(".")[-2], 1.0)
+    return rounded(model, torch.float16)
+
+
+@pytest.mark.slow
+def test_the_feed_forward_of_t5_overflows_without_a_scale_and_trains_with_it() -> None:
+    """Without it every step is skipped. 20 seconds on two cores."""
+    rate = 1e-4  # the weights of `wo` are about 4e-4
+    model, batches = overflowing(), t5.batches(STEPS)
+    start = {n: as_array(p) for n, p in model.named_parameters()}
+    assert max(np.abs(w).max() for w in start.values()) < 2.0**15
+    exact = train_half(model, torch.float32, batches, t5_loss(model), rate)
+
+    def trained(scale: float) -> tuple[list[StepResult], Arrays, Arrays]:
+        config = in_precision(t5.our_config(), "float16", model={"scale_ff": scale})
+        return ours(config, start, batches, rate)
+
+    results, _, weights = trained(1.0)
+    assert all(r.skipped for r in results)
+    assert error(weights, start) == 0
+    results, _, _ = trained(64.0)
+    assert not any(r.skipped for r in results)
+    assert results[0].loss == pytest.approx(exact.losses[0], rel=UNIT["float16"])
+    fall = exact.losses[0] - exact.losses[-1]
+    assert fall > 0.1
+    assert results[0].loss - results[-1].loss == pytest.approx(fall, rel=0.05)
