@@ -191,7 +191,7 @@ def is_there(path: str, page: Path) -> bool:
 
 
 WRITTEN_BY_RUNS = {"config.yml", "metrics.jsonl", "validation.json", "loss_curve.png", "runs/"}
-OF_OTHERS = {"config.json", "model.safetensors"}
+OF_OTHERS = {"config.json", "generation_config.json", "model.safetensors"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -172,7 +172,7 @@ def test_dropout_is_the_same_in_the_backward_pass() -> None:
     """
     recomputed = dropout_losses("recompute", tp=2, layers=1)
     kept = dropout_losses("keep", tp=2, layers=1)
-    np.testing.assert_allclose(recomputed, kept, rtol=1e-6)
+    np.testing.assert_array_max_ulp(np.float32(recomputed), np.float32(kept), maxulp=16)
     assert abs(recomputed[0] - dropout_losses("keep", 0.0, tp=2, layers=1)[0]) > 1e-3
 
 
