@@ -85,14 +85,15 @@ class Machine:
         Slice first, then move: XLA's host offloading accepts nothing in between. On CPU, a buffer
         that is also stored to is read inside a conditional whose predicate is only known at run
         time: it materialises the entry, without which XLA copies the whole buffer for each store
-        that follows. A buffer of one entry is no larger than the entry, so there is nothing to win.
+        that follows. It also keeps the entry of a buffer of one apart from other loads of it, which
+        XLA would make one, and keep from a phase's forward to its backward pass.
         """
         data = self.buffers[buffer]
 
         def read(data: jax.Array, at: Any) -> jax.Array:
             return lax.dynamic_index_in_dim(data, at, 0, keepdims=False)
 
-        if self.guard_reads and buffer in self.written and buffer.entries > 1:
+        if self.guard_reads and buffer in self.written:
             shape, dtype = data.shape[1:], data.dtype
 
             def nothing(data: jax.Array, at: Any) -> jax.Array:

@@ -27,14 +27,20 @@ def _outputs(node: Node, op: Op) -> list[Value]:
 
 # ---- transfers ----------------------------------------------------------------------------------
 def _remote_load(frame: Frame, op: Op) -> None:
-    at = [frame.read(t) for t in op.inputs[op.inplace is not None :]]
-    node = frame.node("load", "remote", op, at, buffer=op.attrs["buffer"])
+    inputs, buffer = (
+        [frame.read(t) for t in op.inputs[op.inplace is not None :]],
+        op.attrs["buffer"],
+    )
+    stored = frame.tracer.block.stored.get(buffer)
+    node = frame.node("load", "remote", op, [*inputs, *([stored] if stored else [])], buffer=buffer)
     frame.define(op, _outputs(node, op))
 
 
 def _remote_store(frame: Frame, op: Op) -> None:
     inputs = [frame.read(t) for t in op.inputs]
     frame.node("store", "remote", op, inputs, buffer=op.attrs["buffer"])
+    if op.attrs["buffer"].entries == 1:
+        frame.tracer.block.stored[op.attrs["buffer"]] = inputs[0]
 
 
 def _host_load(frame: Frame, op: Op) -> None:

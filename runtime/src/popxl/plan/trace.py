@@ -62,6 +62,8 @@ class Tracer:
         try:
             return self.block, self.run(graph, inputs, part)
         finally:
+            for buffer in self.block.stored:  # what it holds now is not known outside
+                outer.stored.pop(buffer, None)
             self.block = outer
 
     def run(self, graph: Graph, inputs: Sequence[Value], part: str) -> Frame:
