@@ -27,12 +27,11 @@ def _outputs(node: Node, op: Op) -> list[Value]:
 
 # ---- transfers ----------------------------------------------------------------------------------
 def _remote_load(frame: Frame, op: Op) -> None:
-    inputs, buffer = (
-        [frame.read(t) for t in op.inputs[op.inplace is not None :]],
-        op.attrs["buffer"],
-    )
+    inputs, buffer = op.inputs[op.inplace is not None :], op.attrs["buffer"]
+    reads = [frame.read(t) for t in inputs]
     stored = frame.tracer.block.stored.get(buffer)
-    node = frame.node("load", "remote", op, [*inputs, *([stored] if stored else [])], buffer=buffer)
+    node = frame.node("load", "remote", op, reads, buffer=buffer)
+    node.inputs += [] if stored is None else [stored]
     frame.define(op, _outputs(node, op))
 
 

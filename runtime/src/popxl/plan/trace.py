@@ -62,8 +62,7 @@ class Tracer:
         try:
             return self.block, self.run(graph, inputs, part)
         finally:
-            for buffer in self.block.stored:  # what it holds now is not known outside
-                outer.stored.pop(buffer, None)
+            outer.stored.update(dict.fromkeys(self.block.stored))  # what it holds is not known here
             self.block = outer
 
     def run(self, graph: Graph, inputs: Sequence[Value], part: str) -> Frame:

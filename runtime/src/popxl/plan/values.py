@@ -82,13 +82,14 @@ class Block:
     Attributes:
         ops: number of ops of the program by (part, name), those of bodies not included.
         stored: what was last stored in remote buffers of one entry. XLA takes a store of all of a
-            buffer for a new name of the value, which stays until the buffer is last loaded.
+            buffer for a new name of the value, which stays until the buffer is last loaded. None: a
+            body stored something.
     """
 
     nodes: list[Node] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
-    stored: dict[Any, Value] = field(default_factory=dict)
+    stored: dict[Any, Value | None] = field(default_factory=dict)
 
 
 def captured(node: Node) -> list[Value]:
