@@ -12,7 +12,7 @@ from popxl import ops
 from popxl._lower.devices import replica_mesh
 from popxl._lower.fingerprint import program_key
 from popxl._lower.program import Program
-from popxl.ops.var_updates._store import _halves, round_at_random
+from popxl.ops.var_updates._rounding import _halves, to_neighbour
 
 HALF = [np.float16, ml_dtypes.bfloat16]
 NAMES = ["float16", "bfloat16"]
@@ -50,7 +50,7 @@ def draw(values: np.ndarray, dtype, count: int, seed: int = 0) -> np.ndarray:
     """`count` roundings of each value, (count, values), float64."""
     many = np.broadcast_to(values, (count, *values.shape))
     bits = _halves(np.array([seed, 1], np.uint32), many.shape, 0)
-    return np.asarray(round_at_random(many, dtype, bits)).astype(np.float64)
+    return np.asarray(to_neighbour(many, dtype, bits)).astype(np.float64)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=NAMES)
@@ -75,7 +75,7 @@ def test_values_of_the_type_stay(dtype):
     normal = (np.abs(exact) >= 2.0**-126) | (exact == 0)  # see `in_between`
     for seed in range(4):
         bits = _halves(np.array([seed, 2], np.uint32), exact.shape, 0)
-        found = np.asarray(round_at_random(exact, dtype, bits))
+        found = np.asarray(to_neighbour(exact, dtype, bits))
         numbers = normal & ~np.isnan(exact)
         np.testing.assert_array_equal(found.view(np.uint16)[numbers], patterns[numbers])
         assert np.isnan(found[np.isnan(exact)].astype(np.float32)).all()

@@ -1,21 +1,14 @@
-"""The one place where an updated value is rounded to the dtype of its variable.
-
-To nearest, or at random: to one of the two neighbouring values of the dtype, to each with a
-probability proportional to the distance from the other, so that the expected result is the value
-itself (Gupta et al., 2015, arXiv:1502.02551). Replicas that hold a variable alike round it alike.
-"""
+"""The one place where an updated value is rounded to the dtype of its variable."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from popxl._core.opdef import NoGrad
 from popxl.ops._numerics import check_floating
-from popxl.ops.random import random_bits
+from popxl.ops.var_updates import _rounding
 
 NO_GRAD = NoGrad("variable updates are not differentiated")
 
@@ -38,61 +31,4 @@ def store(value: Any, t: Any, rounding: tuple[Any, Any] | None = None) -> Any:
     """
     if rounding is None:
         return value.astype(t.dtype)
-    seed, number = rounding
-    # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
-    # should not round in step, though: their old values, equal in copies alone, tell them apart.
-    own = lax.bitcast_convert_type(t, jnp.uint16)
-    bits = _mixed(_halves(seed, value.shape, number) ^ own)
-    return round_at_random(value, t.dtype, bits)
-
-
-def _halves(seed: Any, shape: tuple[int, ...], number: Any) -> Any:
-    """Random uint16 of `shape`, two from each number drawn."""
-    count = math.prod(shape)
-    drawn = random_bits(seed, (-(-count // 2),), number)
-    return lax.bitcast_convert_type(drawn, jnp.uint16).reshape(-1)[:count].reshape(shape)
-
-
-def _mixed(x: Any) -> Any:
-    """A permutation of uint16 under which each bit depends on all.
-
-    Evenly distributed bits remain so, under it as under the combination with another number. The
-    constants are those of C. Wellons' search for such functions (nullprogram.com/blog/2018/07/31).
-    """
-    x = (x ^ (x >> 8)) * jnp.uint16(0x88B5)
-    x = (x ^ (x >> 7)) * jnp.uint16(0xDB2D)
-    return x ^ (x >> 9)
-
-
-def round_at_random(value: Any, dtype: Any, bits: Any) -> Any:
-    """One of the two values of a 16-bit float `dtype` next to each float32 of `value`.
-
-    A value of the dtype remains. NaN does too, and where there is no finite neighbour above, the
-    result is that of rounding to nearest.
-
-    Args:
-        bits: evenly distributed uint16 of the shape of `value`. Probabilities are exact, but among
-            the subnormal numbers of float16, where they are multiples of 2^-16.
-    """
-    info = jnp.finfo(dtype)
-    dropped = 23 - info.nmant  # low bits of the float32 that the dtype does not have
-    pattern = lax.bitcast_convert_type(value, jnp.uint32)
-    # A random number below one step of the dtype is added to the magnitude, the rest is cut off.
-    pattern = pattern + (bits.astype(jnp.uint32) >> (16 - dropped))
-    kept = jnp.uint32(2**32 - 2**dropped)
-    rounded = lax.bitcast_convert_type(pattern & kept, jnp.float32)
-    if info.minexp > jnp.finfo(jnp.float32).minexp:  # its subnormal numbers are further apart
-        rounded = jnp.where(
-            jnp.abs(value) < float(info.smallest_normal), _subnormal(value, info, bits), rounded
-        )
-    inside = jnp.abs(value) <= float(info.max)
-    return jnp.where(inside, rounded, value).astype(dtype)
-
-
-def _subnormal(value: Any, info: Any, bits: Any) -> Any:
-    """`round_at_random` where all values of the dtype are a constant step apart."""
-    step = float(info.smallest_subnormal)
-    steps = jnp.abs(value) / step  # exact: the step is a power of two
-    whole = jnp.floor(steps)
-    unit = bits.astype(jnp.float32) * 2.0**-16  # in [0, 1)
-    return jnp.copysign((whole + (unit < steps - whole)) * step, value)
+    return _rounding.at_random(value, t, *rounding)
