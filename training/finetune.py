@@ -61,6 +61,8 @@ def finetune(line: CommandLine) -> None:
             export(config, model.tensors(optimizer=False), folder)
     if stop.requested:
         _say(f"stopped by {stop.name} after step {checkpoints.step}")
+        if folder is not None:
+            _say(f"nothing is in {folder}: training.export can write a model from the checkpoint")
     _say(f"records of the run are in {path}")
 
 
