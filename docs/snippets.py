@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "docs" / "tutorial.md",)
+DOCUMENTS = tuple(ROOT / "docs" / f"{name}.md" for name in ("tutorial", "planning"))
 _SNIPPET = re.compile(r"(<!-- snippet: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from popxl.plan.values import Block, Node, Value, captured
 
 RENAMES = frozenset("reshape squeeze expand_dims copy stop_gradient device_put copy_p".split())
+BARRIER = "optimization_barrier"
 _LIBRARY = frozenset(
     """dot_general conv_general_dilated sort scatter scatter_add scatter-add scatter_mul top_k
     cumsum cumprod cummax cummin while scan cond random_bits threefry2x32 random_seed random_wrap
@@ -71,10 +72,16 @@ def kernels_of(block: Block, storage: Storage) -> list[Kernel]:
     for node in nodes:
         for value in {storage.of(v) for v in (*node.inputs, *captured(node))}:
             users[value].append(node)
-    leaving = {storage.of(v) for v in block.outputs}
+    leaving = {storage.of(v) for v in (*block.outputs, *_held(block))}
     inside = {node for node in nodes if _is_fused(node, users, leaving)}
     again = {node for node in nodes if node not in inside and _is_repeated(node)}
     return [_kernel(node, inside, again, storage) for node in nodes if node not in inside]
+
+
+def _held(block: Block) -> list[Value]:
+    """Values that the program asks XLA to make before it goes on."""
+    barriers = (node for node in block.nodes if node.name == BARRIER)
+    return [value for node in barriers for value in node.inputs]
 
 
 def _without_renames(block: Block, storage: Storage) -> list[Node]:
@@ -87,7 +94,8 @@ def _without_renames(block: Block, storage: Storage) -> list[Node]:
     kept = []
     for node in block.nodes:
         if node.kind == "primitive" and node.inputs and _is_rename(node, products):
-            storage.rename(node.outputs[0], node.inputs[0])
+            for value, source in zip(node.outputs, node.inputs, strict=False):
+                storage.rename(value, source)
         else:
             kept.append(node)
     return kept
@@ -97,7 +105,7 @@ def _is_rename(node: Node, products: dict[Value, bool]) -> bool:
     """Whether a node leaves elements where they are, or only turns matrices for a product, which
     reads them either way."""
     if node.name != "transpose":
-        return node.name in RENAMES
+        return node.name in RENAMES or node.name == BARRIER
     order = node.facts["permutation"]
     turned = (*range(len(order) - 2), len(order) - 1, len(order) - 2)
     return order == turned and products[node.outputs[0]]

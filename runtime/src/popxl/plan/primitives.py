@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOVES = frozenset(
     """broadcast_in_dim broadcast reshape transpose slice dynamic_slice dynamic_update_slice pad
     concatenate iota rev squeeze expand_dims gather scatter copy copy_p device_put
-    convert_element_type bitcast_convert_type stop_gradient split""".split()
+    convert_element_type bitcast_convert_type stop_gradient split optimization_barrier""".split()
 )
 
 
