@@ -10,6 +10,7 @@ from popxl.session import DeviceDesc
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
+_FAR = 4  # with so much more memory than the state needs, there is no need to plan the rest
 
 
 class NotEnoughMemoryError(Exception):
@@ -34,23 +35,25 @@ def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
     """
     device = popxl.plan.device_memory(device_desc, ir.replication_factor)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
-    remote = stored.remote * replicas
-    parts = f"{_size(remote)} remote buffers, {_size(stored.host_copies)} the host's variables"
-    needed = remote + stored.host_copies
-    if device is None:  # devices share the host's memory
-        own = (stored.variables + stored.streams) * replicas
-        needed, parts = needed + own, f"{parts}, {_size(own)} the devices'"
+    needs = {"remote buffers": stored.remote * replicas}
     available = host_memory()
-    if available is not None and needed > available:
-        raise NotEnoughMemoryError("host", needed, available, parts)
+    if device is None:  # devices share the host's memory
+        needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
+    if available is not None:
+        if device is None and sum(needs.values()) * _FAR > available:
+            needs["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
+        _compare("host", needs, available)
     if device is not None:
-        _check_device(popxl.plan.plan_of(ir), device)
+        plan = popxl.plan.plan_of(ir)
+        on_device = {"intermediate values": plan.temporaries, "variables": plan.variables}
+        _compare("device", on_device | {"host streams": plan.streams}, device)
 
 
-def _check_device(plan: popxl.plan.Plan, available: int) -> None:
-    if plan.device > available:
-        parts = f"{_size(plan.temporaries)} intermediate values, {_size(plan.variables)} variables"
-        raise NotEnoughMemoryError("device", plan.device, available, parts)
+def _compare(place: str, needs: dict[str, int], available: int) -> None:
+    needed = sum(needs.values())
+    if needed > available:
+        parts = ", ".join(f"{n / 1e9:.1f} GB {what}" for what, n in needs.items() if n >= 1e8)
+        raise NotEnoughMemoryError(place, needed, available, parts or "all of it small")
 
 
 def host_memory() -> int | None:
@@ -78,7 +81,3 @@ def _within_limit() -> int | None:
         return limit - used + int(facts["inactive_file"])
     except (OSError, ValueError, KeyError):  # there is none, or its limit is "max"
         return None
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"

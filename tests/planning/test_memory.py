@@ -17,7 +17,7 @@ import popxl
     [
         (benchmarks.finetuning.main, "xxl_pod64", "197.1 GB remote buffers"),
         (benchmarks.finetuning.main, "gptj_6B_gpu", "147.0 GB remote buffers"),
-        (benchmarks.inference.main, "gptj_6B_gpu", "12.1 GB the devices'"),
+        (benchmarks.inference.main, "gptj_6B_gpu", "12.1 GB the devices' variables, "),
     ],
 )
 def test_a_preset_for_larger_machines_is_refused_in_one_sentence(

@@ -52,12 +52,10 @@ def storage_of(ir: Ir, tiled: bool = False) -> Storage:
     effects = program_effects(ir)
     on_device = [v for v in ir.main_graph.variables if v._remote is None]
     constants = [c for graph in ir._graphs for c in graph.constants if is_argument(c)]
-    copies = sum(v._data.nbytes for v in ir.main_graph.variables)
     return Storage(
         variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants)),
         streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
         remote=sum(_stored(b, Layout(tiled)) for b in _buffers(ir)),
-        host_copies=copies,
     )
 
 

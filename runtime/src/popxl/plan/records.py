@@ -69,17 +69,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Storage:
-    """What lives as long as a program does, in bytes.
-
-    Attributes:
-        variables, streams, remote: of one replica; see `Plan`.
-        host_copies: of the variables' data on the host, of all replicas together.
-    """
+    """What lives as long as a program does, in bytes of one replica; fields as those of `Plan`."""
 
     variables: int
     streams: int
     remote: int
-    host_copies: int
 
 
 @dataclass(frozen=True)
