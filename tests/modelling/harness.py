@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -50,6 +51,11 @@ class Case:
         """Logical weights of the module."""
         return [w.name for row in self.rows for w in row.weights]
 
+    @cached_property
+    def expected(self) -> Result:
+        """What torch computes."""
+        return run_reference(self)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -84,6 +90,13 @@ def small_config(tensor_parallel: int = 1, slices: int = 1, **model: object) -> 
     return T5Config.from_dict(
         {"model": small | model, "execution": execution, "training": training}
     )
+
+
+def check_cases(cases: Mapping[str, Case], tensor_parallel: int) -> None:
+    """Assert that all modules compute what their references do, on one tensor-parallel group."""
+    results = run_cases(cases, tensor_parallel)
+    for name, case in cases.items():
+        results[name].check(case.expected)
 
 
 # ---- ours ---------------------------------------------------------------------------------------

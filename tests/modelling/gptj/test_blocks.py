@@ -13,7 +13,7 @@ from modelling.gptj.weights import EMBEDDINGS, HEAD, layer_name, weight_table
 from modelling.layers import Embeddings
 from popxl import TensorSpec
 from tests.modelling.gptj.hf import hf_model, small_config
-from tests.modelling.harness import TENSOR_PARALLEL, Case, run_cases, run_reference
+from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases
 from tests.modelling.t5.test_collectives import collectives
 
 CONFIG = small_config()
@@ -74,16 +74,9 @@ def gptj_cases() -> dict[str, Case]:
 CASES = gptj_cases()
 
 
-@pytest.fixture(scope="module")
-def references():
-    return {name: run_reference(case) for name, case in CASES.items()}
-
-
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
-def test_as_hugging_face(tensor_parallel, references):
-    results = run_cases(CASES, tensor_parallel)
-    for name in CASES:
-        results[name].check(references[name])
+def test_as_hugging_face(tensor_parallel):
+    check_cases(CASES, tensor_parallel)
 
 
 def test_a_layer_sums_over_replicas_once_in_each_direction():

@@ -23,7 +23,7 @@ from modelling.layers import (
 )
 from modelling.weights import Row, Weight
 from popxl import Tensor
-from tests.modelling.harness import TENSOR_PARALLEL, Case, run_cases, run_reference
+from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases
 
 HIDDEN, INNER, VOCABULARY = 6, 8, 41  # 41: the last shard of the vocabulary is padded
 RNG = np.random.default_rng(2)
@@ -131,6 +131,4 @@ CASES = {
 
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
 def test_as_torch(tensor_parallel):
-    results = run_cases(CASES, tensor_parallel)
-    for name, case in CASES.items():
-        results[name].check(run_reference(case))
+    check_cases(CASES, tensor_parallel)

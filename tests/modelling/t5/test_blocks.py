@@ -18,8 +18,7 @@ from modelling.t5.weights import (
 from tests.modelling.harness import (
     TENSOR_PARALLEL,
     Case,
-    run_cases,
-    run_reference,
+    check_cases,
     small_config,
 )
 from tests.modelling.t5.hf import additive, hf_model
@@ -95,13 +94,6 @@ def t5_cases() -> dict[str, Case]:
 CASES = t5_cases()
 
 
-@pytest.fixture(scope="module")
-def references():
-    return {name: run_reference(case) for name, case in CASES.items()}
-
-
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
-def test_as_hugging_face(tensor_parallel, references):
-    results = run_cases(CASES, tensor_parallel)
-    for name in CASES:
-        results[name].check(references[name])
+def test_as_hugging_face(tensor_parallel):
+    check_cases(CASES, tensor_parallel)
