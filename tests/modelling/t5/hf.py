@@ -8,8 +8,14 @@ import transformers
 from config.t5 import T5Config
 
 
-def hf_model(config: T5Config, seed: int = 0) -> transformers.T5ForConditionalGeneration:
-    """The configured model in float32, without dropout, with weights that all matter."""
+def hf_model(
+    config: T5Config, seed: int = 0, spread: float = 0.2
+) -> transformers.T5ForConditionalGeneration:
+    """The configured model in float32, without dropout, with weights that all matter.
+
+    Args:
+        spread: standard deviation of what is added to the initial weights.
+    """
     torch.manual_seed(seed)
     model = config.model
     hf_config = transformers.T5Config(
@@ -32,7 +38,7 @@ def hf_model(config: T5Config, seed: int = 0) -> transformers.T5ForConditionalGe
     hf.lm_head.weight = torch.nn.Parameter(torch.randn_like(hf.lm_head.weight))
     with torch.no_grad():
         for parameter in hf.parameters():  # norms are not 1, biases of positions not tiny
-            parameter += 0.2 * torch.randn_like(parameter)
+            parameter += spread * torch.randn_like(parameter)
     return hf
 
 
