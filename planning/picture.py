@@ -24,12 +24,14 @@ def draw_plan(report: Report, path: Path) -> None:
     _draw_memory(right, report)
     figure.suptitle(
         f"{report.preset}, {report.needs.kind}: {report.plan.replicas} × {report.machine.title}, "
-        f"{report.seconds:.3g} s a run, {gigabytes(report.plan.host)} host memory",
+        f"{report.seconds:.3g} s a run, {gigabytes(report.plan.host or report.plan.device)} "
+        f"{'host memory' if report.plan.host else 'on a device'}",
         x=0.01, ha="left",
     )  # fmt: skip
     for axes in (left, right):
         axes.grid(axis="x", color="0.9")
         axes.set_axisbelow(True)
+        axes.margins(y=0.01)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 
@@ -44,7 +46,7 @@ def _draw_times(axes: Axes, report: Report) -> None:
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set_xlabel("ms, if nothing else were needed")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, ncols=len(COLOURS), loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _draw_memory(axes: Axes, report: Report) -> None:

@@ -33,9 +33,11 @@ class Peaks:
     total: int = 0
     parts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def note(self, part: str, live: int) -> None:
+    def note(self, part: str | None, live: int) -> None:
+        """Take in a moment at which `live` bytes were live."""
         self.total = max(self.total, live)
-        self.parts[part] = max(self.parts[part], live)
+        if part is not None:
+            self.parts[part] = max(self.parts[part], live)
 
 
 def peaks(block: Block) -> Peaks:
@@ -94,7 +96,9 @@ class _Run:
                 inside = max((self.sizes[body] for body in kernel.root.bodies), default=0)
             else:
                 inside = self._inside(kernel, below + total)
-                self.peaks.note(kernel.part, below + total + inside)
+                # The kernels of bodies have noted their own parts.
+                part = None if kernel.root.bodies else kernel.part
+                self.peaks.note(part, below + total + inside)
             largest = max(largest, total + inside)
             unused = [v for v in kernel.root.outputs if v not in last]
             total -= sum(live.pop(v, 0) for v in (*dying, *unused))
