@@ -19,6 +19,7 @@ import pytest
 
 import run_finetuning
 import run_validation
+import training.export
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
 from training.checkpoint import load_checkpoint
@@ -99,6 +100,20 @@ def process(script: str, *arguments: str, **environment: str) -> subprocess.Comp
         text=True,
         timeout=300,
     )
+
+
+# ---- models for Hugging Face ---------------------------------------------------------------------
+def test_a_run_exports_at_its_end_what_it_saved(tmp_path, mistake):
+    at_end, later = tmp_path / "new" / "at-end", tmp_path / "later"
+    run = [*TRAINING, "--steps", "4", "--save", str(tmp_path / "run"), "--save-hf", str(at_end)]
+    assert run_finetuning.main(run) == 0
+    load = ["--load", str(tmp_path / "run"), "--save-hf", str(later)]
+    assert training.export.main([*MODEL, "--dropout_prob", "0.1", *load]) == 0
+    written = {path.name: path.read_bytes() for path in at_end.iterdir()}
+    assert written == {path.name: path.read_bytes() for path in later.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json"} < set(written)
+    assert "at-end is there and is not empty" in mistake(run_finetuning.main, *run)
+    assert "--save-hf DIR" in mistake(training.export.main, *MODEL, "--load", str(tmp_path))
 
 
 # ---- what is wrong with the arguments themselves -------------------------------------------------

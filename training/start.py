@@ -140,6 +140,6 @@ def _downloaded(name: str) -> str:
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise UserError(
             f"weights {name}: no such folder here, and no such model can be had from the Hugging "
-            "Face hub: connect to the network, give a folder with --load, or start from random "
-            f"weights with --load {RANDOM}"
+            "Face hub: check the path, connect to the network, or start from random weights with "
+            f"--load {RANDOM}"
         ) from error

@@ -21,7 +21,7 @@ from config.sections import RunConfig
 from data.mnli import LABEL_WORDS, Corpus, load_corpus
 from modelling.spec import family_of
 from training import validate as validation
-from training.checkpoint import CheckpointStore, has_checkpoint
+from training.checkpoint import CheckpointStore
 from training.validation_report import ValidationReport
 
 PRESETS = {"tiny": "T5ForConditionalGeneration", "gptj_tiny": "GPTJForCausalLM"}
@@ -117,30 +117,6 @@ def test_the_trained_model_answers_alike_in_all_layouts(preset, tmp_path, monkey
     assert run_finetuning.main(train) == 0
     report = check(monkeypatch, preset, tmp_path / "run", [], tmp_path, LAYOUTS, None)
     assert report.accuracy >= 0.85
-
-
-# ---- the command line ---------------------------------------------------------------------------
-def test_a_run_exports_at_its_end_what_it_saved(tmp_path, capsys):
-    train = ["--config", "tiny", "--device", "cpu", *SMALL, "--save", str(tmp_path / "run")]
-    train += ["--steps", "2", "--global_batch_size", "8", "--micro_batch_size", "8"]
-    assert run_finetuning.main([*train, "--save-hf", str(tmp_path / "new" / "at-end")]) == 0
-    assert has_checkpoint(tmp_path / "run")
-    arguments = command("tiny", tmp_path / "run", *SMALL)
-    assert training.export.main([*arguments, "--save-hf", str(tmp_path / "later")]) == 0
-    written = {p.name: p.read_bytes() for p in (tmp_path / "new" / "at-end").iterdir()}
-    assert written == {p.name: p.read_bytes() for p in (tmp_path / "later").iterdir()}
-    assert {"config.json", "generation_config.json", "tokenizer.json"} < set(written)
-    capsys.readouterr()
-    assert run_finetuning.main([*train, "--save-hf", str(tmp_path / "later")]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert "is not empty" in err
-    assert len(err.splitlines()) == 1
-
-
-def test_nowhere_to_write_to(tmp_path, capsys):
-    assert training.export.main(command("tiny", tmp_path)) == 2
-    assert "--save-hf DIR" in capsys.readouterr().err
 
 
 def test_without_the_hubs_tokenizer_the_model_is_written(tmp_path, capsys):
