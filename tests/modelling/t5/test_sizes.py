@@ -126,7 +126,7 @@ LAYOUTS = [(preset, dp, tp) for preset in ("small", "base") for dp, tp in ((1, 1
 def test_as_hugging_face(
     preset: str, dp: int, tp: int, expected: Callable[[str], Expected]
 ) -> None:
-    """Loss, all gradients, 5 steps of AdamW, greedy tokens. 1 minute for `small`, 3 for `base`, on two cores."""
+    """Loss, all gradients, 5 steps of AdamW, greedy tokens. A minute for `small`, 3 for `base`."""
     their = expected(preset)
     found = generated(preset, dp, tp, their.start)
     np.testing.assert_array_equal(found, their.tokens)
