@@ -28,5 +28,5 @@ def test_what_the_page_says_of_an_op():
     rows = {line.split(" | ")[0]: line for line in PAGE.splitlines() if line.startswith("| `")}
     assert rows["| `exp`"] == "| `exp` | `ops.exp`, `ops.exp_` | `jnp.exp` | own rule | floats |"
     assert rows["| `argmax`"].endswith("| `jnp.argmax` | none: integer output | any |")
-    assert rows["| `sumsquare`"].endswith("| `jnp.sum` | JAX's | numbers |")
+    assert rows["| `sumsquare`"].endswith("`jnp.sum` | JAX's | numbers |")
     assert rows["| `sub`"].endswith("| numbers, alike |")
