@@ -12,6 +12,8 @@ from typing import Any
 _SWITCHES: dict[str, dict[str, Any]] = {
     "cpu": {
         # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
+        # Its matrix products alone would be 7 % faster for a training step in float32, but with
+        # them some bfloat16 products fail when they run.
         "xla_cpu_experimental_ynn_fusion_type": "",
         # Without it, a loop that loads, uses and stores an entry of a buffer copies the whole
         # buffer twice an iteration (openxla/xla#20440).
