@@ -57,7 +57,7 @@ def test_the_default_weights_need_a_network(monkeypatch, capsys):
     assert run_inference.main([]) == 2
     said = capsys.readouterr().err.strip()
     assert "Graphcore/gptj-mnli" in said
-    assert said.endswith("check the path, or connect to the network")
+    assert "connect to the network" in said
     assert len(said.splitlines()) == 1
 
 

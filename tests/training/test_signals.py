@@ -26,6 +26,15 @@ def test_a_signal_raises_the_flag(number):
         assert stop.name == number.name
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises: processes that a shell starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_does_what_it_did_before():
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGTERM)

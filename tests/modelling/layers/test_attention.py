@@ -46,7 +46,7 @@ def test_slices_save_memory():
         with popxl.Session(ir, "cpu") as session:
             used[slices] = session.memory_use().temporaries
     scores = BATCH * HEADS * LENGTH * LENGTH * 4
-    assert used[1] > 2 * scores
+    assert used[1] >= 2 * scores
     assert used[2] < 0.65 * used[1]
     assert used[8] < 0.25 * used[1]
 

@@ -83,13 +83,14 @@ def test_a_continued_run_rounds_as_the_one_that_was_not_stopped(
     whole.write(initial(whole.config))
     with whole:
         train(whole, 0, 4)
+        expected = whole.read()
     first.write(initial(first.config))
     with first:
         train(first, 0, 2)
-    second.write(first.read())
+        second.write(first.read())
     with second:
         train(second, 2, 4)
-    expected, found = whole.read(), second.read()
+        found = second.read()
     assert expected.keys() == found.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
