@@ -22,8 +22,6 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from benchmarks.huggingface import TorchTraining, generate, model_of
-from benchmarks.matrix_rate import matrix_rate
 from config.cli import entry_point, read_command_line
 from config.errors import UserError
 from config.sections import RunConfig
@@ -31,6 +29,7 @@ from data.loader import Loader
 from finetuning import FineTuning
 from inference import Inference
 from modelling.spec import Batch, family_of
+from training.side_by_side import need_torch
 
 LEARNING_RATE = 1e-4
 LOSS_TOLERANCE = 1e-4
@@ -64,6 +63,8 @@ def training_programs(config: RunConfig, batch: Batch) -> dict[str, Program]:
     Raises:
         UserError: the losses of the first step differ.
     """
+    from benchmarks.huggingface import TorchTraining
+
     family = family_of(config)
     weights = family.weights(config).initial(config.model.seed)
     programs: dict[str, Callable[[], float]] = {}
@@ -88,6 +89,8 @@ def generation_programs(config: RunConfig) -> dict[str, Program]:
     Raises:
         UserError: the tokens differ.
     """
+    from benchmarks.huggingface import generate, model_of
+
     family = family_of(config)
     weights = family.weights(config).initial(config.model.seed)
     ours = Inference(config)
@@ -166,6 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     line = read_command_line(
         __doc__.partition("\n")[0], "finetuning", "small", arguments, _add_options
     )
+    need_torch()
+    from benchmarks.matrix_rate import matrix_rate
+
     given, rounds = line.options.work, line.options.rounds
     config = _on_one_device(line.config)
     rate, samples = matrix_rate(), config.execution.micro_batch_size

@@ -71,7 +71,7 @@ def side_by_side(line: CommandLine) -> SideBySide:
     Raises:
         UserError: for anything a person can mend.
     """
-    _need_torch()
+    need_torch()
     e = replace(line.config.execution, data_parallel=1, device_iterations=1)
     config = replace(line.config, execution=e)
     family = family_of(config)
@@ -131,7 +131,8 @@ def _hugging_face(
     return out
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Raise UserError unless torch, which runs Hugging Face's models, is installed."""
     from transformers.utils import is_torch_available
 
     if not is_torch_available():

@@ -34,3 +34,9 @@ def test_it_refuses_to_compare_different_work(monkeypatch, capsys):
     code = beside_huggingface.main(["--config", "tiny", *ARGUMENTS, "--work", "training"])
     assert code == 2
     assert "the losses of the first step differ" in capsys.readouterr().err
+
+
+def test_it_says_that_torch_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr("transformers.utils.is_torch_available", lambda: False)
+    assert beside_huggingface.main(["--config", "tiny"]) == 2
+    assert "pip install -r requirements-dev.txt" in capsys.readouterr().err
