@@ -12,14 +12,13 @@ from typing import Any
 _SWITCHES: dict[str, dict[str, Any]] = {
     "cpu": {
         # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
-        # Its matrix products alone would be 7 % faster for a training step in float32, but with
-        # them some bfloat16 products fail when they run.
+        # With its matrix products alone, some bfloat16 products fail when they run.
         "xla_cpu_experimental_ynn_fusion_type": "",
         # Without it, a loop that loads, uses and stores an entry of a buffer copies the whole
         # buffer twice an iteration (openxla/xla#20440).
         "xla_cpu_copy_insertion_use_region_analysis": True,
         # The default order of kernels lets independent ones run at once and keeps many more values
-        # alive: twice the memory of a layer's backward pass, and no faster.
+        # alive in a layer's backward pass.
         "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     },
     "gpu": {
