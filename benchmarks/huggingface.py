@@ -1,4 +1,4 @@
-"""Hugging Face's model on torch with our weights: what benchmarks stand beside."""
+"""Training and generation of Hugging Face's model on torch: what benchmarks stand beside."""
 
 from __future__ import annotations
 
@@ -7,29 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 from config.sections import Optimizer, RunConfig
 from modelling.layers.lm_head import IGNORED
-from modelling.spec import Batch, family_of
-
-
-def model_of(config: RunConfig, weights: Mapping[str, np.ndarray]) -> Any:
-    """The configured model in its own type, without dropout.
-
-    Args:
-        weights: by their Hugging Face names.
-    """
-    description = family_of(config).hf_config(config)
-    architecture = getattr(transformers, description["architectures"][0])
-    settings = architecture.config_class.from_dict(description)
-    model = architecture(settings).to(getattr(torch, config.model.precision)).eval()
-    # T5's class ties the head to the embedding, whatever the configuration says.
-    model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
-    state = {name: torch.from_numpy(np.array(weights[name])) for name in weights}
-    unknown = model.load_state_dict(state, strict=False).unexpected_keys
-    assert not unknown, f"Hugging Face's model has no {unknown}"
-    return model
+from modelling.spec import Batch
+from training import torch_model
+from training.torch_model import model_of as model_of
 
 
 class TorchTraining:
@@ -81,22 +64,9 @@ class TorchTraining:
 
 
 def generate(model: Any, words: np.ndarray, mask: np.ndarray, length: int) -> np.ndarray:
-    """Greedy generation by transformers: int [n, up to length] new tokens.
-
-    Prompts without padding, since padding is on other sides in the two programs.
-    """
+    """Greedy generation, see `training.torch_model.generate`; prompts must have no padding."""
     assert mask.all()
-    ids = torch.from_numpy(words).long()
-    with torch.inference_mode():
-        found = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=length,
-        )
-    # A decoder's output begins with the start token, a language model's with the prompt.
-    skipped = 1 if model.config.is_encoder_decoder else ids.shape[1]
-    return found[:, skipped:].numpy()
+    return torch_model.generate(model, words, length)
 
 
 def _decayed_apart(model: Any, optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from config.cli import CommandLine
-from config.errors import ConfigError, UserError
+from config.errors import ConfigError
 from config.sections import RunConfig
 from data.mnli import LABEL_WORDS, load_corpus
 from data.prompts import Prompts
 from inference import Inference
 from modelling.spec import family_of
-from training.checkpoint import write_hf_directory
 from training.devices import explained
 from training.samples import fitting_tokenizer
 from training.start import load_weights
+from training.torch_model import generate, model_of, need_torch
 
 
 @dataclass(frozen=True)
@@ -107,36 +106,9 @@ def _hugging_face(
     config: RunConfig, weights: Mapping[str, np.ndarray], prompts: Prompts, length: int, pad: int
 ) -> np.ndarray:
     """What Hugging Face's model generates greedily, prompt by prompt: int32 [n, length]."""
-    import transformers
-
-    model: Any
-    description = family_of(config).hf_config(config)
-    with tempfile.TemporaryDirectory() as folder:
-        write_hf_directory(folder, weights, description)
-        architecture = getattr(transformers, description["architectures"][0])
-        model = architecture.from_pretrained(folder, dtype=config.model.precision)
-    model.eval()
+    model = model_of(config, weights)
     out = np.full((len(prompts), length), pad, np.int32)
     for row, words, mask in zip(out, prompts.words, prompts.mask, strict=True):
-        ids = words[mask == 1][None]  # alone, it needs no padding
-        batch = transformers.BatchEncoding(
-            {"input_ids": ids, "attention_mask": np.ones_like(ids)}, tensor_type="pt"
-        )
-        found = model.generate(**batch, do_sample=False, max_new_tokens=length, pad_token_id=pad)[
-            0
-        ].tolist()
-        # A decoder's output begins with the start token, a language model's with the prompt.
-        new = found[1:] if model.config.is_encoder_decoder else found[ids.shape[1] :]
+        new = generate(model, words[mask == 1][None], length)[0]  # alone, it needs no padding
         row[: len(new)] = new
     return out
-
-
-def need_torch() -> None:
-    """Raise UserError unless torch, which runs Hugging Face's models, is installed."""
-    from transformers.utils import is_torch_available
-
-    if not is_torch_available():
-        raise UserError(
-            "Hugging Face's model runs on torch, which is not installed: "
-            "pip install -r requirements-dev.txt"
-        )

@@ -1,0 +1,78 @@
+"""Hugging Face's model on torch with our weights: what ours stands beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from config.errors import UserError
+from config.sections import RunConfig
+from modelling.spec import family_of
+
+
+def need_torch() -> None:
+    """Raise UserError unless torch, which runs Hugging Face's models, is installed."""
+    from transformers.utils import is_torch_available
+
+    if not is_torch_available():
+        raise UserError(
+            "Hugging Face's model runs on torch, which is not installed: "
+            "pip install -r requirements-dev.txt"
+        )
+
+
+def model_of(config: RunConfig, weights: Mapping[str, np.ndarray]) -> Any:
+    """The configured model of transformers, in the configured type and evaluation mode.
+
+    It is made as `from_pretrained` makes it from the files of --save-hf, without the files.
+
+    Args:
+        weights: whole weights by Hugging Face name, any floating-point type; each is read once and
+            copied.
+    """
+    import torch
+    import transformers
+
+    description = family_of(config).hf_config(config)
+    architecture = getattr(transformers, description["architectures"][0])
+    precision = getattr(torch, config.model.precision)
+    # Through float32, which holds every value of the types that torch does not take from NumPy.
+    state = {
+        name: torch.tensor(np.asarray(weights[name], np.float32)).to(precision) for name in weights
+    }
+    model, found = architecture.from_pretrained(
+        None,
+        config=architecture.config_class.from_dict(description),
+        state_dict=state,
+        dtype=precision,
+        output_loading_info=True,
+    )
+    assert not found["missing_keys"], f"we have no {found['missing_keys']}"
+    return model.eval()
+
+
+def generate(model: Any, words: np.ndarray, length: int) -> np.ndarray:
+    """Greedy generation by transformers.
+
+    Args:
+        words: int [n, prompt length], prompts without padding, which the programs have on different
+            sides.
+        length: of new tokens, at most.
+
+    Returns:
+        int [n, up to length], the new tokens; padding after a row's end token.
+    """
+    import torch
+
+    ids = torch.as_tensor(words).long()
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=length,
+        )
+    # A decoder's output begins with the start token, a language model's with the prompt.
+    return found[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].numpy()
