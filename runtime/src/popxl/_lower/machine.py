@@ -1,8 +1,7 @@
 """Running a graph while JAX traces: values of tensors, and the state that persists.
 
 `Machine` holds the program's state during a trace: remote buffers, stream data and positions.
-`Frame` holds the values of one activation of one graph. Views own nothing: reading one computes it
-from its owners, writing one writes through to them, so program order decides what is seen.
+`Frame` holds the values of one activation of one graph.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.aliases import parents
+from popxl._core.frame import ValueFrame
 from popxl._core.text import first_line
 from popxl._lower.hostdata import device_view
 from popxl._lower.rounding import is_rounded
@@ -167,57 +166,31 @@ class Machine:
         return frame
 
 
-@dataclass
-class Frame:
-    """Values of the tensors of one activation of a graph."""
+class Frame(ValueFrame[jax.Array]):
+    """An activation while JAX traces it."""
 
-    machine: Machine
-    values: dict[Tensor, jax.Array] = field(default_factory=dict)
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
 
-    def read(self, t: Tensor) -> jax.Array:
-        """The value of `t` now."""
-        up = parents(t)
-        if up:
-            op = t._producer
-            assert op is not None
-            if op.inplace is not None:
-                return self.read(up[0])
-            assert op.defn.lower is not None
-            return _single(op.defn.lower(*map(self.read, up), **op.attrs))
-        if t in self.values:
-            return self.values[t]
-        return self._constant(t)
-
-    def _constant(self, t: Any) -> jax.Array:
+    def outer(self, t: Any) -> jax.Array:
         # Never cached: an array made while tracing a loop body must not be used outside it.
         given = self.machine.constants.get(t)
         return jnp.asarray(device_view(t._data)) if given is None else given
 
-    def write(self, t: Tensor, value: jax.Array) -> None:
-        """Overwrite `t`; views write through to their owners."""
-        up = parents(t)
-        if not up:
-            self.values[t] = value
-            return
-        op = t._producer
-        assert op is not None
-        if op.inplace is not None:
-            self.write(up[0], value)
-            return
+    def view(self, op: Op, inputs: Sequence[jax.Array]) -> jax.Array:
+        assert op.defn.lower is not None
+        return _results(op.defn.lower(*inputs, **op.attrs))[0]
+
+    def write_through(
+        self, op: Op, inputs: Sequence[jax.Array], value: jax.Array
+    ) -> Sequence[jax.Array]:
         assert op.defn.view_write is not None, f"{op.name} has no rule to write through"
-        updated = op.defn.view_write(tuple(map(self.read, up)), value, **op.attrs)
-        for parent, new in zip(up, updated, strict=True):
-            self.write(parent, new)
+        return op.defn.view_write(tuple(inputs), value, **op.attrs)
 
     def define(self, op: Op, results: Any) -> None:
-        """Store the results of `op`: into the overwritten input, or as the outputs' values."""
-        results = list(results) if isinstance(results, (tuple, list)) else [results]
-        first = 0
-        if op.inplace is not None:
-            self.write(op.inputs[op.inplace], results[0])
-            first = 1
-        for t, value in zip(op.outputs[first:], results[first:], strict=True):
-            self.values[t] = value
+        """As for every frame; one result may be given by itself."""
+        super().define(op, _results(results))
 
 
 def execute(frame: Frame, op: Op) -> None:
@@ -251,5 +224,5 @@ def _execute(frame: Frame, op: Op) -> None:
             op.defn.execute(frame, op)
 
 
-def _single(result: Any) -> Any:
-    return result[0] if isinstance(result, (tuple, list)) else result
+def _results(result: Any) -> Sequence[jax.Array]:
+    return result if isinstance(result, (tuple, list)) else [result]

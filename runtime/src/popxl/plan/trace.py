@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from popxl._core.aliases import parents
+from popxl._core.frame import ValueFrame
 from popxl.plan.primitives import Expansion, expansion_of, write_through
 from popxl.plan.values import Block, Node, Value
 
@@ -73,48 +73,22 @@ class Tracer:
         return frame
 
 
-class Frame:
-    """Values of the tensors of one activation of a graph; compare `popxl._lower.machine.Frame`."""
+class Frame(ValueFrame[Value]):
+    """An activation on paper; compare `popxl._lower.machine.Frame`."""
 
     def __init__(self, tracer: Tracer, part: str) -> None:
+        super().__init__()
         self.tracer, self.part = tracer, part
-        self.values: dict[Tensor, Value] = {}
 
-    def read(self, t: Tensor) -> Value:
-        """The value of `t` now."""
-        up = parents(t)
-        if not up:
-            return self.values[t] if t in self.values else self.tracer.constant(t)
-        op = t._producer
-        assert op is not None
-        if op.inplace is not None:
-            return self.read(up[0])
-        found = self.tracer.expand(expansion_of(op), [self.read(p) for p in up], self.label(op))
-        return found[0]
+    def outer(self, t: Tensor) -> Value:
+        return self.tracer.constant(t)
 
-    def write(self, t: Tensor, value: Value) -> None:
-        """Overwrite `t`; views write through to their owners."""
-        up = parents(t)
-        if not up:
-            self.values[t] = value
-            return
-        op = t._producer
-        assert op is not None
-        if op.inplace is not None:
-            self.write(up[0], value)
-            return
-        inputs = [*(self.read(p) for p in up), value]
-        updated = self.tracer.expand(write_through(op, t.spec), inputs, self.label(op))
-        for parent, new in zip(up, updated, strict=True):
-            self.write(parent, new)
+    def view(self, op: Op, inputs: Sequence[Value]) -> Value:
+        return self.tracer.expand(expansion_of(op), inputs, self.label(op))[0]
 
-    def define(self, op: Op, results: Sequence[Value]) -> None:
-        """Store the results of `op`: into the overwritten input, or as the outputs' values."""
-        first = 0
-        if op.inplace is not None:
-            self.write(op.inputs[op.inplace], results[0])
-            first = 1
-        self.values.update(zip(op.outputs[first:], results[first:], strict=True))
+    def write_through(self, op: Op, inputs: Sequence[Value], value: Value) -> list[Value]:
+        expansion = write_through(op, op.outputs[0].spec)
+        return self.tracer.expand(expansion, [*inputs, value], self.label(op))
 
     def label(self, op: Op) -> str:
         """The part that `op` belongs to: its own, or that of the call of its graph."""

@@ -1,0 +1,76 @@
+"""Values of the tensors of one activation of a graph, whatever a value is: arrays, shapes.
+
+Views own nothing: reading one computes it from its owners, writing one writes through to them, so
+program order decides what is seen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from popxl._core.aliases import parents
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.tensor import Tensor
+
+V = TypeVar("V")
+
+
+class ValueFrame(ABC, Generic[V]):
+    """What owners hold now, and how views of them are read and written.
+
+    Attributes:
+        values: of tensors that own their storage, where the activation has given them one.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[Tensor, V] = {}
+
+    @abstractmethod
+    def outer(self, t: Tensor) -> V:
+        """The value of an owner that the activation has given none: a variable or constant."""
+
+    @abstractmethod
+    def view(self, op: Op, inputs: Sequence[V]) -> V:
+        """What the view that `op` makes shows of its inputs."""
+
+    @abstractmethod
+    def write_through(self, op: Op, inputs: Sequence[V], value: V) -> Sequence[V]:
+        """The inputs of `op` after `value` was written to the view that it makes."""
+
+    def read(self, t: Tensor) -> V:
+        """The value of `t` now."""
+        up = parents(t)
+        if not up:
+            return self.values[t] if t in self.values else self.outer(t)
+        op = t._producer
+        assert op is not None
+        if op.inplace is not None:
+            return self.read(up[0])
+        return self.view(op, [self.read(p) for p in up])
+
+    def write(self, t: Tensor, value: V) -> None:
+        """Overwrite `t`; views write through to their owners."""
+        up = parents(t)
+        if not up:
+            self.values[t] = value
+            return
+        op = t._producer
+        assert op is not None
+        if op.inplace is not None:
+            self.write(up[0], value)
+            return
+        updated = self.write_through(op, [self.read(p) for p in up], value)
+        for parent, new in zip(up, updated, strict=True):
+            self.write(parent, new)
+
+    def define(self, op: Op, results: Sequence[V]) -> None:
+        """Store the results of `op`: into the overwritten input, or as the outputs' values."""
+        first = 0
+        if op.inplace is not None:
+            self.write(op.inputs[op.inplace], results[0])
+            first = 1
+        self.values.update(zip(op.outputs[first:], results[first:], strict=True))
