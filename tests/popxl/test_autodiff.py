@@ -208,31 +208,9 @@ def _made_by_a_call(x):
     return h
 
 
-def _changed_through_a_view(x):
-    h = x * 2.0
-    ops.exp_(ops.slice_(h, 0, 2))
-    return h * h
-
-
-def _changed_under_a_view(x):
-    h = x * 2.0
-    view = ops.slice_(h, 0, 2)
-    ops.exp_(h)
-    return view * 3.0
-
-
-def _returned_after_a_change(x):
-    h = x * 2.0
-    view = h.T_
-    ops.exp_(h)
-    return view
-
-
 @pytest.mark.parametrize(
-    "fn",
-    [_changed_by_a_call, _made_by_a_call, _changed_through_a_view, _changed_under_a_view,
-     _returned_after_a_change],
-)  # fmt: skip
+    "fn", [_changed_by_a_call, _made_by_a_call], ids=["changed by a call", "made by a call"]
+)
 def test_changes_that_no_gradient_can_follow_are_errors(ir, fn):
     """They would give wrong gradients without a word."""
     with pytest.raises(popart_exception, match="contains a modifying op"):

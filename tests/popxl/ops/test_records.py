@@ -20,7 +20,7 @@ STRUCTURAL = {
     "repeat_grad",
 }  # fmt: skip
 # Ops that autodiff makes.
-OF_GRADIENTS = {"grad_sum", "vjp"}
+OF_GRADIENTS = {"grad_sum", "view_unwritten", "vjp"}
 # Ops whose results have properties but no reference: test_random.py.
 RANDOM = {
     "create_random_seed", "dropout", "random_normal", "random_uniform", "split_random_seed",

@@ -13,7 +13,6 @@ from typing import Any
 
 from popxl import context
 from popxl._core.op import Op
-from popxl._core.opdef import NoGrad
 from popxl._core.verify import verify_if_asked
 from popxl.errors import popart_exception
 from popxl.graph import Graph
@@ -21,8 +20,8 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.flow import branch_grad, loop_grad
-from popxl.transforms.gradients import generic_grad, rule_of, total
-from popxl.transforms.values import Values
+from popxl.transforms.gradients import generic_grad, rule_of, total, view_write_grad
+from popxl.transforms.values import Step, Value, Values, dependents
 
 
 class ExpectedConnectionType(Enum):
@@ -235,18 +234,6 @@ def _grad_name(graph: Graph) -> str:
     return f"{base}_subgraph({graph.ir._next(base)})"
 
 
-def _dependents(graph: Graph, values: Values, required: Iterable[Tensor]) -> set[Tensor]:
-    """Values of `graph` that depend on a required tensor in a differentiable way."""
-    found = set(required)
-    for op in graph._ops:
-        if isinstance(op.defn.grad, NoGrad):
-            continue
-        if any(v in found for v in values.inputs(op)):
-            changed = (*op.outputs, *values.hidden_changes(op))
-            found.update(t for t in changed if t.dtype.is_floating_point)
-    return found
-
-
 class GradContext:
     """The gradient graph under construction; gradient rules get it as `ctx`."""
 
@@ -254,17 +241,20 @@ class GradContext:
         self, session: _Autodiff, forward: Graph, grad_graph: Graph, required: list[Tensor]
     ) -> None:
         self._session, self._forward, self._graph = session, forward, grad_graph
+        self._required = required
         self._values = Values(forward)
-        self._needed = _dependents(forward, self._values, required)
-        self._grads: dict[Tensor, list[Tensor]] = {}
+        self._needed: set[Value] = set()
+        self._grads: dict[Value, list[Tensor]] = {}
         self._known: dict[Tensor, Tensor] = {}
-        self._op: Op | None = None
+        self._step: Step | None = None  # whose gradient is being found
         self.expected: list[ExpectedConnection] = []
 
     # ---- for gradient rules ---------------------------------------------------------------------
     def needs(self, op: Op, index: int) -> bool:
         """Whether the gradient of input `index` of `op` is wanted."""
-        value = self._values.inputs(op)[index]
+        assert self._step is not None
+        assert self._step.op is op
+        value = self._step.inputs[index]
         return value in self._needed and value.dtype.is_floating_point
 
     def fwd(self, t: Tensor) -> Tensor:
@@ -272,7 +262,7 @@ class GradContext:
         if isinstance(t, Constant):
             with self._graph:
                 return self._known.setdefault(t, constant(t._data, t.dtype, t.name))
-        kept = self._values.preserved(t, self._op)
+        kept = self._values.preserved(t, None if self._step is None else self._step.op)
         if kept not in self._known:
             name = f"fwd_{kept.name}"
             self._known[kept] = self._graph._add_input(kept.spec, name)
@@ -321,46 +311,53 @@ class GradContext:
     def outputs_reached(graph: Graph, required: Iterable[Tensor]) -> set[int]:
         """Indices of the outputs of `graph` that depend on a required tensor."""
         values = Values(graph)
-        found = _dependents(graph, values, required)
-        return {i for i, t in enumerate(graph._outputs) if values.final(t) in found}
+        finals = [values.final(t) for t in graph._outputs]
+        found = dependents(values, required)
+        return {i for i, value in enumerate(finals) if value in found}
 
     # ---- construction ---------------------------------------------------------------------------
     def provide(self, tensors: list[Tensor]) -> None:
         """Add an input for the gradient of each of `tensors`."""
-        for t in tensors:
+        finals = [self._values.final(t) for t in tensors]
+        self._needed = dependents(self._values, self._required)
+        for t, value in zip(tensors, finals, strict=True):
             grad = self._graph._add_input(t.spec, f"grad_{t.name}")
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
-            value = self._values.final(t)
-            if value in self._needed:
-                self._values.check_read(None, 0, t)
+            self._receive(value, grad)
+
+    def _receive(self, value: Value, grad: Tensor) -> None:
+        """Add to the gradient of `value`, if it is needed."""
+        if value in self._needed:
+            self._values.check_followed(value)
             self._grads.setdefault(value, []).append(grad)
 
     def backward(self) -> None:
-        """Differentiate the ops from last to first."""
-        for op in reversed(self._forward._ops[:]):
-            if not any(t in self._needed and t in self._grads for t in op.outputs):
+        """Differentiate the steps from last to first."""
+        for step in reversed(self._values.steps):
+            if not any(v in self._grads for v in step.outputs):
                 continue
-            self._op = op
-            with context.ipu(op.ipu):
-                grads = [self._total(t) if t in self._needed else None for t in op.outputs]
-                found = self._apply_rule(op, grads)
-            values = zip(self._values.inputs(op), found, strict=True)
-            for index, (value, g) in enumerate(values):
-                if g is not None and value in self._needed:
-                    self._values.check_read(op, index, value)
-                    self._grads.setdefault(value, []).append(g)
-        self._op = None
+            self._step = step
+            with context.ipu(step.op.ipu):
+                found = self._apply_rule(step, [self._total(v) for v in step.outputs])
+            for value, g in zip(step.inputs, found, strict=True):
+                if g is not None:
+                    self._receive(value, g)
+        self._step = None
 
-    def _apply_rule(self, op: Op, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-        self._values.check_differentiable(op)
+    def _apply_rule(self, step: Step, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+        self._values.check_differentiable(step)
+        op = step.op
+        if step.kind == "write":
+            return view_write_grad(op, grads)
         rule = rule_of(op.defn)
         if rule is None:
             raise popart_exception(f"{op.name} at {op.location} has no gradient")
+        grads = grads[: len(op.outputs)]
         if rule is generic_grad:
             return generic_grad(self, op, grads)
         return rule(self, op, *grads)
 
-    def _total(self, t: Tensor) -> Tensor | None:
+    def _total(self, t: Value) -> Tensor | None:
         terms = self._grads.get(t)
         if not terms:
             return None

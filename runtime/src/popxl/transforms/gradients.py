@@ -1,4 +1,5 @@
-"""Ops that only gradient graphs have: sums of gradients, generic vector-Jacobian products."""
+"""Ops that only gradient graphs have: sums of gradients, gradients of writes through views, generic
+vector-Jacobian products."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from popxl._core.op import Op, emit
 from popxl._core.opdef import OpDef, define, registry
+from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
 
 
@@ -31,6 +33,37 @@ GRAD_SUM = define(
 def total(terms: Sequence[Tensor]) -> Tensor:
     """The sum of the gradients of one tensor."""
     return terms[0] if len(terms) == 1 else emit(GRAD_SUM, terms)[0]
+
+
+# ---- gradients of writes through views ----------------------------------------------------------
+def _unwritten(*arrays: Any, of: str, base_attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    defn, attrs = registry()[of], _attributes(base_attrs)
+    assert defn.lower is not None
+    assert defn.view_write is not None
+    return tuple(defn.view_write(arrays, jnp.zeros_like(defn.lower(*arrays, **attrs)), **attrs))
+
+
+VIEW_UNWRITTEN = define("view_unwritten", _unwritten)
+
+
+def view_write_grad(taker: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradient of storing a value through the view that `taker` takes.
+
+    Args:
+        grads: gradients of what is viewed, after the write.
+
+    Returns:
+        Gradients of what is viewed, before the write, and of the value written: the latter's is
+        the view of `grads`, the former's are `grads` with zeros there.
+    """
+    given = [
+        init(t.shape, t.dtype) if g is None else g for t, g in zip(taker.inputs, grads, strict=True)
+    ]
+    written = emit(taker.defn, given, taker.attrs)[0]
+    if written.nelms == sum(t.nelms for t in taker.inputs):
+        return [None] * len(given) + [written]
+    attrs = {"of": taker.defn.name, "base_attrs": tuple(sorted(taker.attrs.items()))}
+    return [*emit(VIEW_UNWRITTEN, given, attrs), written]
 
 
 # ---- generic gradient of a pure op --------------------------------------------------------------

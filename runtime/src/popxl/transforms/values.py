@@ -4,17 +4,26 @@ Differentiation needs to know which value an op read, and to have that value lat
 makes a new value of the tensor it overwrites; reading the tensor afterwards reads the new value.
 Where a value that a gradient needs would be overwritten, a copy is made before.
 
-Changes that make no such value (through a view, by a called graph, or under a view taken before)
-are *hidden*: no gradient may flow through what is read after them.
+Views add steps that are no ops of the graph. A change of a view is written to what it is a view
+of, which makes new values there; a view that is read after such a change is taken anew. All of
+these are linear, so that their gradients need no values.
+
+A call that changes its inputs makes no value that a gradient could be of: it is *hidden*, and no
+gradient may flow through what is read after it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 
 from popxl._core.aliases import owners, parents
 from popxl._core.op import Op, add_outputs
-from popxl._core.opdef import define
+from popxl._core.opdef import NoGrad, define
+from popxl.dtypes import dtype
 from popxl.errors import popart_exception
 from popxl.graph import Graph
 from popxl.tensor import Tensor
@@ -23,98 +32,139 @@ _COPY = define("copy", lambda x: jnp.asarray(x), infer=lambda spec: [spec],
                grad=lambda ctx, op, dy: [dy])  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A value of a tensor that no op returns: what a step made of it.
+
+    Attributes:
+        hidden_by: the op whose change of the tensor makes no value a gradient could be of.
+    """
+
+    of: Tensor
+    hidden_by: Op | None = None
+
+    @property
+    def dtype(self) -> dtype:
+        return self.of.dtype
+
+
+Value = Tensor | Version
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a graph does with values.
+
+    Attributes:
+        kind: "run": `op` runs; "read": a view, which `op` takes, is read after what it is a view
+            of has changed; "write": what changed it is written through the view.
+        op: the op; for a read or write, the one that takes the view.
+        inputs: the values it reads; a write: those of the tensors viewed, and the one written.
+        outputs: the values it makes; a write: those of the tensors viewed.
+        writer: the op whose result a write writes.
+    """
+
+    kind: Literal["run", "read", "write"]
+    op: Op
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    writer: Op | None = None
+
+
 class Values:
-    """Values read and written by the ops of a graph."""
+    """Values read and written by the ops of a graph.
+
+    Attributes:
+        steps: what the graph does, in order. Asking for the final value of a view may add one.
+    """
 
     def __init__(self, graph: Graph) -> None:
+        self.steps: list[Step] = []
         self._graph = graph
-        self._inputs: dict[Op, list[Tensor]] = {}
-        self._current: dict[Tensor, Tensor] = {}  # owner -> its latest value
+        self._current: dict[Tensor, Value] = {}  # owner -> its latest value
+        self._views: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}  # of values viewed
         self._writes: dict[Tensor, list[Op]] = {}  # owner -> ops that modify it, in order
-        self._hiding: dict[Tensor, Op] = {}  # owner -> op whose change of it makes no value
-        self._hidden_reads: dict[tuple[Op, int], Op] = {}
-        self._hidden_changes: dict[Op, list[Tensor]] = {}
         self._copies: dict[tuple[Tensor, Op], Tensor] = {}
         self._position: dict[Op, int] = {}
         for i, op in enumerate(graph._ops):
             self._position[op] = i
-            self._inputs[op] = [self.final(t) for t in op.inputs]
-            for index, t in enumerate(op.inputs):
-                hidden = self._hidden_change_of(t)
-                if hidden is not None:
-                    self._hidden_reads[op, index] = hidden
-            for index in op.modified_inputs():
-                self._modify(op, index)
+            self._run(op)
 
-    def _modify(self, op: Op, index: int) -> None:
-        t = op.inputs[index]
-        for owner in owners(t):
-            self._writes.setdefault(owner, []).append(op)
-            if op.inplace == index and self._is_plain(t):
-                self._current[owner] = op.outputs[0]
-                self._hiding.pop(owner, None)
-            else:
-                self._hiding[owner] = op
-                value = self._current.get(owner, owner)
-                self._hidden_changes.setdefault(op, []).append(value)
+    # ---- steps ----------------------------------------------------------------------------------
+    def _run(self, op: Op) -> None:
+        inputs = tuple(map(self.final, op.inputs))
+        changed = sorted(op.modified_inputs())
+        hidden = {i: Version(op.inputs[i], op) for i in changed if i != op.inplace}
+        self.steps.append(Step("run", op, inputs, (*op.outputs, *hidden.values())))
+        if op.view:
+            self._views[op.outputs[0], inputs] = op.outputs[0]
+        for i in changed:
+            for owner in owners(op.inputs[i]):
+                self._writes.setdefault(owner, []).append(op)
+            self._assign(op.inputs[i], hidden[i] if i in hidden else op.outputs[0], op)
 
-    def _hidden_change_of(self, t: Tensor) -> Op | None:
-        """The op that changed `t` since it was made, if the change makes no value."""
-        if self._is_plain(t):
-            return self._hiding.get(next(owners(t)))
-        assert t._producer is not None
-        made = self._position[t._producer]
-        later = [w for o in owners(t) for w in self._writes.get(o, ()) if self._position[w] > made]
-        return later[-1] if later else None
+    def _assign(self, t: Tensor, value: Value, writer: Op) -> None:
+        """Make `value`, which `writer` returns, that of `t` and of all that `t` is a view of."""
+        up = parents(t)
+        if not up:
+            self._current[t] = value
+            return
+        taker = _producer(t)
+        if taker.inplace is not None:
+            self._assign(up[0], value, writer)
+            return
+        old = tuple(map(self.final, up))
+        new = tuple(Version(p) for p in up)
+        self.steps.append(Step("write", taker, (*old, value), new, writer))
+        for p, made in zip(up, new, strict=True):
+            self._assign(p, made, writer)
+        if len(up) == 1:  # what is read is what was written
+            self._views[t, new] = value
 
-    def hidden_changes(self, op: Op) -> list[Tensor]:
-        """Values that `op` changes without making new ones."""
-        return self._hidden_changes.get(op, [])
+    def final(self, t: Tensor) -> Value:
+        """The value of `t` after the ops seen so far."""
+        up = parents(t)
+        if not up:
+            return self._current.get(t, t)
+        taker = _producer(t)
+        if taker.inplace is not None:
+            return self.final(up[0])
+        viewed = tuple(map(self.final, up))
+        if (t, viewed) not in self._views:
+            again = Version(t)
+            self.steps.append(Step("read", taker, viewed, (again,)))
+            self._views[t, viewed] = again
+        return self._views[t, viewed]
 
-    def check_read(self, op: Op | None, index: int, t: Tensor) -> None:
-        """Raise popart_exception if input `index` of `op` (or, without op, an output `t` of the
-        graph) was changed where no gradient can follow."""
-        if op is None:
-            changed_by = self._hidden_change_of(t)
-        else:
-            changed_by = self._hidden_reads.get((op, index))
-        if changed_by is not None:
-            raise self._not_differentiable(changed_by)
+    # ---- what no gradient can follow ------------------------------------------------------------
+    def check_followed(self, value: Value) -> None:
+        """Raise popart_exception if `value` is what a hidden change left."""
+        if isinstance(value, Version) and value.hidden_by is not None:
+            raise self._not_differentiable(value.hidden_by)
+
+    def check_differentiable(self, step: Step) -> None:
+        """Raise popart_exception if `step` modifies an input of the graph."""
+        if step.kind == "write":
+            assert step.writer is not None
+            self._check_kept(step.op.outputs[0], step.writer)
+        elif step.kind == "run":
+            for index in step.op.modified_inputs():
+                self._check_kept(step.op.inputs[index], step.op)
+                if index != step.op.inplace:
+                    raise self._not_differentiable(step.op)
+
+    def _check_kept(self, t: Tensor, op: Op) -> None:
+        if any(o in self._graph._inputs or o._producer is None for o in owners(t)):
+            raise self._not_differentiable(op)
 
     def _not_differentiable(self, op: Op) -> popart_exception:
         return popart_exception(
             f"The graph {self._graph.id} contains a modifying op: `{op}` ({op.location}) changes "
-            "an input of the graph, or a tensor through a view, under a view or in a called "
-            "graph, and cannot be differentiated; use the variant that is not in place"
+            "an input of the graph, or a tensor in a called graph, and cannot be differentiated; "
+            "use the variant that is not in place"
         )
 
-    def inputs(self, op: Op) -> list[Tensor]:
-        """The values that `op` reads."""
-        return self._inputs[op]
-
-    def final(self, t: Tensor) -> Tensor:
-        """The value of `t` after the ops seen so far."""
-        if self._is_plain(t):
-            return self._current.get(next(owners(t)), t)
-        return t
-
-    @staticmethod
-    def _is_plain(t: Tensor) -> bool:
-        """Whether `t` is a whole owner, or an in-place result on one: no view in between."""
-        up = parents(t)
-        if not up:
-            return True
-        assert t._producer is not None
-        return t._producer.inplace is not None and Values._is_plain(up[0])
-
-    def check_differentiable(self, op: Op) -> None:
-        """Raise popart_exception if `op` modifies an input of the graph, or through a view."""
-        for index in op.modified_inputs():
-            t = op.inputs[index]
-            to_input = any(o in self._graph._inputs or o._producer is None for o in owners(t))
-            if to_input or op.inplace != index or not self._is_plain(t):
-                raise self._not_differentiable(op)
-
+    # ---- values that gradients need -------------------------------------------------------------
     def preserved(self, t: Tensor, reader: Op | None) -> Tensor:
         """A tensor that at the end of the graph has the value `t` had when `reader` ran."""
         if reader is None or not any(o in self._writes for o in owners(t)):
@@ -135,3 +185,19 @@ class Values:
             add_outputs(copy, [t.spec], [f"{t.name.rpartition('/')[2]}_kept"])
             self._graph._append_op(copy, before=op)
         return copy.outputs[0]
+
+
+def _producer(t: Tensor) -> Op:
+    assert t._producer is not None
+    return t._producer
+
+
+def dependents(values: Values, required: Iterable[Tensor]) -> set[Value]:
+    """Values that depend on a required tensor in a differentiable way."""
+    found: set[Value] = set(required)
+    for step in values.steps:
+        if step.kind != "write" and isinstance(step.op.defn.grad, NoGrad):
+            continue
+        if any(v in found for v in step.inputs):
+            found.update(v for v in step.outputs if v.dtype.is_floating_point)
+    return found

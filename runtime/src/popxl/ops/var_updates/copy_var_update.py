@@ -7,7 +7,6 @@ from typing import Any
 
 from popxl._core.op import emit
 from popxl._core.opdef import define
-from popxl.ops.var_updates._store import NO_GRAD
 from popxl.tensor import Tensor
 
 
@@ -19,7 +18,9 @@ def _copy(t: Any, x: Any) -> Any:
     return x
 
 
-_COPY = define("copy_var_update", _copy, grad=NO_GRAD, tags=("elementwise",))
+_COPY = define(
+    "copy_var_update", _copy, grad=lambda ctx, op, dy: [None, dy], tags=("elementwise",)
+)
 
 
 def copy_var_update_(t: Tensor, X: Tensor) -> Tensor:
