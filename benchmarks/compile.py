@@ -40,7 +40,7 @@ class Account:
         return self.arguments + self.temporaries
 
     @classmethod
-    def of(cls, memory: popxl.session.MemoryUse | popxl.plan.Plan) -> Account:
+    def of(cls, memory: popxl.plan.MemoryUse) -> Account:
         """From XLA's analysis of a compiled program, or from a plan."""
         return cls(memory.variables + memory.streams + memory.remote, memory.temporaries)
 

@@ -44,7 +44,7 @@ class Measurement:
     remote: int
 
 
-def measure(config: RunConfig) -> tuple[float, float, popxl.session.MemoryUse]:
+def measure(config: RunConfig) -> tuple[float, float, popxl.plan.MemoryUse]:
     """Seconds to build the Ir, seconds to trace and compile it, and its memory."""
     start = time.perf_counter()
     program = build_training(config, family_of(config).layout)
@@ -56,7 +56,7 @@ def measure(config: RunConfig) -> tuple[float, float, popxl.session.MemoryUse]:
 def measure_all(preset: str, layers: Sequence[int], rounds: int) -> list[Measurement]:
     """Measure each number of layers `rounds` times, interleaved."""
     config_class = config_class_of(preset_data("finetuning", preset), preset)
-    runs: dict[int, list[tuple[float, float, popxl.session.MemoryUse]]] = {n: [] for n in layers}
+    runs: dict[int, list[tuple[float, float, popxl.plan.MemoryUse]]] = {n: [] for n in layers}
     for _ in range(rounds):
         for n in layers:
             config = load_config(config_class, "finetuning", preset, {"model": {"layers": n}})

@@ -16,13 +16,14 @@ from popxl._core.verify import check_replicas, verify_if_asked
 from popxl._lower import hostdata, hostvalues
 from popxl._lower.cache import load_or_compile
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
-from popxl._lower.memory import MemoryUse, memory_use
 from popxl._lower.program import Program, State
 from popxl._lower.startup import Startup as Startup
 from popxl._lower.startup import Stopwatch
 from popxl.errors import popart_exception
 from popxl.ir import Ir
+from popxl.plan import MemoryUse as MemoryUse
 from popxl.plan import Plan, plan_of
+from popxl.plan.memory import memory_use
 from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostScalarTensor, HostTensor, Variable

@@ -17,6 +17,7 @@ from popxl.plan.memory import device_memory as device_memory
 from popxl.plan.plan import plan_of as plan_of
 from popxl.plan.plan import storage_of as storage_of
 from popxl.plan.records import Collective as Collective
+from popxl.plan.records import MemoryUse as MemoryUse
 from popxl.plan.records import Part as Part
 from popxl.plan.records import Plan as Plan
 from popxl.plan.records import Storage as Storage

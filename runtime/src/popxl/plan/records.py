@@ -67,39 +67,48 @@ class Part:
         return self.ops.get("code_copy", 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Storage:
-    """What lives as long as a program does, in bytes of one replica; fields as those of `Plan`."""
+    """What lives as long as a program does, in bytes of one replica.
+
+    Attributes:
+        variables: device bytes of variables and large constants that live on the device.
+        streams: device bytes of host streams: all transfers of a run, in both directions.
+        remote: host bytes of remote buffers, as they are stored.
+    """
 
     variables: int
     streams: int
     remote: int
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse(Storage):
+    """What a program stores, and what it needs while it runs, in bytes of one replica.
+
+    Attributes:
+        temporaries: most device bytes of intermediate values at any time.
+    """
+
+    temporaries: int
+
+    @property
+    def device(self) -> int:
+        """Everything but the remote buffers."""
+        return self.variables + self.streams + self.temporaries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(MemoryUse):
     """What a run of a program needs and does, on one replica unless it says otherwise.
 
     Attributes:
         replicas: devices that run the program.
         parts: in order of first execution.
-        variables: device bytes of variables and large constants that live on the device.
-        streams: device bytes of host streams: all transfers of a run, in both directions.
-        temporaries: most device bytes of intermediate values at any time.
-        remote: host bytes of remote buffers, as they are stored.
     """
 
     replicas: int
     parts: tuple[Part, ...]
-    variables: int
-    streams: int
-    temporaries: int
-    remote: int
-
-    @property
-    def device(self) -> int:
-        """Device bytes of one replica."""
-        return self.variables + self.streams + self.temporaries
 
     @property
     def host(self) -> int:
