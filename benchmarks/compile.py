@@ -10,7 +10,6 @@ compiled program beside the plan's, in bytes of one device.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ class Compilation:
         build_seconds: writing the program as an Ir.
         plan_seconds: planning it.
         compile_seconds: tracing and compiling it, unless it came from the cache (`from_cache`).
-        peak_rss: bytes of this process at most.
+        peak_rss: bytes of this process at most; None on Windows, which does not tell.
         ratio: the plan's total over XLA's.
     """
 
@@ -62,7 +61,7 @@ class Compilation:
     plan_seconds: float
     compile_seconds: float
     from_cache: bool
-    peak_rss: int
+    peak_rss: int | None
     xla: Account
     plan: Account
 
@@ -91,10 +90,19 @@ def compile_program(config: RunConfig) -> Compilation:
         plan_seconds=planned - built,
         compile_seconds=done - planned,
         from_cache=session.startup.from_cache,
-        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss=_peak_rss(),
         xla=Account.of(session.memory_use()),
         plan=Account.of(plan),
     )
+
+
+def _peak_rss() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @entry_point()
