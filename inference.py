@@ -10,6 +10,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from data.feed import per_replica
+from data.rows import EMPTY, fill_rows, pack_rows
 from modelling.generation import Greedy, Search, build_generation
 from modelling.running import RunningModel
 from modelling.spec import family_of
@@ -38,7 +39,7 @@ class Inference(RunningModel):
 
     @property
     def samples_per_run(self) -> int:
-        """Samples that one run of the program generates for."""
+        """Samples of one run of the program: prompts, or rows of those that share one."""
         execution = self.config.execution
         return execution.device_iterations * execution.data_parallel * execution.micro_batch_size
 
@@ -62,12 +63,12 @@ class Inference(RunningModel):
         mask: np.ndarray,
         on_progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:
-        """Generate for any number of samples.
+        """Generate for any number of prompts.
 
         Args:
-            words: (n, sequence_length) token ids, padded on the right.
+            words: (n, sequence_length) token ids, a prompt in each row, padded on the right.
             mask: same shape, 1 where there is a token.
-            on_progress: called after each run with the number of samples it did.
+            on_progress: called after each run with the number of prompts it did.
 
         Returns:
             int32 (n, decoder_sequence_length): tokens up to and including the end token, then
@@ -77,14 +78,18 @@ class Inference(RunningModel):
             ValueError: the arrays do not have these shapes.
         """
         self._check(words, mask)
-        done: list[np.ndarray] = [np.zeros((0, *self.program.tokens.shape[1:]), np.int32)]
-        for start in range(0, len(words), self.samples_per_run):
-            part = slice(start, start + self.samples_per_run)
-            count = len(words[part])
-            done.append(self._run(words[part], mask[part])[:count])
+        lengths, capacity = mask.sum(axis=1), words.shape[1]
+        tokens = np.zeros((len(words), *self.program.tokens.shape[1:]), np.int32)
+        rows = pack_rows(lengths, capacity, self.program.prompts_per_row)
+        for start in range(0, len(rows), self.samples_per_run):
+            part = rows[start : start + self.samples_per_run]
+            filled = fill_rows(part, lambda i: words[i, : lengths[i]], capacity, pad=0)
+            indices = part.reshape(-1)
+            there = indices != EMPTY
+            tokens[indices[there]] = self._run(*filled)[: len(indices)][there]
             if on_progress is not None:
-                on_progress(count)
-        return np.concatenate(done)
+                on_progress(int(np.count_nonzero(there)))
+        return tokens
 
     def _run(self, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
         program = self.program

@@ -10,7 +10,7 @@ from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError
-from config.sections import Model, RunConfig
+from config.sections import Data, Model, RunConfig
 from config.values import PositiveFloat, PositiveInt
 
 
@@ -64,6 +64,15 @@ class T5Model(Model):
 
 
 @dataclass(frozen=True)
+class T5Data(Data):
+    """What to train and validate on."""
+
+    examples_per_row: PositiveInt = 1
+    """Most examples that share the model.sequence_length tokens of a sample, each for itself: at 1
+    a short one leaves the rest of its sample to padding. Batch sizes count samples."""
+
+
+@dataclass(frozen=True)
 class T5Config(RunConfig):
     """A FLAN-T5 run."""
 
@@ -71,6 +80,7 @@ class T5Config(RunConfig):
     """The model family."""
 
     model: T5Model = field(default_factory=T5Model)
+    data: T5Data = field(default_factory=T5Data)
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {

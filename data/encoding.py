@@ -48,13 +48,17 @@ class EncodedExamples:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def prompt(self, index: int) -> np.ndarray:
+        """The prompt's ids, not padded."""
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the examples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
         input_ids = np.full((len(rows), self.sequence_length), self.pad, np.int32)
         attention_mask = np.zeros_like(input_ids)
         for i, row in enumerate(rows):
-            ids = self.tokens[self.starts[row] : self.starts[row + 1]]
+            ids = self.prompt(row)
             input_ids[i, : len(ids)] = ids
             attention_mask[i, : len(ids)] = 1
         labels = self.targets[rows]

@@ -28,6 +28,8 @@ def training_samples(config: RunConfig) -> Samples:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     notes = [f"{len(samples)} training samples"]
+    if len(samples) != len(corpus.examples):
+        notes[0] += f" of {len(corpus.examples)} examples"
     if corpus.unlabelled:
         notes.append(f"{corpus.unlabelled} without a label left out")
     if samples.truncated:

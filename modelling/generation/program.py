@@ -25,12 +25,14 @@ class Generator(Protocol):
 
     Attributes:
         facts: the model's variables, under the names of its weight table's layers and paths.
-        prompt_length: tokens of a prompt, padded.
-        output_length: tokens generated for each.
+        prompt_length: tokens of a row of prompts, padded.
+        prompts_per_row: most prompts that share a row.
+        output_length: tokens generated for each prompt.
     """
 
     facts: NamedVariableFactories
     prompt_length: int
+    prompts_per_row: int
     output_length: int
 
     def generate(
@@ -41,11 +43,12 @@ class Generator(Protocol):
         Args:
             weights: values of the variables, by the names of `facts`.
             words: int32 (batch, prompt_length).
-            mask: int32, 1 where there is a token; samples without any are not generated for.
+            mask: int32, for each token the number of its prompt in the row, from 1, and 0 for
+                padding; prompts without a token are not generated for.
             choose: the search strategy.
 
         Returns:
-            int32 (batch, output_length), see `modelling.generation.decode`.
+            int32 (batch * prompts_per_row, output_length), see `modelling.generation.decode`.
         """
         ...
 
@@ -58,8 +61,10 @@ class GenerationProgram:
     tensor-parallel group need the same ones.
 
     Attributes:
-        words, mask: streams of prompts, int32 (micro_batch_size, prompt_length).
-        tokens: stream of what was generated, int32 (micro_batch_size, output_length).
+        words, mask: streams of rows of prompts, int32 (micro_batch_size, prompt_length).
+        tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_row,
+            output_length).
+        prompts_per_row: see `Generator`.
         variables: by layer and path of the family's weight table.
     """
 
@@ -67,6 +72,7 @@ class GenerationProgram:
     words: popxl.HostToDeviceStream
     mask: popxl.HostToDeviceStream
     tokens: popxl.DeviceToHostStream
+    prompts_per_row: int
     variables: NamedTensors
 
 
@@ -87,7 +93,8 @@ def build_generation(
         prompts = (batch, generator.prompt_length)
         words = popxl.h2d_stream(prompts, popxl.int32, "words")
         mask = popxl.h2d_stream(prompts, popxl.int32, "mask")
-        tokens = popxl.d2h_stream((batch, generator.output_length), popxl.int32, "tokens")
+        answers = (batch * generator.prompts_per_row, generator.output_length)
+        tokens = popxl.d2h_stream(answers, popxl.int32, "tokens")
         variables = generator.facts.init(empty=True)
         names, values = variables.unpack()
 
@@ -98,4 +105,4 @@ def build_generation(
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     apply_pre_alias_patterns(ir, level="default")
-    return GenerationProgram(ir, words, mask, tokens, variables)
+    return GenerationProgram(ir, words, mask, tokens, generator.prompts_per_row, variables)

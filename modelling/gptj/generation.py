@@ -163,6 +163,7 @@ class GPTJGenerator:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
+        self.prompts_per_row = 1
         self._groups = groups
         self._special = SpecialTokens(model.end_token, model.pad_token)
         words = TensorSpec((batch, self.prompt_length), popxl.int32)

@@ -24,3 +24,18 @@ def padding_bias(mask: Tensor) -> Tensor:
     batch, keys = mask.shape
     hidden = 1.0 - cast(mask, popxl.float32)
     return ops.reshape(hidden * MASKED, (batch, 1, 1, keys))
+
+
+def segment_bias(queries: Tensor, keys: Tensor) -> Tensor:
+    """Hide the keys of other segments.
+
+    Args:
+        queries: int32 (batch or 1, queries), the number of each one's segment.
+        keys: int32 (batch, keys), likewise.
+
+    Returns:
+        float32 (batch, 1, queries, keys).
+    """
+    rows = ops.reshape(queries, (queries.shape[0], 1, queries.shape[1], 1))
+    columns = ops.reshape(keys, (keys.shape[0], 1, 1, keys.shape[1]))
+    return cast(ops.logical_not(ops.equal(rows, columns)), popxl.float32) * MASKED

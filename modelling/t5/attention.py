@@ -15,9 +15,9 @@ from modelling.layers import (
     Linear,
     RMSNorm,
     add_residual,
-    padding_bias,
 )
 from modelling.t5.relative_position import RelativePosition
+from modelling.t5.rows import Rows
 from popxl import Tensor
 
 
@@ -32,6 +32,7 @@ class AttentionLayer(Heads):
         attention = config.model.attention
         super().__init__(config, groups, attention.heads, attention.d_kv, slices=slices)
         self.norm = RMSNorm(config.model.layer_norm_epsilon)
+        self.rows = Rows(config.data.examples_per_row)
 
     def project_out(self, x: Tensor, heads: Tensor, seed: Tensor | None = None) -> Tensor:
         """Add the heads' results to the residual.
@@ -64,13 +65,13 @@ class SelfAttention(AttentionLayer):
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
-            mask: int32 (batch, length), 1 where there is a token; default: everywhere.
+            mask: int32 (batch, length), see `Rows`; default: nothing is hidden.
         """
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
         q, k, v = self.project_qkv(x)
         biases = [self.relative_position(x.shape[1], x.shape[1])]
         if mask is not None:
-            biases.append(padding_bias(mask))
+            biases.append(self.rows.encoder_bias(mask))
         heads = self.attend(q, k, v, biases, attention_seed)
         return self.project_out(x, heads, output_seed)
 
@@ -92,17 +93,19 @@ class CrossAttention(AttentionLayer):
         self.kv = FusedLinear(self.features, 2, groups.sharded, self.group_size)
 
     def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape.
+        """x: (batch * examples of a sample, length, hidden) -> the same shape.
 
         Args:
             encoded: the encoder's output, (batch, encoder length, hidden).
-            mask: int32 (batch, encoder length), 1 where there is a token.
+            mask: int32 (batch, encoder length), see `Rows`.
         """
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
+        bias = self.rows.cross_bias(mask, x.shape[1])
+        x = self.rows.together(x)
         q = self.project_q(x)
         k, v = self.project_kv(encoded)
-        heads = self.attend(q, k, v, [padding_bias(mask)], attention_seed)
-        return self.project_out(x, heads, output_seed)
+        heads = self.attend(q, k, v, [bias], attention_seed)
+        return self.rows.apart(self.project_out(x, heads, output_seed))
 
     def project_q(self, x: Tensor) -> Tensor:
         """Queries of x, (batch, heads, length, d_kv)."""

@@ -31,7 +31,7 @@ class EncoderBlock(Layer):
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
-            mask: int32 (batch, length), 1 where there is a token.
+            mask: int32 (batch, length), see `Rows`.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
         attention_seed, feed_forward_seed = self.dropout.seeds(seed, 2)
@@ -56,13 +56,13 @@ class DecoderBlock(Layer):
         self.feed_forward = FeedForward(config, groups)
 
     def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape.
+        """x: (batch * examples of a sample, length, hidden) -> the same shape.
 
         Padding of x is at its end, where causality hides it, so x needs no mask.
 
         Args:
             encoded: the encoder's output, (batch, encoder length, hidden).
-            mask: int32 (batch, encoder length), 1 where there is a token.
+            mask: int32 (batch, encoder length), see `Rows`.
             seed: as for `EncoderBlock`.
         """
         self_seed, cross_seed, feed_forward_seed = self.dropout.seeds(seed, 3)

@@ -15,6 +15,7 @@ from data.generated import generated_examples
 from data.loader import Samples
 from data.mnli import Example, encoder_prompt, load_tokenizer
 from data.prompts import Prompts
+from data.rows import PackedExamples
 from modelling.spec import Batch, ModelFamily, length_multiple
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.training import T5Layout
@@ -26,26 +27,38 @@ def tokenizer_of(config: T5Config) -> Any:
     return load_tokenizer(config.data.dataset, config.data.tokenizer, config.family)
 
 
-def encode_samples(
-    config: T5Config, examples: Sequence[Example], tokenizer: Any
-) -> EncodedExamples:
+def encode_samples(config: T5Config, examples: Sequence[Example], tokenizer: Any) -> Samples:
     """Token ids of the prompts and answers of `examples`. Raises ValueError if an answer is cut."""
+    return _in_rows(config, _encoded(config, examples, tokenizer))
+
+
+def _encoded(config: T5Config, examples: Sequence[Example], tokenizer: Any) -> EncodedExamples:
+    """Each by itself."""
     model = config.model
     return encode(examples, tokenizer, model.sequence_length, model.decoder_sequence_length)
+
+
+def _in_rows(config: T5Config, examples: EncodedExamples) -> Samples:
+    """The samples that the examples fill."""
+    most = config.data.examples_per_row
+    return examples if most == 1 else PackedExamples.of(examples, most)
 
 
 def validation_prompts(
     config: T5Config, examples: Sequence[Example], tokenizer: Any
 ) -> tuple[T5Config, Prompts]:
-    """Prompts of `examples`, padded to the longest, and a configuration for them.
+    """Prompts of `examples`, padded, and a configuration for them.
 
-    As many tokens are generated as the longest right answer has. Raises ValueError if that is more
+    They are padded to the longest, or to all of `sequence_length` where several share a row. As
+    many tokens are generated as the longest right answer has. Raises ValueError if that is more
     than the configuration allows.
     """
-    samples = encode_samples(config, examples, tokenizer)
+    samples = _encoded(config, examples, tokenizer)
     multiple = length_multiple(config)
-    longest = math.ceil(np.diff(samples.starts).max() / multiple) * multiple
-    length = min(longest, config.model.sequence_length)
+    length = config.model.sequence_length
+    if config.data.examples_per_row == 1:
+        longest = math.ceil(np.diff(samples.starts).max() / multiple) * multiple
+        length = min(longest, length)
     answer = np.count_nonzero(samples.targets != IGNORE_INDEX, axis=1).max()
     model = replace(config.model, sequence_length=length, decoder_sequence_length=int(answer))
     batch = replace(samples, sequence_length=length).take(np.arange(len(samples)))
@@ -55,15 +68,19 @@ def validation_prompts(
 
 
 def generate_samples(config: T5Config, count: int) -> Samples:
-    """Random samples of the configured lengths."""
-    model = config.model
-    return generated_examples(
-        count,
+    """Random samples of the configured lengths; each example has its part of a row."""
+    model, examples = config.model, config.data.examples_per_row
+    found = generated_examples(
+        count * examples,
         model.embedding.vocab_size,
-        model.sequence_length,
+        model.sequence_length // examples,
         model.decoder_sequence_length,
         model.seed,
     )
+    if examples == 1:
+        return found
+    rows = np.arange(count * examples).reshape(count, examples)
+    return PackedExamples(replace(found, sequence_length=model.sequence_length), rows)
 
 
 def training_inputs(batch: Batch) -> dict[str, np.ndarray]:

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import popxl
 from config.t5 import T5Config
 from modelling.generation import Choice, Inputs, SpecialTokens, Stack, Step, bind_step, decode, put
-from modelling.layers import Embeddings, Groups, Layer, padding_bias
+from modelling.layers import Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
 from modelling.t5.ends import EncoderHead, Head
 from modelling.t5.relative_position import RelativePosition
+from modelling.t5.rows import Rows
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -54,24 +55,25 @@ class DecodingBlock(DecoderBlock):
         position: Tensor,
         encoded: Sequence[Tensor],
         position_bias: Tensor,
-        padding: Tensor,
+        hiding: Tensor,
     ) -> tuple[Tensor, ...]:
-        """x: (batch, 1, hidden) -> the same shape, and `own` with this position's key and value.
+        """x: (prompts, 1, hidden) -> the same shape, and `own` with this position's key and value.
 
         Args:
-            own: keys and values of the positions before, (batch, heads, positions, d_kv) each.
+            own: keys and values of the positions before, (prompts, heads, positions, d_kv) each.
             position: int32 scalar.
             encoded: keys and values of the encoder's output.
             position_bias: float32 (1, heads, 1, positions); it also hides later positions.
-            padding: bias that hides the encoder's padding, float32 (batch, 1, 1, encoder length).
+            hiding: see `Rows.cross_bias`.
         """
         attention, cross = self.self_attention, self.cross_attention
         query, *new = attention.project_qkv(x)
         keys, values = put(own, position, new)
         x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
         encoded_keys, encoded_values = encoded
-        heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [padding])
-        x = cross.project_out(x, heads)
+        x = cross.rows.together(x)
+        heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [hiding])
+        x = cross.rows.apart(cross.project_out(x, heads))
         return self.feed_forward(x), keys, values
 
 
@@ -113,15 +115,15 @@ class T5Stack(Stack):
 class EncoderStack(T5Stack):
     """All encoder layers."""
 
-    def build(self, x: Tensor, padding: Tensor) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
+    def build(self, x: Tensor, hiding: Tensor) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape. `hiding`: see `Rows.encoder_bias`."""
         position_facts, positions = self.relative_positions(causal=False, length=x.shape[1])
         (bias,) = positions.graph.outputs
-        facts, block = EncodingBlock(self.config).create_graph(x, [bias.spec, padding])
+        facts, block = EncodingBlock(self.config).create_graph(x, [bias.spec, hiding])
         biases: list[Tensor] = []
         for weights in self.weights_of_layers(facts, position_facts):
             if not biases:
-                biases = [*positions.bind(weights.get(RELATIVE_POSITION)).call(), padding]
+                biases = [*positions.bind(weights.get(RELATIVE_POSITION)).call(), hiding]
             (x,) = block.bind(weights).call(x, biases)
         return x
 
@@ -129,17 +131,23 @@ class EncoderStack(T5Stack):
 class DecoderPreparation(T5Stack):
     """What the decoder layers need that is the same at all positions."""
 
-    def build(self, encoded: Tensor) -> list[Tensor]:
-        """encoded: (batch, length, hidden) -> position biases, then each layer's keys and values.
+    def build(self, encoded: Tensor, mask: Tensor) -> list[Tensor]:
+        """What hides tokens of the encoder, position biases, each layer's keys and values.
 
-        The biases are float32 (1, heads, positions, positions), for each query and key.
+        Args:
+            encoded: (batch, length, hidden).
+            mask: see `Rows`.
+
+        Returns:
+            `Rows.cross_bias` of one query; biases of positions, float32 (1, heads, positions,
+            positions), for each query and key; keys and values, (batch, heads, length, d_kv).
         """
         length = self.config.model.decoder_sequence_length
         position_facts, positions = self.relative_positions(causal=True, length=length)
         facts, project = EncodedKeyValues(self.config).create_graph(encoded)
-        prepared: list[Tensor] = []
+        prepared = [Rows(self.config.data.examples_per_row).cross_bias(mask, length=1)]
         for weights in self.weights_of_layers(facts, position_facts):
-            if not prepared:
+            if len(prepared) == 1:
                 prepared += positions.bind(weights.get(RELATIVE_POSITION)).call()
             prepared += project.bind(weights).call(encoded)
         return prepared
@@ -154,19 +162,18 @@ class DecoderStack(T5Stack):
         position: Tensor,
         caches: Sequence[Tensor],
         prepared: Sequence[Tensor],
-        padding: Tensor,
     ) -> tuple[Tensor, ...]:
-        """x: (batch, 1, hidden) -> the same shape, and the new caches.
+        """x: (prompts, 1, hidden) -> the same shape, and the new caches.
 
         Args:
             caches: each layer's keys and values of the positions before.
             prepared: what `DecoderPreparation` returns.
         """
-        biases, *encoded = prepared
+        hiding, biases, *encoded = prepared
         bias = ops.dynamic_slice(biases, position, [2], [1], no_overlap=True)
 
         def others(pair: slice) -> Inputs:
-            return position, encoded[pair], bias, padding
+            return position, encoded[pair], bias, hiding
 
         return self.at_one_position(DecodingBlock(self.config), x, caches, others)
 
@@ -177,21 +184,22 @@ class Encode(Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
+        self.rows = Rows(config.data.examples_per_row)
         self.embeddings = Embeddings(config)
         self.encoder = EncoderStack(config)
         self.encoder_head = EncoderHead(config)
         self.decoder = DecoderPreparation(config)
 
-    def build(self, words: Tensor, padding: Tensor) -> list[Tensor]:
-        """words: int32 (batch, length) -> what `DecoderPreparation` returns."""
+    def build(self, words: Tensor, mask: Tensor) -> list[Tensor]:
+        """words: int32 (batch, length) -> what `DecoderPreparation` returns. `mask`: see `Rows`."""
         with popxl.plan.part("embeddings/prompt"):
             x = self.embeddings(words)
         with popxl.plan.part("encoder/prompt"):
-            x = self.encoder(x, padding)
+            x = self.encoder(x, self.rows.encoder_bias(mask))
         with popxl.plan.part("encoder_head/prompt"):
             x = self.encoder_head(x)
         with popxl.plan.part("decoder/prompt"):
-            return self.decoder(x)
+            return self.decoder(x, mask)
 
 
 class T5Step(Step):
@@ -207,12 +215,11 @@ class T5Step(Step):
         words: Tensor,
         caches: Sequence[Tensor],
         prepared: Sequence[Tensor],
-        padding: Tensor,
     ) -> tuple[Tensor, ...]:
-        """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches."""
+        """words: int32 (prompts, 1) -> float32 logits (prompts, part of the vocabulary), caches."""
         x = self.embedded(words)
         with popxl.plan.part("decoder/token"):
-            x, *caches = self.decoder(x, position, caches, prepared, padding)
+            x, *caches = self.decoder(x, position, caches, prepared)
         return self.logits(x), *caches
 
 
@@ -223,20 +230,21 @@ class T5Generator:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
         self.prompt_length = model.sequence_length
+        self.prompts_per_row = config.data.examples_per_row
         self.output_length = model.decoder_sequence_length
+        self._rows = Rows(self.prompts_per_row)
         self._groups, self._layers = groups, model.layers
-        padding = TensorSpec((batch, 1, 1, self.prompt_length), popxl.float32)
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
-        encode_facts, self._encode = Encode(config).create_graph(words, padding)
+        encode_facts, self._encode = Encode(config).create_graph(words, words)
         prepared = [t.spec for t in self._encode.graph.outputs]
-        _, heads, _, d_kv = prepared[1].shape
-        self._cache = TensorSpec((batch, heads, self.output_length, d_kv), prepared[1].dtype)
+        _, heads, _, d_kv = prepared[-1].shape
+        prompts = batch * self.prompts_per_row
+        self._cache = TensorSpec((prompts, heads, self.output_length, d_kv), prepared[-1].dtype)
         step_facts, self._step = T5Step(config).create_graph(
             TensorSpec((), popxl.int32),
-            TensorSpec((batch, 1), popxl.int32),
+            TensorSpec((prompts, 1), popxl.int32),
             [self._cache] * (2 * self._layers),
             prepared,
-            padding,
         )
         self.facts = encode_facts.copy()
         self.facts.update(step_facts, overwrite=True)  # both have the embeddings
@@ -245,14 +253,13 @@ class T5Generator:
         self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
-        padding = padding_bias(mask)
-        prepared = self._encode.bind(weights).call(words, padding)
+        prepared = self._encode.bind(weights).call(words, mask)
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)
-        prompted = ops.cast(ops.max(mask, 1), popxl.bool)
-        start = [[START_TOKEN]] * mask.shape[0]
+        prompted = self._rows.is_there(mask)
+        start = [[START_TOKEN]] * prompted.shape[0]
         return decode(
-            bind_step(self._step, weights, len(caches), [*prepared, padding]),
+            bind_step(self._step, weights, len(caches), prepared),
             caches,
             popxl.constant(start, popxl.int32, "start_tokens"),
             prompted,

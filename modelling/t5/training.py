@@ -56,13 +56,14 @@ class T5Layout:
         batch = self._config.execution.micro_batch_size
         enc, dec = model.sequence_length, model.decoder_sequence_length
         self._enc = popxl.TensorSpec((batch, enc, model.hidden_size), settings.dtype)
-        self._dec = popxl.TensorSpec((batch, dec, model.hidden_size), settings.dtype)
+        targets = batch * self._config.data.examples_per_row
+        self._dec = popxl.TensorSpec((targets, dec, model.hidden_size), settings.dtype)
         self.inputs = InputBuffers(
             {
                 "words": popxl.TensorSpec((batch, enc), popxl.int32),
                 "mask": popxl.TensorSpec((batch, enc), popxl.int32),
-                "decoder_words": popxl.TensorSpec((batch, dec), popxl.int32),
-                "labels": popxl.TensorSpec((batch, dec), popxl.int32),
+                "decoder_words": popxl.TensorSpec((targets, dec), popxl.int32),
+                "labels": popxl.TensorSpec((targets, dec), popxl.int32),
                 "weight": popxl.TensorSpec((), popxl.float32),
             },
             settings,

@@ -94,6 +94,21 @@ def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices
     np.testing.assert_array_equal(tokens, expected.tokens)
 
 
+@pytest.mark.parametrize(("dp", "tp", "iterations", "slices"), [(1, 1, 1, 1), (2, 2, 2, 2)])
+def test_prompts_that_share_rows_are_answered_alike(dp, tp, iterations, slices):
+    """Hugging Face's prompts have a row each: nothing leaks from one prompt to another."""
+    expected, places = reference(), 4
+    config = config_of(dp, tp, 4, iterations, slices).to_dict()
+    config["data"]["examples_per_row"] = places
+    done: list[int] = []
+    with Inference(T5Config.from_dict(config)) as model:
+        model.write(expected.weights)
+        tokens = model.generate(expected.words, expected.mask, done.append)
+    np.testing.assert_array_equal(tokens, expected.tokens)
+    assert sum(done) == PROMPTS
+    assert max(done) > 4 * dp * iterations, "no prompts shared a row"
+
+
 @pytest.fixture(scope="module")
 def model() -> Iterator[Inference]:
     """Micro-batches of 16 on one device."""

@@ -5,6 +5,7 @@ The same random weights, and a global batch whose sequences and targets have dif
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,8 @@ from transformers import T5ForConditionalGeneration
 import popxl
 from config.presets import load_config
 from config.t5 import T5Config
+from data.encoding import EncodedExamples
+from data.rows import EMPTY, PackedExamples
 from finetuning import FineTuning
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
@@ -154,6 +157,51 @@ def test_five_steps_of_adamw(dp: int, tp: int, micro_batch: int) -> None:
     assert error < 1e-4, name
 
 
+# ---- several examples in a row -------------------------------------------------------------------
+ROWS, PLACES = 12, 3
+
+
+def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
+    lengths = batch["attention_mask"].sum(axis=1)
+    tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
+    starts = np.cumsum([0, *lengths])
+    examples = EncodedExamples(tokens, starts, batch["labels"], ENC, pad=0, truncated=0)
+    packed = PackedExamples.of(examples, PLACES)
+    assert SAMPLES > ROWS > len(packed)
+    missing = np.full((ROWS - len(packed), PLACES), EMPTY)
+    return replace(packed, rows=np.concatenate([packed.rows, missing])).take(range(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "micro_batch", "slices"), [(1, 1, 12, 1), (2, 2, 3, 1), (1, 2, 6, 2)]
+)
+def test_examples_that_share_rows_train_as_each_by_itself(
+    dp: int, tp: int, micro_batch: int, slices: int
+) -> None:
+    """Torch's examples have a row each: nothing leaks from one example to another."""
+    config = our_config(dp, tp).to_dict()
+    config["training"]["global_batch_size"] = ROWS
+    config["execution"] |= {"micro_batch_size": micro_batch, "attention_serialisation": slices}
+    config["data"]["examples_per_row"] = PLACES
+    model = FineTuning(T5Config.from_dict(config), gradients=True)
+    model.write(logical(their_model()))
+    with model:
+        results = []
+        for step, batch in enumerate(batches(STEPS)):
+            results += model.run([in_rows(batch)], [RATE], step)
+            if step == 0:
+                gradients = model.gradients()
+        weights = model.read(optimizer=False)
+    expected = reference()
+    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
+    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
+    for ours, theirs in ((gradients, expected.gradients), (weights, expected.weights)):
+        error, name = worst(ours, theirs)
+        assert error < 1e-4, name
+
+
+# ---- the program ---------------------------------------------------------------------------------
 def dropout_losses(activations: str, probability: float = 0.2, **split: int) -> list[float]:
     """Losses of three steps with dropout."""
     config = our_config(**split).to_dict()

@@ -1,0 +1,66 @@
+"""Samples of several examples: what keeps them apart.
+
+The examples of a sample lie side by side in the encoder, where the mask has their numbers. In the
+decoder each has a row of its own, so that only cross-attention brings them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import popxl
+from modelling.layers import cast, padding_bias, segment_bias
+from popxl import Tensor, ops
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Masks and shapes of samples with up to `examples` examples.
+
+    A mask is int32 (batch, encoder length): the number of the example that a token belongs to, from
+    1, and 0 for padding.
+    """
+
+    examples: int
+
+    def encoder_bias(self, mask: Tensor) -> Tensor:
+        """Lets tokens see those of their example: float32, broadcasts to (batch, 1, q, k)."""
+        return padding_bias(mask) if self.examples == 1 else segment_bias(mask, mask)
+
+    def cross_bias(self, mask: Tensor, length: int) -> Tensor:
+        """Lets the queries of each example's decoder row see its tokens in the encoder.
+
+        Args:
+            length: queries of a decoder row.
+
+        Returns:
+            float32, broadcasts to (batch, 1, examples * length, encoder length).
+        """
+        if self.examples == 1:
+            return padding_bias(mask)
+        numbers = np.repeat(np.arange(1, self.examples + 1, dtype=np.int32), length)
+        return segment_bias(popxl.constant(numbers[None], popxl.int32, "examples"), mask)
+
+    def is_there(self, mask: Tensor) -> Tensor:
+        """Whether each example has any token: bool (batch * examples,)."""
+        batch, length = mask.shape
+        if self.examples == 1:
+            return ops.cast(ops.max(mask, 1), popxl.bool)
+        numbers = np.arange(1, self.examples + 1, dtype=np.int32).reshape(1, -1, 1)
+        own = ops.equal(
+            ops.reshape(mask, (batch, 1, length)), popxl.constant(numbers, popxl.int32, "examples")
+        )
+        found = ops.max(cast(own, popxl.int32), 2)
+        return ops.cast(ops.reshape(found, (batch * self.examples,)), popxl.bool)
+
+    def together(self, x: Tensor) -> Tensor:
+        """(batch * examples, length, hidden) -> (batch, examples * length, hidden)."""
+        rows, length, hidden = x.shape
+        return x.reshape((rows // self.examples, self.examples * length, hidden))
+
+    def apart(self, x: Tensor) -> Tensor:
+        """The inverse of `together`."""
+        batch, length, hidden = x.shape
+        return x.reshape((batch * self.examples, length // self.examples, hidden))

@@ -1,0 +1,80 @@
+"""Several sequences in a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.encoding import IGNORE_INDEX, EncodedExamples
+from data.rows import EMPTY, PackedExamples, fill_rows, pack_rows
+
+CAPACITY = 16
+
+
+def sequences(lengths: list[int]) -> list[np.ndarray]:
+    """Tokens that tell where they come from: 100 * index + position + 1."""
+    return [100 * i + 1 + np.arange(n, dtype=np.int32) for i, n in enumerate(lengths)]
+
+
+@given(st.lists(st.integers(1, CAPACITY), max_size=60), st.integers(1, 5))
+def test_each_sequence_is_in_one_row_that_holds_it(lengths: list[int], most: int) -> None:
+    rows = pack_rows(lengths, CAPACITY, most)
+    assert rows.shape[1] == most
+    indices = rows[rows != EMPTY]
+    assert sorted(indices.tolist()) == list(range(len(lengths)))
+    for row in rows:
+        kept = row[row != EMPTY]
+        assert 0 < sum(lengths[i] for i in kept) <= CAPACITY or most == 1
+        np.testing.assert_array_equal(row[: len(kept)], kept)  # the empty places are the last
+
+
+@given(st.lists(st.integers(1, CAPACITY), max_size=60), st.integers(2, 5))
+def test_rows_are_not_wasted(lengths: list[int], most: int) -> None:
+    """No two rows with places left are filled by half or less: one would have gone to the other."""
+    rows = pack_rows(lengths, CAPACITY, most)
+    least = max(-(-sum(lengths) // CAPACITY), -(-len(lengths) // most))
+    assert len(rows) >= least
+    filled = [sum(lengths[i] for i in row[row != EMPTY]) for row in rows]
+    loose = [n for n, row in zip(filled, rows, strict=True) if n * 2 <= CAPACITY and EMPTY in row]
+    assert len(loose) <= 1
+
+
+def test_one_in_a_row_keeps_the_order() -> None:
+    np.testing.assert_array_equal(pack_rows([3, 9, 1], CAPACITY, 1), [[0], [1], [2]])
+
+
+def test_a_long_sequence_is_filled_up_with_short_ones() -> None:
+    rows = pack_rows([4, 12, 9, 3, 4], CAPACITY, 3)
+    np.testing.assert_array_equal(rows, [[1, 0, EMPTY], [2, 4, 3]])
+
+
+def test_rows_hold_the_tokens_and_their_places() -> None:
+    given = sequences([3, 2, 4])
+    words, segments = fill_rows(np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7)
+    np.testing.assert_array_equal(words, [[201, 202, 203, 204, 1, 2, 3, 7], [101, 102, *[7] * 6]])
+    np.testing.assert_array_equal(segments, [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, *[0] * 6]])
+
+
+@pytest.fixture
+def packed() -> PackedExamples:
+    """Five examples, whose targets are their index + 50, and the end."""
+    prompts = sequences([4, 12, 9, 3, 4])
+    targets = np.array([[50 + i, 1, IGNORE_INDEX] for i in range(5)], np.int32)
+    starts = np.cumsum([0, *map(len, prompts)])
+    examples = EncodedExamples(np.concatenate(prompts), starts, targets, CAPACITY, 0, truncated=2)
+    return PackedExamples.of(examples, 3)
+
+
+def test_a_row_is_a_sample(packed: PackedExamples) -> None:
+    assert (len(packed), packed.truncated) == (2, 2)
+
+
+def test_a_batch_has_a_target_for_each_place(packed: PackedExamples) -> None:
+    batch = packed.take([1, 0])
+    assert {a.dtype for a in batch.values()} == {np.dtype(np.int32)}
+    np.testing.assert_array_equal(batch["attention_mask"][0], np.repeat([1, 2, 3], [9, 4, 3]))
+    np.testing.assert_array_equal(batch["labels"][:, 0], [52, 54, 53, 51, 50, IGNORE_INDEX])
+    np.testing.assert_array_equal(batch["decoder_input_ids"][3], [0, 51, 1])
+    np.testing.assert_array_equal(batch["decoder_input_ids"][5], [0, 0, 0])  # nothing is there
