@@ -9,6 +9,7 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl.errors import popart_exception
 from tests.popxl.programs import f32, store
 
 
@@ -354,3 +355,18 @@ def test_printing_reaches_stderr(capfd):
     with popxl.Session(ir) as session:
         assert session.run()[out].tolist() == [0, 2, 4]
     assert "twice: [0. 2. 4.]" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+@pytest.mark.parametrize("kind", ["variable", "constant", "stream"])
+def test_elements_of_64_bits_are_refused_rather_than_changed(dtype, kind):
+    ir, data = popxl.Ir(), np.ones(2, dtype)
+    with ir.main_graph:
+        if kind == "stream":
+            ops.host_load(popxl.h2d_stream((2,), popxl.dtype.as_dtype(dtype)), "wide")
+        elif kind == "constant":
+            store(popxl.constant(data, name="wide", downcast=False))
+        else:
+            popxl.variable(data, name="wide", downcast=False)
+    with pytest.raises(popart_exception, match="'wide'.* is .*64, but devices have no elements"):
+        popxl.Session(ir)

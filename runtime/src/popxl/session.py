@@ -12,7 +12,7 @@ import numpy as np
 
 from popxl._core.dot import write_requested
 from popxl._core.handles import DeviceInfo, SessionHandle
-from popxl._core.verify import check_replicas, verify_if_asked
+from popxl._core.verify import check_replicas, check_widths, verify_if_asked
 from popxl._lower import hostdata, hostvalues
 from popxl._lower.cache import load_or_compile
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
@@ -76,6 +76,7 @@ class Session:
         self._parts: tuple[Any, list[np.ndarray]] | None = None  # last read from the devices
         _check_patterns(ir)
         check_replicas(ir)
+        check_widths(ir)
         verify_if_asked(ir)
         self._compile()
         write_requested(ir)

@@ -20,6 +20,9 @@ class VerificationError(popart_exception):
     """A graph breaks a rule of the IR; the message shows the op."""
 
 
+_WIDE = ("int64", "uint64", "float64", "complex128")
+
+
 def verify_if_asked(ir: Ir) -> None:
     """Verify when the environment variable POPXL_VERIFY is set and not 0."""
     if os.environ.get("POPXL_VERIFY", "0") not in ("", "0"):
@@ -83,6 +86,23 @@ def check_replicas(ir: Ir) -> None:
                 raise ValueError(
                     f"{op.name} at {op.location} was written for another number of replicas than "
                     f"{count}, on which its shape depends: set ir.replication_factor before"
+                )
+
+
+def check_widths(ir: Ir) -> None:
+    """Check that no variable and no tensor of an op has elements of 64 bits.
+
+    Raises:
+        popart_exception: one has; devices compute with 32 bits, and would change its values.
+    """
+    for graph in ir._graphs:
+        used = (t for op in graph._ops for t in (*op.inputs, *op.outputs))
+        for t in (*graph.variables, *used):
+            if t.dtype.name in _WIDE:
+                where = "" if t._producer is None else f" at {t._producer.location}"
+                raise popart_exception(
+                    f"{t.id!r}{where} is {t.dtype.name}, but devices have no elements of 64 bits: "
+                    "leave `downcast` at True, or name a dtype of 32 bits"
                 )
 
 
