@@ -59,4 +59,4 @@ def times(part: popxl.plan.Part, machine: Machine, dtype: str, replicas: int) ->
 def _link(collective: popxl.plan.Collective, machine: Machine, replicas: int) -> float:
     """The slowest link that a ring over a group uses, if neighbours share hosts."""
     span = collective.group_size if collective.consecutive else replicas
-    return machine.link if span <= machine.devices else machine.network
+    return machine.link if machine.hosts(span) == 1 else machine.network

@@ -23,10 +23,9 @@ class Machine:
         memory, bandwidth: bytes of device memory, and bytes per second to and from it.
         host_link: bytes between a device and its host.
         link: bytes that a device sends to others of its host.
-        devices: devices of a host.
+        devices: of a host; None: virtual ones, as many as are asked for, which divide its rates.
         host_memory: bytes of a host.
         network: bytes that a device sends to other hosts.
-        shared: whether all devices are virtual ones of one machine, and divide its rates.
     """
 
     name: str
@@ -36,14 +35,17 @@ class Machine:
     bandwidth: float
     host_link: float
     link: float
-    devices: int
+    devices: int | None
     host_memory: float
     network: float
-    shared: bool = False
+
+    def hosts(self, replicas: int) -> int:
+        """Hosts that so many devices take."""
+        return 1 if self.devices is None else -(-replicas // self.devices)
 
     def for_replicas(self, replicas: int) -> Machine:
         """The machine as one of `replicas` devices has it."""
-        if not self.shared:
+        if self.devices is not None:
             return self
         rates = ("bandwidth", "host_link", "link", "network", "memory")
         share = {name: getattr(self, name) / replicas for name in rates}

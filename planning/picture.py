@@ -8,25 +8,28 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from planning.report import Report
-from planning.text import gigabytes
+from planning.text import gigabytes, place
 
 COLOURS = {"compute": "#1f5fa8", "memory": "#6aa84f", "host": "#b3541e", "network": "#8e63b3"}
+_WIDTH, _MARGIN = 10, 0.15  # inches
 
 
 def draw_plan(report: Report, path: Path) -> None:
     """Draw times by resource and memory of the phases into a PNG file."""
-    figure = Figure(figsize=(10, 0.42 * len(report.rows) + 2), dpi=120, layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=_MARGIN, h_pad=_MARGIN)
+    figure = Figure(figsize=(_WIDTH, 0.42 * len(report.rows) + 2), dpi=120, layout=layout)
     FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
     _draw_times(left, report)
     _draw_memory(right, report)
     figure.suptitle(
-        f"{report.preset}, {report.needs.kind}: {report.plan.replicas} × {report.machine.title}, "
-        f"{report.seconds:.3g} s a run, {gigabytes(report.plan.host or report.plan.device)} "
+        f"{report.preset}, {report.needs.kind}: {_devices(report)}, {report.seconds:.3g} s a run, "
+        f"{gigabytes(report.plan.host or report.plan.device)} "
         f"{'host memory' if report.plan.host else 'on a device'}",
-        x=0.01, ha="left",
+        x=_MARGIN / _WIDTH, ha="left",
     )  # fmt: skip
     for axes in (left, right):
         axes.grid(axis="x", color="0.9")
@@ -34,6 +37,11 @@ def draw_plan(report: Report, path: Path) -> None:
         axes.margins(y=0.01)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
+
+
+def _devices(report: Report) -> str:
+    count = report.plan.replicas
+    return f"{count} device{'s' if count > 1 else ''} {place(report)}"
 
 
 def _draw_times(axes: Axes, report: Report) -> None:

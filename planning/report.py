@@ -48,12 +48,13 @@ class Report:
     @property
     def hosts(self) -> int:
         """Hosts that the devices take."""
-        return -(-self.plan.replicas // self.machine.devices)
+        return self.machine.hosts(self.plan.replicas)
 
     @property
     def bytes_per_host(self) -> int:
-        """Bytes of remote buffers on one host."""
-        return self.plan.remote * min(self.plan.replicas, self.machine.devices)
+        """Bytes of remote buffers on one host, if all its devices are taken."""
+        replicas = self.plan.replicas
+        return self.plan.remote * min(replicas, self.machine.devices or replicas)
 
     @property
     def seconds(self) -> float:

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from planning.report import Report, Row
+from planning.report import REST, Report, Row
 
-_HEAD = ("phase", "", "TFLOP", "device GB", "from host", "to host", "sent GB", "live MB", "ms",
-         "bound by")  # fmt: skip
+_LEGEND = """\
+One device, one run. device: bytes read and written in its memory; from host, to host: bytes between
+them; sent: to other devices; live: most intermediate values at a time; ms: of the resource that
+takes longest."""
+_INPUTS = "inputs: the step's batch, from the data's streams into buffers in host memory."
+_REST = {
+    "finetuning": f"{REST}: buffers set to zero, the gradients' norm, the loops over layers.",
+    "inference": f"{REST}: masks, the choice of each token, the loops over tokens and layers.",
+}
+
+
+@dataclass(frozen=True)
+class _Units:
+    """Units of a table's numbers, and how many of the basic unit they are."""
+
+    flops: tuple[str, float]
+    bytes: tuple[str, float]
+
+    @classmethod
+    def fitting(cls, report: Report) -> _Units:
+        """Those in which the largest rows have digits before the point."""
+        if max(row.part.device_traffic for row in report.rows) < 1e9:
+            return cls(("GFLOP", 1e9), ("MB", 1e6))
+        return cls(("TFLOP", 1e12), ("GB", 1e9))
 
 
 def as_text(report: Report) -> str:
-    """The facts of the whole, then a table of the phases, then what the collectives are."""
-    lines = [*_facts(report), "", *_table(report), "", *_collectives(report), *_hints(report)]
-    return "\n".join(lines)
+    """The facts of the whole, a table of the phases with its legend, what the collectives are."""
+    closing = [*_collectives(report), *_hints(report)]
+    blocks = [_facts(report), _table(report), _legend(report), closing]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def _facts(report: Report) -> list[str]:
-    needs, plan, machine = report.needs, report.plan, report.machine
+    needs, plan = report.needs, report.plan
     c = needs.config
     e = c.execution
     activations = plan.host - needs.state
@@ -26,7 +50,7 @@ def _facts(report: Report) -> list[str]:
         f"{needs.kind} of {report.preset}: {needs.parameters / 1e6:,.1f} M parameters in "
         f"{c.model.precision}",
         f"devices      {plan.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp, "
-        f"on {report.hosts} host(s) of {machine.devices} ({machine.title})",
+        f"{place(report)}",
     ]
     if needs.kind == "finetuning":
         lines += [
@@ -54,20 +78,39 @@ def _facts(report: Report) -> list[str]:
 
 
 def _table(report: Report) -> list[str]:
-    rows = [_HEAD, *map(_cells, report.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    units = _Units.fitting(report)
+    rows = [_head(units), *(_cells(row, units) for row in report.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [_line(row, widths) for row in rows]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _head(units: _Units) -> tuple[str, ...]:
+    name = units.bytes[0]
+    return ("phase", "", units.flops[0], f"device {name}", f"from host {name}", f"to host {name}",
+            f"sent {name}", "live MB", "ms", "bound by")  # fmt: skip
+
+
+def _cells(row: Row, units: _Units) -> tuple[str, ...]:
     part = row.part
     sent = sum(c.sent for c in part.collectives)
+    per_flop, per_byte = units.flops[1], units.bytes[1]
     return (
-        row.phase, row.direction, f"{part.flops / 1e12:.3f}", f"{part.device_traffic / 1e9:.2f}",
-        f"{part.host_to_device / 1e9:.3f}", f"{part.device_to_host / 1e9:.3f}",
-        f"{sent / 1e9:.3f}", f"{part.device_bytes / 1e6:.1f}", f"{row.times.seconds * 1e3:.2f}",
-        row.times.bound,
+        row.phase, row.direction, f"{part.flops / per_flop:.3f}",
+        f"{part.device_traffic / per_byte:.2f}", f"{part.host_to_device / per_byte:.3f}",
+        f"{part.device_to_host / per_byte:.3f}", f"{sent / per_byte:.3f}",
+        f"{part.device_bytes / 1e6:.1f}", f"{row.times.seconds * 1e3:.2f}", row.times.bound,
     )  # fmt: skip
+
+
+def _legend(report: Report) -> list[str]:
+    """What the columns are, and those rows that are no phases."""
+    names = {row.phase for row in report.rows}
+    lines = [_LEGEND]
+    if "inputs" in names:
+        lines.append(_INPUTS)
+    if REST in names:
+        lines.append(_REST[report.needs.kind])
+    return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -103,6 +146,14 @@ def _hints(report: Report) -> list[str]:
         value = getattr(execution, name)
         hints += [] if value is None else [f"{name} {value}"]
     return [f"hints, without effect here: {', '.join(hints)}"] if hints else []
+
+
+def place(report: Report) -> str:
+    """Where the devices are: on 8 hosts of 8 (NVIDIA H100 SXM)."""
+    machine, hosts = report.machine, report.hosts
+    if machine.devices is None:
+        return f"on {machine.title}"
+    return f"on {hosts} host{'s' if hosts > 1 else ''} of {machine.devices} ({machine.title})"
 
 
 def gigabytes(count: float) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from matplotlib import image
 
 import benchmarks.finetuning
 import benchmarks.inference
@@ -83,6 +85,14 @@ def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
         assert (phase, "update") in rows or phase == "decoder_embeddings"  # owns nothing
     assert "0.9 M parameters in float32" in text
     assert "batch        64 = 64 micro × 1 accumulation × 1 dp" in text
+    assert "devices      1 = 1 dp × 1 tp, on a laptop, 2 CPU cores\n" in text
+    for row in ("inputs", "the rest"):
+        assert re.search(f"^{row}: .", text, re.MULTILINE), f"{row} is not explained"
+
+
+def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() -> None:
+    assert machine("laptop").hosts(2000) == 1
+    assert [machine("h100").hosts(n) for n in (1, 8, 9, 64)] == [1, 1, 2, 8]
 
 
 def test_scheduling_hints_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +117,9 @@ def test_a_plan_as_json_and_picture(tmp_path: Path) -> None:
     )
     kinds = {(c["kind"], c["group_size"]) for c in layer["collectives"]}
     assert ("all_reduce", 2) in kinds
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    pixels = image.imread(picture)[..., :3]
+    assert pixels.min() < 0.5  # there is something
+    assert pixels[:12].min() == pixels[:, :12].min() == 1  # beside a margin
 
 
 def test_generation_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
