@@ -74,8 +74,7 @@ def decode(
         popxl.constant([[special.pad] * length] * batch, popxl.int32, "no_tokens"),
         ops.logical_not(prompted),
     ]
-    unfinished = _unfinished(state[-1], groups)
-    carried = [unfinished, *state, *caches]
+    carried = [unfinished(state[-1], groups), *state, *caches]
     bound = list(step.args.values())
     advance = _Advance(step, choose, special, groups)
     ir = popxl.gir()
@@ -115,14 +114,14 @@ class _Advance:
         finished = ops.logical_or(finished, ops.equal(chosen, end))
         words = chosen.reshape(words.shape)
         tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
-        return [_unfinished(finished, self.groups), words, tokens, finished, *caches]
+        return [unfinished(finished, self.groups), words, tokens, finished, *caches]
 
 
 def _unchanged(carried: list[Tensor]) -> list[Tensor]:
     return carried
 
 
-def _unfinished(finished: Tensor, groups: Groups) -> Tensor:
+def unfinished(finished: Tensor, groups: Groups) -> Tensor:
     """1 if any sequence of any replica goes on, else 0; int32 scalar.
 
     It decides whether collectives run, so that it must be the same on all replicas.

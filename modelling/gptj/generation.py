@@ -18,14 +18,17 @@ import numpy as np
 import popxl
 from config.gptj import GPTJConfig
 from modelling.generation import (
+    POSITIONS,
     Choice,
     SpecialTokens,
     Stack,
     Step,
     bind_step,
+    call_if,
     decode,
     last_words,
     put,
+    unfinished,
 )
 from modelling.gptj.attention import Tables, rotary_tables, tables_at
 from modelling.gptj.block import Block
@@ -39,11 +42,20 @@ from popxl_addons import Module, NamedTensors
 class PromptBlock(Block):
     """A layer that reads prompts."""
 
+    def __init__(self, config: GPTJConfig) -> None:
+        super().__init__(config)
+        self.room = config.model.output_length
+
     def build(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """x: (batch, length, hidden) -> the same shape, keys and values of all positions."""
+        """x: (batch, length, hidden) -> the same shape, and caches: keys and values of all
+        positions, with room for those of what is generated."""
         opened = self.open(x)
-        attended, keys, values = self.attention.read(opened)
-        return self.close(x, opened, attended), keys, values
+        attended, *caches = self.attention.read(opened)
+        return self.close(x, opened, attended), *map(self._with_room, caches)
+
+    def _with_room(self, t: Tensor) -> Tensor:
+        batch, heads, _, size = t.shape
+        return ops.concat([t, ops.init((batch, heads, self.room, size), t.dtype)], POSITIONS)
 
 
 class DecodingBlock(Block):
@@ -80,19 +92,18 @@ class PromptStack(Stack):
         super().__init__(config.model.layers)
         self.config = config
 
-    def build(self, x: Tensor) -> list[Tensor]:
-        """x: (batch, length, hidden) -> each layer's caches, with room for what is generated."""
+    def build(self, x: Tensor, wanted: Tensor) -> list[Tensor]:
+        """x: (batch, length, hidden) -> each layer's caches; zeros unless `wanted`, a bool scalar.
+
+        Under a condition, since XLA otherwise puts off filling the caches until all layers are
+        done, and keeps the projections of all of them until then, one and a half times the caches.
+        """
         facts, block = PromptBlock(self.config).create_graph(x)
         caches: list[Tensor] = []
         for weights in self.weights_of_layers(facts):
-            x, *new = block.bind(weights).call(x)
-            caches += [self._with_room(t) for t in new]
+            x, *new = call_if(wanted, block.bind(weights), x)
+            caches += new
         return caches
-
-    def _with_room(self, t: Tensor) -> Tensor:
-        batch, heads, _, size = t.shape
-        room = ops.init((batch, heads, self.config.model.output_length, size), t.dtype)
-        return ops.concat([t, room], 2)
 
 
 class DecodingStack(PromptStack):
@@ -114,12 +125,12 @@ class ReadPrompts(Module):
         self.embeddings = Embeddings(config)
         self.layer = PromptStack(config)
 
-    def build(self, words: Tensor) -> list[Tensor]:
+    def build(self, words: Tensor, wanted: Tensor) -> list[Tensor]:
         """words: int32 (batch, length) -> what `PromptStack` returns."""
         with popxl.plan.part("embeddings/prompt"):
             x = self.embeddings(words)
         with popxl.plan.part("layer/prompt"):
-            return self.layer(x)
+            return self.layer(x, wanted)
 
 
 class GPTJStep(Step):
@@ -167,7 +178,8 @@ class GPTJGenerator:
         self._groups = groups
         self._special = SpecialTokens(model.end_token, model.pad_token)
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
-        prompt_facts, self._read = ReadPrompts(config).create_graph(words)
+        wanted = TensorSpec((), popxl.bool)
+        prompt_facts, self._read = ReadPrompts(config).create_graph(words, wanted)
         slots = self.prompt_length + self.output_length
         self.facts, self._step = GPTJStep(config).create_graph(
             TensorSpec((), popxl.int32),
@@ -182,8 +194,9 @@ class GPTJGenerator:
         self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
-        caches = self._read.bind(weights).call(words)
         first, last, prompted = last_words(words, mask)
+        wanted = cast(unfinished(ops.logical_not(prompted), self._groups), popxl.bool)
+        caches = self._read.bind(weights).call(words, wanted)
         return decode(
             bind_step(self._step, weights, len(caches), [last, self._padding(last)]),
             caches,

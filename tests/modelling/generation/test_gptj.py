@@ -85,3 +85,15 @@ def test_cached_logits_are_hugging_faces(dp, tp):
         with torch.no_grad():
             theirs = hf(input_ids=torch.tensor(whole[None]).long()).logits[0, n - 1 :].numpy()
         np.testing.assert_allclose(ours[i], theirs, atol=1e-4)
+
+
+def test_reading_prompts_keeps_of_each_layer_its_caches_only():
+    """What a layer more adds to the memory of a program: no other projections or activations."""
+
+    def temporaries(layers: int) -> int:
+        config = small_config(1, 1, 16, layers=layers, eval=True, output_length=2)
+        return Inference(config).session.memory_use().temporaries
+
+    model = small_config().model
+    caches = 2 * 16 * (model.sequence_length + 2) * model.hidden_size * 4
+    assert temporaries(7) - temporaries(4) < 1.2 * 3 * caches

@@ -1,0 +1,23 @@
+"""Calls that are made only if somebody needs them."""
+
+from __future__ import annotations
+
+import popxl
+from popxl import Tensor, ops
+from popxl_addons import BoundGraph
+
+
+def call_if(wanted: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Call a graph if `wanted`; otherwise its outputs are zeros.
+
+    XLA runs what a condition guards as a whole and keeps its outputs only. The ops of other calls
+    it puts where it likes: of a layer that fills caches, it leaves the last step for later, and
+    keeps what that step is computed from.
+
+    Args:
+        wanted: bool scalar; the same on all replicas if the graph has collectives.
+        inputs: those that are not bound.
+    """
+    specs = [t.spec for t in graph.graph.outputs]
+    nothing = popxl.gir().create_graph(lambda: [ops.init(s.shape, s.dtype) for s in specs])
+    return ops.conditional(wanted, graph.graph, nothing, inputs, then_inputs_dict=graph.args)
