@@ -1,13 +1,16 @@
-"""Our speed beside Hugging Face's on torch: the same weights, batch and optimizer, in turn.
+"""Our speed beside Hugging Face's on torch: the same weights, examples and optimizer, in turn.
 
     python3 -m benchmarks.beside_huggingface --config small
+    python3 -m benchmarks.beside_huggingface --config small --generated_tokens 54 \
+        --examples_per_row 4 --prompts 128
     python3 -m benchmarks.beside_huggingface --config gptj_small --micro_batch_size 4 --rounds 9
 
-Training: an optimizer step with activations recomputed and kept, beside torch with and without
-gradient checkpointing. Generation: one run of the program beside `generate`. Programs run one after
-the other, `--rounds` times; a ratio is the median of the rounds' ratios, so that noise which lasts
-longer than a round drops out. Before that, losses and tokens are compared: the speed of another
-computation would mean nothing. Ends with one JSON line.
+Training: an optimizer step on a micro-batch of examples, with activations recomputed and kept,
+beside torch with and without gradient checkpointing. Generation: answers to `--prompts` prompts,
+beside `generate`. Each program is in a process of its own; they run one after the other,
+`--rounds` times; a ratio is the median of the rounds' ratios, so that noise which lasts longer than
+a round drops out. Before that, losses and tokens are compared: the speed of another computation
+would mean nothing. Ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -16,25 +19,29 @@ import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from config.cli import entry_point, read_command_line
+from benchmarks.contestants import (
+    GENERATION,
+    TRAINING,
+    generation_contestant,
+    training_contestant,
+)
+from benchmarks.matrix_rate import matrix_rate
+from benchmarks.processes import Worker, serve
+from config.cli import CommandLine, entry_point, read_command_line
 from config.errors import UserError
 from config.sections import RunConfig
-from data.loader import Loader
-from finetuning import FineTuning
-from inference import Inference
-from modelling.spec import Batch, family_of
-from training.side_by_side import need_torch
+from training.torch_model import need_torch
 
-LEARNING_RATE = 1e-4
 LOSS_TOLERANCE = 1e-4
 
-Program = Callable[[], object]
+CONTESTANTS = {"training": TRAINING, "generation": GENERATION}
 
 
 @dataclass(frozen=True)
@@ -42,14 +49,16 @@ class Comparison:
     """What one kind of work takes.
 
     Attributes:
+        samples: examples that a program works on in a run.
         seconds: medians by program.
         ratios: seconds of a program of torch's over those of one of ours, "theirs / ours".
         samples_per_second: by program.
-        flops: operations that the work needs, nothing computed twice; see `model_flops`.
+        flops: operations that the work needs, no padding and nothing computed twice.
         of_matrix_rate: `flops` per second of each program, as a part of the machine's measured
             matrix rate.
     """
 
+    samples: int
     seconds: dict[str, float]
     ratios: dict[str, float]
     samples_per_second: dict[str, float]
@@ -57,98 +66,46 @@ class Comparison:
     of_matrix_rate: dict[str, float]
 
 
-def training_programs(config: RunConfig, batch: Batch) -> dict[str, Program]:
-    """Optimizer steps by name, each on its own copy of the same weights.
-
-    Raises:
-        UserError: the losses of the first step differ.
-    """
-    from benchmarks.huggingface import TorchTraining
-
-    family = family_of(config)
-    weights = family.weights(config).initial(config.model.seed)
-    programs: dict[str, Callable[[], float]] = {}
-    for activations in ("recompute", "keep"):
-        execution = replace(config.execution, activations=activations)
-        model = FineTuning(replace(config, execution=execution))
-        model.write(weights)
-        model.__enter__()  # for as long as the process lives
-        programs[activations] = lambda m=model: m.run([batch], [LEARNING_RATE])[0].loss
-    for name, checkpointing in (("torch, checkpointing", True), ("torch", False)):
-        torch_model = TorchTraining(config, weights, checkpointing)
-        programs[name] = lambda m=torch_model: m.step(batch, LEARNING_RATE)
-    losses = {name: step() for name, step in programs.items()}
-    if np.ptp(list(losses.values())) > LOSS_TOLERANCE * max(map(abs, losses.values())):
-        raise UserError(f"the losses of the first step differ: {losses}")
-    return dict(programs)
-
-
-def generation_programs(config: RunConfig) -> dict[str, Program]:
-    """Generation for one micro-batch, by name.
-
-    Raises:
-        UserError: the tokens differ.
-    """
-    from benchmarks.huggingface import generate, model_of
-
-    family = family_of(config)
-    weights = family.weights(config).initial(config.model.seed)
-    ours = Inference(config)
-    ours.write(weights)
-    ours.__enter__()
-    length = ours.program.words.shape[1]
-    rng = np.random.default_rng(config.model.seed)
-    words = rng.integers(
-        2, config.model.embedding.vocab_size, (ours.samples_per_run, length), np.int32
-    )
-    mask = np.ones_like(words)
-    theirs = model_of(config, weights)
-    tokens = ours.generate(words, mask)
-    found = generate(theirs, words, mask, tokens.shape[1])
-    if not np.array_equal(tokens[:, : found.shape[1]], found):
+def check_results(results: Mapping[str, Any]) -> None:
+    """Raise UserError if programs computed different things: losses, or tokens."""
+    found = list(results.values())
+    if isinstance(found[0], float):
+        if np.ptp(found) > LOSS_TOLERANCE * max(map(abs, found)):
+            raise UserError(f"the losses of the first step differ: {dict(results)}")
+    elif any(other != found[0] for other in found):
         raise UserError("the generated tokens differ")
-    return {
-        "ours": lambda: ours.generate(words, mask),
-        "torch": lambda: generate(theirs, words, mask, tokens.shape[1]),
-    }
 
 
-def compare(
-    programs: Mapping[str, Program], samples: int, rounds: int, flops: float, rate: float
-) -> Comparison:
-    """Run the programs in turn, `rounds` times, after one round to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+def compare(workers: Mapping[str, Worker], samples: int, rounds: int, rate: float) -> Comparison:
+    """Run the programs in turn, `rounds` times, after one round to warm up.
+
+    Args:
+        rate: operations per second of large matrix products.
+    """
+    facts = {name: worker.facts() for name, worker in workers.items()}
+    check_results({name: said["result"] for name, said in facts.items()})
+    flops = next(said["flops"] for said in facts.values() if said["flops"])
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(rounds + 1):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            program()
-            seconds[name].append(time.perf_counter() - start)
+        for name, worker in workers.items():
+            seconds[name].append(worker.run())
     measured = {name: values[1:] for name, values in seconds.items()}
     medians = {name: statistics.median(values) for name, values in measured.items()}
-    theirs = [name for name in programs if name.startswith("torch")]
+    theirs = [name for name in workers if name.startswith("torch")]
     ratios = {
         f"{a} / {b}": statistics.median(np.divide(measured[a], measured[b]).tolist())
         for a in theirs
-        for b in programs
+        for b in workers
         if b not in theirs
     }
     return Comparison(
+        samples,
         medians,
         ratios,
         {name: samples / s for name, s in medians.items()},
         flops,
         {name: flops / s / rate for name, s in medians.items()},
     )
-
-
-def model_flops(work: Program) -> float:
-    """Floating-point operations of torch's matrix products in `work`, a product with an addition
-    counted as two."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        work()
-    return float(counter.get_total_flops())
 
 
 def text(name: str, found: Comparison) -> str:
@@ -165,30 +122,49 @@ def text(name: str, found: Comparison) -> str:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    line = read_command_line(
-        __doc__.partition("\n")[0], "finetuning", "small", arguments, _add_options
-    )
+    """Measure and print; or be one of the programs."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    line = read_command_line(__doc__.partition("\n")[0], "finetuning", "small", given, _add_options)
+    line = replace(line, config=_on_one_device(line.config))
     need_torch()
-    from benchmarks.matrix_rate import matrix_rate
-
-    given, rounds = line.options.work, line.options.rounds
-    config = _on_one_device(line.config)
-    rate, samples = matrix_rate(), config.execution.micro_batch_size
-    results = {}
-    if given in ("training", "both"):
-        loader = Loader(family_of(config).generate(config, samples), samples, config.model.seed)
-        programs = training_programs(config, loader.next_batch())
-        flops = model_flops(programs["torch"])
-        results["training"] = compare(programs, samples, rounds, flops, rate)
-    if given in ("generation", "both"):
-        programs = generation_programs(config)
-        flops = model_flops(programs["torch"])
-        results["generation"] = compare(programs, samples, rounds, flops, rate)
+    if line.options.program is not None:
+        _be(line)
+        return
+    rate, work = matrix_rate(), line.options.work
+    results = {
+        kind: _measured(kind, given, line, rate)
+        for kind in (CONTESTANTS if work == "both" else [work])
+    }
     print("\n".join(text(name, found) for name, found in results.items()))
     facts = {"benchmark": "beside_huggingface", "config": line.preset, "matrix_rate": rate}
-    facts |= {"samples": samples, "rounds": rounds}
+    facts |= {"rounds": line.options.rounds}
     print(json.dumps(facts | {name: asdict(found) for name, found in results.items()}))
+
+
+def _measured(kind: str, given: Sequence[str], line: CommandLine, rate: float) -> Comparison:
+    """Compare the programs of one kind of work, each made by this script in another process."""
+    command = [sys.executable, "-m", "benchmarks.beside_huggingface", *given]
+    samples = line.config.execution.micro_batch_size if kind == "training" else _prompts(line)
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker(name, [*command, "--program", f"{kind}:{name}"]))
+            for name in CONTESTANTS[kind]
+        }
+        return compare(workers, samples, line.options.rounds, rate)
+
+
+def _be(line: CommandLine) -> None:
+    """The program that a `Worker` runs."""
+    kind, name = line.options.program.split(":")
+    if kind == "training":
+        contestant = training_contestant(name, line.config)
+    else:
+        contestant = generation_contestant(name, line.config, _prompts(line))
+    serve(contestant.facts, contestant.timed)
+
+
+def _prompts(line: CommandLine) -> int:
+    return int(line.options.prompts or line.config.execution.micro_batch_size)
 
 
 def _on_one_device(config: RunConfig) -> RunConfig:
@@ -210,7 +186,9 @@ def _on_one_device(config: RunConfig) -> RunConfig:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="times each program runs")
-    parser.add_argument("--work", choices=("training", "generation", "both"), default="both")
+    parser.add_argument("--work", choices=(*CONTESTANTS, "both"), default="both")
+    parser.add_argument("--prompts", type=int, help="to answer; by default a micro-batch")
+    parser.add_argument("--program", help=argparse.SUPPRESS)  # what a process of its own is to be
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training and generation of Hugging Face's model on torch: what benchmarks stand beside."""
+"""Training of Hugging Face's model on torch: what benchmarks stand beside."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from config.sections import Optimizer, RunConfig
 from modelling.layers.lm_head import IGNORED
 from modelling.spec import Batch
-from training import torch_model
-from training.torch_model import model_of as model_of
+from training.torch_model import model_of
 
 
 class TorchTraining:
@@ -61,12 +60,6 @@ class TorchTraining:
         return torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED
         )
-
-
-def generate(model: Any, words: np.ndarray, mask: np.ndarray, length: int) -> np.ndarray:
-    """Greedy generation, see `training.torch_model.generate`; prompts must have no padding."""
-    assert mask.all()
-    return torch_model.generate(model, words, length)
 
 
 def _decayed_apart(model: Any, optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -35,6 +35,8 @@ def model_of(config: RunConfig, weights: Mapping[str, np.ndarray]) -> Any:
     import torch
     import transformers
 
+    transformers.utils.logging.set_verbosity_error()  # it warns of weights that are not tied
+    transformers.utils.logging.disable_progress_bar()
     description = family_of(config).hf_config(config)
     architecture = getattr(transformers, description["architectures"][0])
     precision = getattr(torch, config.model.precision)
@@ -53,13 +55,16 @@ def model_of(config: RunConfig, weights: Mapping[str, np.ndarray]) -> Any:
     return model.eval()
 
 
-def generate(model: Any, words: np.ndarray, length: int) -> np.ndarray:
+def generate(
+    model: Any, words: np.ndarray, length: int, mask: np.ndarray | None = None
+) -> np.ndarray:
     """Greedy generation by transformers.
 
     Args:
-        words: int [n, prompt length], prompts without padding, which the programs have on different
-            sides.
+        words: int [n, prompt length].
         length: of new tokens, at most.
+        mask: same shape, 1 where there is a token; by default everywhere. A language model without
+            an encoder wants its padding on the left, unlike ours.
 
     Returns:
         int [n, up to length], the new tokens; padding after a row's end token.
@@ -67,10 +72,11 @@ def generate(model: Any, words: np.ndarray, length: int) -> np.ndarray:
     import torch
 
     ids = torch.as_tensor(words).long()
+    there = torch.ones_like(ids) if mask is None else torch.as_tensor(mask).long()
     with torch.inference_mode():
         found = model.generate(
             input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+            attention_mask=there,
             do_sample=False,
             max_new_tokens=length,
         )

@@ -68,19 +68,25 @@ def validation_prompts(
 
 
 def generate_samples(config: T5Config, count: int) -> Samples:
-    """Random samples of the configured lengths; each example has its part of a row."""
-    model, examples = config.model, config.data.examples_per_row
+    """Random samples of the configured lengths.
+
+    Examples that share a row have equal parts of it, unless their mean length is given.
+    """
+    model, data, most = config.model, config.data, config.data.examples_per_row
+    room = model.sequence_length if data.generated_tokens else model.sequence_length // most
     found = generated_examples(
-        count * examples,
+        count * most,
         model.embedding.vocab_size,
-        model.sequence_length // examples,
+        room,
         model.decoder_sequence_length,
         model.seed,
+        data.generated_tokens,
     )
-    if examples == 1:
+    if most == 1:
         return found
-    rows = np.arange(count * examples).reshape(count, examples)
-    return PackedExamples(replace(found, sequence_length=model.sequence_length), rows)
+    packed = PackedExamples.of(replace(found, sequence_length=model.sequence_length), most)
+    chosen = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full rows come first
+    return replace(packed, rows=packed.rows[chosen])
 
 
 def training_inputs(batch: Batch) -> dict[str, np.ndarray]:

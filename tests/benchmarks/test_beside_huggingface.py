@@ -8,32 +8,102 @@ import numpy as np
 import pytest
 
 from benchmarks import beside_huggingface
-from benchmarks.huggingface import TorchTraining
+from benchmarks.contestants import generation_contestant, training_contestant, trimmed
+from config.errors import UserError
+from config.presets import load_config
+from config.t5 import T5Config
 
 ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 
 
-@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
-def test_it_ends_with_ratios_of_both_kinds_of_work(preset, capsys):
-    assert beside_huggingface.main(["--config", preset, *ARGUMENTS]) == 0
-    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(facts["training"]["seconds"]) == {
-        "recompute", "keep", "torch, checkpointing", "torch"
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        ("tiny", ["--generated_tokens", "9", "--examples_per_row", "3", "--prompts", "10"]),
+        ("gptj_tiny", ["--work", "generation", "--prompts", "5"]),
+    ],
+)
+def test_it_ends_with_ratios(preset, more, capfd):
+    assert beside_huggingface.main(["--config", preset, *ARGUMENTS, *more]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    measured = {work: facts[work] for work in ("training", "generation") if work in facts}
+    assert facts["generation"]["samples"] == int(more[-1])
     assert set(facts["generation"]["ratios"]) == {"torch / ours"}
-    for work in ("training", "generation"):
-        found = facts[work]
+    if preset == "tiny":
+        programs = {"recompute", "keep", "torch, checkpointing", "torch"}
+        assert set(facts["training"]["seconds"]) == programs
+    for found in measured.values():
         for pair, ratio in found["ratios"].items():  # one round: the ratio of the medians
             theirs, ours = (found["seconds"][name] for name in pair.split(" / "))
             np.testing.assert_allclose(ratio, theirs / ours)
 
 
-def test_it_refuses_to_compare_different_work(monkeypatch, capsys):
-    step = TorchTraining.step
-    monkeypatch.setattr(TorchTraining, "step", lambda self, *a: 1.001 * step(self, *a))
-    code = beside_huggingface.main(["--config", "tiny", *ARGUMENTS, "--work", "training"])
-    assert code == 2
-    assert "the losses of the first step differ" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "results", [{"keep": 2.0, "torch": 2.001}, {"ours": [[3, 1]], "torch": [[3, 2]]}]
+)
+def test_it_refuses_to_compare_different_work(results):
+    beside_huggingface.check_results(dict.fromkeys(results, next(iter(results.values()))))
+    with pytest.raises(UserError, match="differ"):
+        beside_huggingface.check_results(results)
+
+
+def test_a_process_that_fails_is_named(capfd):
+    """What ails it is on the screen already."""
+    program = ["--config", "tiny", "--work", "training", "--micro_batch_size", "0"]
+    assert beside_huggingface.main(program) == 2
+    assert "micro_batch_size" in capfd.readouterr().err
+
+
+def config_of(rows: int) -> T5Config:
+    """Short prompts in long samples; 6 of them."""
+    return load_config(
+        T5Config,
+        "finetuning",
+        "tiny",
+        {
+            "model": {"layers": 1, "sequence_length": 32},
+            "training": {"global_batch_size": 6},
+            "execution": {"micro_batch_size": 6, "device": "cpu"},
+            "data": {"generated_tokens": 9.0, "examples_per_row": rows},
+        },
+    )
+
+
+def test_sharing_rows_is_the_same_work():
+    losses = [training_contestant("keep", config_of(rows)).result for rows in (1, 3)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    tokens = [generation_contestant("ours", config_of(rows), 6).result for rows in (1, 3)]
+    assert tokens[0] == tokens[1]
+
+
+def test_flops_are_those_of_the_examples_without_padding():
+    """Encoder and decoder layers are linear in tokens but for attention's scores."""
+    short, long = (
+        training_contestant(
+            "torch", load_config(T5Config, "finetuning", "tiny", {
+                "model": {"layers": 1, "sequence_length": length},
+                "data": {"generated_tokens": 9.0},
+                "training": {"global_batch_size": 4},
+                "execution": {"micro_batch_size": 4, "device": "cpu"},
+            })
+        ).flops
+        for length in (32, 64)
+    )  # fmt: skip
+    assert short == long
+
+
+def test_columns_without_anything_are_cut():
+    batch = trimmed(
+        {
+            "input_ids": np.array([[5, 6, 0, 0], [5, 1, 0, 0]]),
+            "attention_mask": np.array([[1, 1, 0, 0], [1, 0, 0, 0]]),
+            "decoder_input_ids": np.array([[0, 7, 1], [0, 7, 0]]),
+            "labels": np.array([[7, 1, -100], [7, -100, -100]]),
+        }
+    )
+    assert {name: array.shape for name, array in batch.items()} == {
+        "input_ids": (2, 2), "attention_mask": (2, 2), "decoder_input_ids": (2, 2), "labels": (2, 2)
+    }  # fmt: skip
 
 
 def test_it_says_that_torch_is_missing(monkeypatch, capsys):

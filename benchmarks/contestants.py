@@ -1,0 +1,161 @@
+"""Programs that do the same work: ours, and Hugging Face's model on torch.
+
+Both have the same examples. Ours have the shapes of the configuration; torch's are padded to the
+longest of a batch, as users of transformers do. Sequences share rows in ours if
+`data.examples_per_row` says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from config.sections import RunConfig
+from data.encoding import IGNORE_INDEX, EncodedExamples
+from data.rows import PackedExamples
+from finetuning import FineTuning
+from inference import Inference
+from modelling.spec import Batch, family_of
+
+LEARNING_RATE = 1e-4
+
+TRAINING = ("recompute", "keep", "torch, checkpointing", "torch")
+GENERATION = ("ours", "torch")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A program that is ready to run.
+
+    Attributes:
+        result: of its first run: the loss, or the tokens of each prompt without padding.
+        run: runs it once more.
+        flops: operations of matrix products that the work needs, no padding and nothing computed
+            twice; None: another one says it.
+    """
+
+    result: float | list[list[int]]
+    run: Callable[[], object]
+    flops: float | None = None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Result and flops, as JSON has them."""
+        return {"result": self.result, "flops": self.flops}
+
+    def timed(self) -> float:
+        """Run once; returns the seconds it took."""
+        start = time.perf_counter()
+        self.run()
+        return time.perf_counter() - start
+
+
+# ---- training -----------------------------------------------------------------------------------
+def training_contestant(name: str, config: RunConfig) -> Contestant:
+    """One of `TRAINING`: an optimizer step on `execution.micro_batch_size` examples."""
+    weights = family_of(config).weights(config).initial(config.model.seed)
+    samples = _examples(config, config.execution.micro_batch_size)
+    if name.startswith("torch"):
+        from benchmarks.huggingface import TorchTraining
+
+        batch = trimmed(samples.take(range(len(samples))))
+        model = TorchTraining(config, weights, checkpointing=name != "torch")
+        flops = None
+        if name == "torch":
+            flops = _model_flops(lambda: [model.loss(one).backward() for one in _singly(batch)])
+        return _tried(lambda: model.step(batch, LEARNING_RATE), flops)
+    if _examples_per_row(config) > 1:
+        assert isinstance(samples, EncodedExamples)
+        samples = PackedExamples.of(samples, _examples_per_row(config))
+    execution = replace(config.execution, activations=name, micro_batch_size=len(samples))
+    training = replace(config.training, global_batch_size=len(samples))
+    ours = FineTuning(replace(config, execution=execution, training=training))
+    ours.write(weights)
+    ours.__enter__()  # for as long as the process lives
+    batch = samples.take(range(len(samples)))
+    return _tried(lambda: ours.run([batch], [LEARNING_RATE])[0].loss)
+
+
+# ---- generation ---------------------------------------------------------------------------------
+def generation_contestant(name: str, config: RunConfig, count: int) -> Contestant:
+    """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
+    weights = family_of(config).weights(config).initial(config.model.seed)
+    words, mask = _prompts(config, count)
+    pad = family_of(config).hf_config(config)["pad_token_id"]
+    ours = Inference(config) if name == "ours" else None
+    if ours is not None:
+        ours.write(weights)
+        ours.__enter__()
+        return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(words, mask)])
+    from training.torch_model import generate, model_of
+
+    model, batch = model_of(config, weights), config.execution.micro_batch_size
+    length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length
+
+    def answers(size: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        for start in range(0, count, size):
+            part = (slice(start, start + size), slice(mask[start : start + size].sum(1).max()))
+            rows = generate(model, words[part], length, mask[part])
+            found += [row[row != pad].tolist() for row in rows]
+        return found
+
+    return _tried(lambda: answers(batch), _model_flops(lambda: answers(1)))
+
+
+# ---- the work -----------------------------------------------------------------------------------
+def trimmed(batch: Batch) -> dict[str, np.ndarray]:
+    """A batch without the columns that are padding in all its rows."""
+    lengths = {"labels": _longest(batch["labels"] != IGNORE_INDEX)}
+    if "decoder_input_ids" in batch:
+        lengths["decoder_input_ids"] = lengths["labels"]
+        lengths |= dict.fromkeys(("input_ids", "attention_mask"), _longest(batch["attention_mask"]))
+    else:
+        lengths["input_ids"] = lengths["labels"]
+    return {name: array[:, : lengths[name]] for name, array in batch.items()}
+
+
+def _longest(there: np.ndarray) -> int:
+    """Columns up to the last one in which anything is there."""
+    return int(np.flatnonzero(there.any(axis=0)).max(initial=-1)) + 1
+
+
+def _singly(batch: Batch) -> list[dict[str, np.ndarray]]:
+    """Each example as a batch, without padding."""
+    rows = range(len(batch["labels"]))
+    return [trimmed({name: array[i : i + 1] for name, array in batch.items()}) for i in rows]
+
+
+def _examples(config: RunConfig, count: int) -> Any:
+    """Generated examples, each a sample."""
+    if _examples_per_row(config) > 1:
+        config = replace(config, data=replace(config.data, examples_per_row=1))
+    return family_of(config).generate(config, count)
+
+
+def _examples_per_row(config: RunConfig) -> int:
+    return int(getattr(config.data, "examples_per_row", 1))
+
+
+def _prompts(config: RunConfig, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Words and mask of `count` prompts."""
+    batch = _examples(config, count).take(range(count))
+    words = batch["input_ids"]
+    return words, batch.get("attention_mask", np.ones_like(words))
+
+
+def _tried(run: Callable[[], Any], flops: float | None = None) -> Contestant:
+    return Contestant(run(), run, flops)
+
+
+def _model_flops(work: Callable[[], object]) -> float:
+    """Operations of torch's matrix products in `work`, a product with an addition as two."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return float(counter.get_total_flops())
