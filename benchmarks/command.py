@@ -29,7 +29,7 @@ def run_benchmark(
 
     Args:
         name: of the benchmark and its file of presets.
-        measure: `measure(config, runs)` returns a dataclass.
+        measure: `measure(config, runs)` returns a dataclass, with a `MachineUse` as `machine`.
         summary: one line of it.
         needs_of: what the program of a configuration needs.
     """
@@ -41,6 +41,7 @@ def run_benchmark(
         measured = measure(line.config, line.options.runs)
     print(summary(measured))
     facts = {"benchmark": name, "config": line.preset, **asdict(measured)}
+    facts |= facts.pop("machine")
     print(json.dumps(facts | asdict(line.config.execution)))
 
 

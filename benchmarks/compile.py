@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
+from benchmarks.machine_use import peak_rss
 from config.cli import entry_point, read_command_line
 from config.sections import RunConfig
 from modelling.phases.training import build_training
@@ -90,19 +91,10 @@ def compile_program(config: RunConfig) -> Compilation:
         plan_seconds=planned - built,
         compile_seconds=done - planned,
         from_cache=session.startup.from_cache,
-        peak_rss=_peak_rss(),
+        peak_rss=peak_rss(),
         xla=Account.of(session.memory_use()),
         plan=Account.of(plan),
     )
-
-
-def _peak_rss() -> int | None:
-    try:
-        import resource
-    except ImportError:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @entry_point()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.command import run_benchmark
+from benchmarks.machine_use import MachineUse
 from config.cli import entry_point
 from config.sections import RunConfig
 from data.loader import Loader
@@ -29,6 +30,7 @@ class Measurement:
 
     Attributes:
         startup_seconds: building, tracing and compiling the program.
+        compile_seconds: the last two of these.
         seconds_per_step: one optimizer step, with the transfers from the host.
         target_tokens_per_second: tokens that the loss is the mean of.
         compute_bytes: device memory of one replica besides the model's state.
@@ -37,12 +39,14 @@ class Measurement:
 
     samples_per_step: int
     startup_seconds: float
+    compile_seconds: float
     seconds_per_step: float
     samples_per_second: float
     target_tokens_per_second: float
     compute_bytes: int
     remote_bytes: int
     loss: float
+    machine: MachineUse
 
 
 def measure(config: RunConfig, runs: int) -> Measurement:
@@ -66,12 +70,14 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     return Measurement(
         samples,
         startup,
+        model.session.startup.seconds,
         per_step,
         samples / per_step,
         statistics.mean(tokens[1:]) / per_step,
         memory.temporaries + memory.streams,
         memory.remote,
         results[-1].loss,
+        MachineUse.of(config, finetuning_needs, samples / per_step),
     )
 
 
@@ -79,6 +85,7 @@ def _summary(measured: Measurement) -> str:
     return (
         f"{measured.samples_per_second:.1f} samples/s, "
         f"{measured.seconds_per_step:.3f} s a step, "
+        f"{measured.machine.of_matrix_rate:.0%} of the machine's matrix rate, "
         f"{measured.startup_seconds:.1f} s to build and compile"
     )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.command import run_benchmark
+from benchmarks.machine_use import MachineUse
 from config.cli import entry_point
 from config.sections import RunConfig
 from inference import Inference
@@ -31,6 +32,7 @@ class Measurement:
 
     Attributes:
         startup_seconds: building, tracing and compiling the program.
+        compile_seconds: the last two of these.
         seconds_per_run: one run of the program, with the transfers from and to the host.
         tokens_per_second: generated ones, end tokens included.
     """
@@ -39,9 +41,11 @@ class Measurement:
     prompt_length: int
     output_length: int
     startup_seconds: float
+    compile_seconds: float
     seconds_per_run: float
     samples_per_second: float
     tokens_per_second: float
+    machine: MachineUse
 
 
 def measure(config: RunConfig, runs: int) -> Measurement:
@@ -67,9 +71,11 @@ def measure(config: RunConfig, runs: int) -> Measurement:
         length,
         tokens.shape[1],
         startup,
+        inference.session.startup.seconds,
         per_run,
         samples / per_run,
         np.count_nonzero(tokens) / per_run,
+        MachineUse.of(config, inference_needs, samples / per_run),
     )
 
 
@@ -77,6 +83,7 @@ def _summary(measured: Measurement) -> str:
     return (
         f"{measured.samples_per_second:.1f} samples/s, "
         f"{measured.tokens_per_second:.1f} tokens/s, "
+        f"{measured.machine.of_matrix_rate:.0%} of the machine's matrix rate, "
         f"{measured.startup_seconds:.1f} s to build and compile"
     )
 

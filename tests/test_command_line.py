@@ -338,7 +338,7 @@ def test_a_run_directory_starts_a_run_again(trained, tmp_path):
 # ---- what is on the screen ----------------------------------------------------------------------
 TRAINING_SAYS = [
     r"15000 training samples",
-    r"compiling for 1 device\(s\)",
+    r"compiling for 1 device",
     r"ready after \d+\.\d s: the executable came from the cache \(0 traces, 0 compilations\)",
     r"starting from random weights",
     r"step 1/2: loss \d+\.\d{4}, learning rate 1\.00e-03",
@@ -386,3 +386,6 @@ def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys):
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert facts["config"] == "tiny"
     assert facts[unit] > 0
+    assert 0 < facts["of_matrix_rate"] < 1
+    assert facts["compile_seconds"] < facts["startup_seconds"]
+    assert facts["peak_host_bytes"] > facts.get("compute_bytes", 0)

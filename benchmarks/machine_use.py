@@ -1,0 +1,56 @@
+"""How much of a machine a benchmark uses: its matrix units and its memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import popxl
+from benchmarks.matrix_rate import matrix_rate
+from config.sections import RunConfig
+from modelling.devices import device_desc
+from planning.needs import Needs
+
+
+@dataclass(frozen=True)
+class MachineUse:
+    """What a measured program gets out of its machine.
+
+    Attributes:
+        model_flops_per_second: operations of matrix products that the model needs, nothing computed
+            twice, on all devices together; a product with an addition counts as two.
+        of_matrix_rate: the part that this is of what the same devices do when they multiply large
+            matrices of the model's type.
+        peak_host_bytes: of this process so far; None on Windows, which does not tell.
+    """
+
+    model_flops_per_second: float
+    of_matrix_rate: float
+    peak_host_bytes: int | None
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        needs_of: Callable[[RunConfig], Needs],
+        samples_per_second: float,
+    ) -> MachineUse:
+        """That of a program which works on so many samples. Multiplies matrices for a second."""
+        peak = peak_rss()
+        execution = replace(config.execution, activations="keep", attention_serialisation=1)
+        needs = needs_of(replace(config, execution=execution))
+        flops = needs.flops_per_sample * samples_per_second
+        dtype = popxl.dtype.from_name(config.model.precision)
+        rate = matrix_rate(device_desc(config), dtype, config.replicas)
+        return cls(flops, flops / rate, peak)
+
+
+def peak_rss() -> int | None:
+    """Most memory that this process had so far, bytes; None on Windows, which does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
