@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from popxl.plan.fusible import (
+    is_expensive,
+    is_loop,
+    is_repeated,
+    is_unary,
+    reads_again,
+    takes_in,
+)
+from popxl.plan.paths import Paths
+from popxl.plan.storage import Storage
 from popxl.plan.values import Block, Node, Value, captured
 
 RENAMES = frozenset("reshape squeeze expand_dims copy stop_gradient device_put copy_p".split())
 BARRIER = "optimization_barrier"
-_LIBRARY = frozenset(
-    """dot_general conv_general_dilated sort scatter scatter_add scatter-add scatter_mul top_k
-    cumsum cumprod cummax cummin while scan cond random_bits threefry2x32 random_seed random_wrap
-    random_unwrap random_fold_in reduce_window_max reduce_window_sum argmax argmin
-    rng_bit_generator custom_call pallas_call concatenate""".split()
-)
-_EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log1p logistic pow rsqrt sqrt cbrt tanh tan sin cos erf erfc erf_inv "
-    "atan2".split()
-)
-_REPEATS = frozenset(("broadcast_in_dim", "broadcast", "gather"))  # read elements several times
-_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
 
 
 @dataclass(eq=False)
@@ -49,22 +47,6 @@ class Kernel:
         return next((n.part for n in self.nodes if n.part), "")
 
 
-class Storage:
-    """Which values are in memory, and under which other value's name they are there."""
-
-    def __init__(self) -> None:
-        self._same: dict[Value, Value] = {}
-
-    def rename(self, value: Value, source: Value) -> None:
-        self._same[value] = source
-
-    def of(self, value: Value) -> Value:
-        """The value whose memory `value` is in."""
-        while value in self._same:
-            value = self._same[value]
-        return value
-
-
 def kernels_of(block: Block, storage: Storage) -> list[Kernel]:
     """The kernels of a block in order, bodies not included."""
     nodes = _without_renames(block, storage)
@@ -73,8 +55,8 @@ def kernels_of(block: Block, storage: Storage) -> list[Kernel]:
         for value in {storage.of(v) for v in (*node.inputs, *captured(node))}:
             users[value].append(node)
     leaving = {storage.of(v) for v in (*block.outputs, *_held(block))}
-    inside = {node for node in nodes if _is_fused(node, users, leaving)}
-    again = {node for node in nodes if node not in inside and _is_repeated(node)}
+    inside = _fused(nodes, users, leaving, storage)
+    again = {node for node in nodes if node not in inside and is_repeated(node)}
     return [_kernel(node, inside, again, storage) for node in nodes if node not in inside]
 
 
@@ -93,7 +75,7 @@ def _without_renames(block: Block, storage: Storage) -> list[Node]:
     products.update((v, False) for v in block.outputs)
     kept = []
     for node in block.nodes:
-        if node.kind == "primitive" and node.inputs and _is_rename(node, products):
+        if node.kind == "primitive" and node.inputs and _is_rename(node, products, storage):
             for value, source in zip(node.outputs, node.inputs, strict=False):
                 storage.rename(value, source)
         else:
@@ -101,55 +83,45 @@ def _without_renames(block: Block, storage: Storage) -> list[Node]:
     return kept
 
 
-def _is_rename(node: Node, products: dict[Value, bool]) -> bool:
+def _is_rename(node: Node, products: dict[Value, bool], storage: Storage) -> bool:
     """Whether a node leaves elements where they are, or only turns matrices for a product, which
-    reads them either way."""
+    reads them either way. XLA makes one of two transpositions in a row, so they are no turn."""
     if node.name != "transpose":
         return node.name in RENAMES or node.name == BARRIER
     order = node.facts["permutation"]
     turned = (*range(len(order) - 2), len(order) - 1, len(order) - 2)
-    return order == turned and products[node.outputs[0]]
+    maker = storage.of(node.inputs[0]).producer
+    again = maker is not None and maker.name == "transpose"
+    return order == turned and products[node.outputs[0]] and not again
+
+
+def _fused(
+    nodes: list[Node], users: dict[Value, list[Node]], leaving: set[Value], storage: Storage
+) -> set[Node]:
+    """The nodes that are computed only where their values are used.
+
+    A node that reads much is computed in several places only if it could be in all of them, those
+    included that read its value by way of others.
+    """
+    inside = {node for node in nodes if _is_fused(node, users, leaving)}
+    paths = Paths(nodes, storage)
+    for node in nodes:
+        for source in paths.sources[node]:
+            several = source in inside and len(users[source.outputs[0]]) > 1
+            if several and not is_unary(source):
+                steps = paths.between(source, node)
+                if not all(a in inside or (is_repeated(a) and takes_in(b)) for a, b in steps):
+                    inside.discard(source)
+    return inside
 
 
 def _is_fused(node: Node, users: dict[Value, list[Node]], leaving: set[Value]) -> bool:
-    if not _is_loop(node):
+    if not is_loop(node) or node.outputs[0] in leaving:
         return False
-    (value,) = node.outputs
-    readers = users[value]
-    if value in leaving or (
-        node.name in _EXPENSIVE and (len(readers) > 1 or readers[0].name in _REPEATS)
-    ):
+    readers = users[node.outputs[0]]
+    if is_expensive(node) and (len(readers) > 1 or reads_again(readers[0])):
         return False
-    return bool(readers) and all(map(_takes_in, readers))
-
-
-def _is_repeated(node: Node) -> bool:
-    """Whether a value that is in memory is computed again where that can be done.
-
-    XLA does so if it is cheap and reads at most one array as large as itself.
-    """
-    if not _is_loop(node) or node.name in _EXPENSIVE or node.name in _REDUCTIONS:
-        return False
-    size = node.outputs[0].elements
-    return sum(v.elements >= size for v in node.inputs) <= 1
-
-
-def _is_loop(node: Node) -> bool:
-    """Whether a node computes its one output element by element."""
-    if node.kind != "primitive" or node.name in _LIBRARY or len(node.outputs) != 1:
-        return False
-    return node.name not in _REDUCTIONS or _along_rows(node)
-
-
-def _takes_in(reader: Node) -> bool:
-    """Whether a node computes its inputs element by element."""
-    return reader.kind == "store" or _is_loop(reader)
-
-
-def _along_rows(node: Node) -> bool:
-    """Whether a reduction is over the last axis; XLA on CPU keeps others to themselves."""
-    rank = len(node.inputs[0].shape)
-    return rank - 1 in node.facts.get("axes", ())
+    return bool(readers) and all(map(takes_in, readers))
 
 
 def _kernel(root: Node, inside: set[Node], again: set[Node], storage: Storage) -> Kernel:
@@ -161,7 +133,7 @@ def _kernel(root: Node, inside: set[Node], again: set[Node], storage: Storage) -
         for value in (*node.inputs, *captured(node)):
             source = storage.of(value)
             maker = source.producer
-            if maker is None or not (maker in inside or (maker in again and _takes_in(node))):
+            if maker is None or not (maker in inside or (maker in again and takes_in(node))):
                 reads[source] = None
             elif maker not in seen:
                 seen.add(maker)

@@ -8,12 +8,12 @@ A loop keeps one array for each value that it carries.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from popxl.plan.fusion import Kernel, Storage, kernels_of
-from popxl.plan.order import orders
-from popxl.plan.values import Block, Value
+from popxl.plan.fusion import Kernel, kernels_of
+from popxl.plan.order import order
+from popxl.plan.storage import Storage
+from popxl.plan.values import Block, Node, Value
 
 _MOVES_ELEMENTS = frozenset(
     """broadcast_in_dim gather transpose rev concatenate pad slice dynamic_slice reduce_sum
@@ -43,66 +43,58 @@ class Peaks:
 def peaks(block: Block) -> Peaks:
     """Bytes of values that the program makes; arguments and constants are not counted."""
     found = Peaks()
-    _Run(found).run(block, 0, ())
+    _Run(found).run(block, 0, set())
     return found
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """Kernels of a block in order; which of them makes a value, and which reads it last."""
+
+    kernels: list[Kernel]
+    made: dict[Value, int]
+    last: dict[Value, int]
 
 
 @dataclass
 class _Run:
-    """Attributes: `kernels`, `sizes`: of each block, in the order that needs least, and what it
-    needs in that order."""
-
     peaks: Peaks
     storage: Storage = field(default_factory=Storage)
-    kernels: dict[Block, list[Kernel]] = field(default_factory=dict)
-    sizes: dict[Block, int] = field(default_factory=dict)
+    schedules: dict[Block, _Schedule] = field(default_factory=dict)
 
-    def run(self, block: Block, below: int, carried: Iterable[Value]) -> int:
+    def run(self, block: Block, below: int, kept: set[Value]) -> int:
         """Go through a block and note peaks.
 
         Args:
             below: bytes that are live around it.
-            carried: values whose memory the loop around it keeps.
+            kept: values that leave it in memory that is counted there.
 
         Returns:
             Bytes of the largest moment inside.
         """
-        self._settle(block)
-        return self._go(block, self.kernels[block], below, carried)
-
-    def _settle(self, block: Block) -> None:
-        """Choose the order of a block's kernels, and of those of the bodies in it."""
-        if block in self.kernels:
-            return
-        for node in block.nodes:
-            for body in node.bodies:
-                self._settle(body)
-        found = orders(kernels_of(block, self.storage), block, self.storage)
-        sized = [(self._go(block, kernels, None, ()), kernels) for kernels in found]
-        self.sizes[block], self.kernels[block] = min(sized, key=lambda pair: pair[0])
-
-    def _go(
-        self, block: Block, kernels: list[Kernel], below: int | None, carried: Iterable[Value]
-    ) -> int:
-        """Go through kernels in order; note no peaks if `below` is None."""
-        last = self._last_uses(block, kernels)
-        kept = {self.storage.of(v) for v in carried}
+        schedule = self._schedule(block)
         live: dict[Value, int] = {}
         largest = total = 0
-        for at, kernel in enumerate(kernels):
-            dying = [v for v in kernel.reads if v in live and last.get(v) == at]
+        for at, kernel in enumerate(schedule.kernels):
+            dying = [v for v in kernel.reads if v in live and schedule.last.get(v) == at]
             total += self._allocate(kernel, live, self._reusable(kernel, dying), kept)
-            if below is None:
-                inside = max((self.sizes[body] for body in kernel.root.bodies), default=0)
-            else:
-                inside = self._inside(kernel, below + total)
-                # The kernels of bodies have noted their own parts.
-                part = None if kernel.root.bodies else kernel.part
-                self.peaks.note(part, below + total + inside)
+            inside = self._inside(kernel, below + total)
+            # The kernels of bodies have noted their own parts.
+            part = None if kernel.root.bodies else kernel.part
+            self.peaks.note(part, below + total + inside)
             largest = max(largest, total + inside)
-            unused = [v for v in kernel.root.outputs if v not in last]
+            unused = [v for v in kernel.root.outputs if v not in schedule.last]
             total -= sum(live.pop(v, 0) for v in (*dying, *unused))
         return largest
+
+    def _schedule(self, block: Block) -> _Schedule:
+        if block not in self.schedules:
+            kernels = order(kernels_of(block, self.storage), block, self.storage)
+            made = {v: at for at, kernel in enumerate(kernels) for v in kernel.root.outputs}
+            last = {v: at for at, kernel in enumerate(kernels) for v in kernel.reads}
+            last.update((self.storage.of(v), len(kernels)) for v in block.outputs)
+            self.schedules[block] = _Schedule(kernels, made, last)
+        return self.schedules[block]
 
     def _allocate(
         self, kernel: Kernel, live: dict[Value, int], reusable: list[Value], kept: set[Value]
@@ -111,24 +103,24 @@ class _Run:
         new = 0
         for value in kernel.root.outputs:
             size = value.nbytes
-            if reusable and live.get(reusable[-1]) == size and value not in kept:
+            if value in kept:
+                live[value] = 0
+            elif reusable and live.get(reusable[-1]) == size:
                 live[value] = live.pop(reusable.pop())
             else:
                 live[value] = size
                 new += size
         return new
 
-    def _last_uses(self, block: Block, kernels: list[Kernel]) -> dict[Value, int]:
-        last = {v: at for at, kernel in enumerate(kernels) for v in kernel.reads}
-        last.update((self.storage.of(v), len(kernels)) for v in block.outputs)
-        return last
-
     def _reusable(self, kernel: Kernel, dying: list[Value]) -> list[Value]:
         """Inputs that the result may overwrite."""
-        root = kernel.root
-        if root.kind == "loop":
-            return [v for v in map(self.storage.of, reversed(root.inputs)) if v in dying]
-        if root.kind != "primitive":
+        if kernel.root.kind == "loop":
+            return [v for v in map(self.storage.of, reversed(kernel.root.inputs)) if v in dying]
+        return [v for v in dying if v in self._aligned(kernel) and not _is_flat(v)]
+
+    def _aligned(self, kernel: Kernel) -> list[Value]:
+        """Inputs of which each element is read only for the same element of the result."""
+        if kernel.root.kind != "primitive":
             return []
         moved = {
             self.storage.of(v)
@@ -136,14 +128,41 @@ class _Run:
             if node.name in _MOVES_ELEMENTS
             for v in node.inputs
         }
-        size = root.outputs[0].nbytes
-        return [v for v in dying if v not in moved and v.nbytes == size and not _is_flat(v)]
+        size = kernel.root.outputs[0].nbytes
+        return [v for v in kernel.reads if v not in moved and v.nbytes == size]
 
     def _inside(self, kernel: Kernel, live: int) -> int:
         """Bytes that the bodies of a loop or branch need."""
-        root = kernel.root
-        needed = [self.run(body, live, root.carried) for body in root.bodies]
+        needed = [
+            self.run(body, live, self._kept(kernel.root, body)) for body in kernel.root.bodies
+        ]
         return max(needed, default=0)
+
+    def _kept(self, root: Node, body: Block) -> set[Value]:
+        """Values that a body makes in memory that its loop or branch has."""
+        self._schedule(body)
+        if root.kind == "branch":
+            return set(map(self.storage.of, body.outputs))
+        pairs = zip(root.carried, body.outputs, strict=False)
+        return {self.storage.of(out) for old, out in pairs if self._replaces(body, old, out)}
+
+    def _replaces(self, block: Block, old: Value, out: Value) -> bool:
+        """Whether `out`, which leaves a block, can be made where `old` is, which enters it."""
+        schedule = self._schedule(block)
+        new = self.storage.of(out)  # known once there is a schedule
+        if new is old:
+            return True
+        made, read = schedule.made.get(new, -1), schedule.last.get(old, -1)
+        if made < 0 or read != made:
+            return read < made
+        kernel = schedule.kernels[made]
+        if kernel.root.kind == "primitive":
+            return old in self._aligned(kernel)
+        index = kernel.root.outputs.index(new)
+        if kernel.root.kind == "branch":
+            return all(self._replaces(b, old, b.outputs[index]) for b in kernel.root.bodies)
+        starts = kernel.root.inputs[: len(kernel.root.carried)]
+        return index < len(starts) and self.storage.of(starts[index]) is old
 
 
 def _is_flat(value: Value) -> bool:

@@ -1,32 +1,35 @@
 """The order in which XLA runs the kernels of a block: not that of the program.
 
-XLA takes, of several orders, the one that needs least memory (hlo_memory_scheduler.cc). Two of them
-go from what leaves the block to what it is made of, depth first; they differ in which input they
-visit first.
+XLA on CPU goes from what leaves a block to what it is made of, depth first (`DFSMemoryScheduler` in
+hlo_memory_scheduler.cc). Of several inputs, it makes first the one whose making has most values
+with several users behind it, then the one with most bytes behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from popxl.plan.fusion import Kernel, Storage
+from popxl.plan.fusion import Kernel
+from popxl.plan.storage import Storage
 from popxl.plan.values import Block, Node, Value
 
 
-def orders(kernels: list[Kernel], block: Block, storage: Storage) -> Iterator[list[Kernel]]:
-    """The orders that XLA may choose."""
+def order(kernels: list[Kernel], block: Block, storage: Storage) -> list[Kernel]:
+    """`kernels` in the order in which XLA runs them."""
     needs = _dependencies(kernels, storage)
-    users, size = _weights(kernels, needs)
     roots = _roots(kernels, block, storage)
-    yield _depth_first(roots, needs, lambda k: (-users[k], -size[k]))
-    yield _depth_first(roots, needs, None)
+    weights = _weights(_depth_first(roots, needs, None), needs)
+    return _depth_first(roots, needs, lambda k: weights[k])
 
 
 def _roots(kernels: list[Kernel], block: Block, storage: Storage) -> list[Kernel]:
+    """What leaves the block. Stores are first: they read the loop's counter, which leaves first."""
+    stores = [k for k in kernels if k.root.kind == "store"]
     made = {v: k for k in kernels for v in k.root.outputs}
     leaving = [made[v] for v in map(storage.of, block.outputs) if v in made]
-    return list(dict.fromkeys([*leaving, *kernels]))
+    return list(dict.fromkeys([*stores, *leaving, *kernels]))
 
 
 def _depth_first(
@@ -51,22 +54,44 @@ def _depth_first(
 
 def _weights(
     kernels: list[Kernel], needs: dict[Kernel, list[Kernel]]
-) -> tuple[dict[Kernel, int], dict[Kernel, int]]:
-    """Of each kernel and all it depends on: users beyond the first, and bytes."""
-    readers: dict[Kernel, int] = dict.fromkeys(kernels, 0)
-    for kernel in kernels:
-        for need in needs[kernel]:
-            readers[need] += 1
+) -> dict[Kernel, tuple[int, int]]:
+    """How early a kernel comes: less is earlier.
+
+    Of each kernel and all it depends on: users beyond the first, and bytes. Both count twice what
+    can be reached in two ways, so XLA limits them: users to the number of instructions, bytes to
+    those of all kernels seen so far.
+
+    Args:
+        kernels: in post-order of the program, which the second limit depends on.
+    """
+    readers = Counter(need for kernel in kernels for need in needs[kernel])
+    outside = _outside(kernels)
+    most_users, most_bytes = len(kernels) + len(outside), 0
     users: dict[Kernel, int] = {}
     size: dict[Kernel, int] = {}
-    most_users = most_bytes = 0
     for kernel in kernels:
-        own = sum(v.nbytes for v in kernel.root.outputs)
-        most_users, most_bytes = most_users + 1, most_bytes + own
-        extra = max(readers[kernel] - 1, 0)
+        own = _bytes_made(kernel)
+        most_bytes += own
+        extra = max(readers[kernel] - 1, 0) + sum(outside.get(v, 1) - 1 for v in kernel.reads)
         users[kernel] = min(extra + sum(users[k] for k in needs[kernel]), most_users)
         size[kernel] = min(own + sum(size[k] for k in needs[kernel]), most_bytes)
-    return users, size
+    return {k: (-users[k], -size[k]) for k in kernels}
+
+
+def _outside(kernels: list[Kernel]) -> Counter[Value]:
+    """Number of users of values that the block does not make."""
+    made = {v for k in kernels for v in k.root.outputs}
+    return Counter(v for k in kernels for v in k.reads if v not in made)
+
+
+def _bytes_made(kernel: Kernel) -> int:
+    """Bytes of what a kernel returns; XLA counts all of a buffer that a kernel writes to."""
+    root = kernel.root
+    if root.kind == "loop":  # gives back the memory of what it starts from
+        return 0
+    if root.kind == "store" and "buffer" in root.facts:
+        return root.facts["buffer"].entries * root.inputs[0].nbytes
+    return sum(v.nbytes for v in root.outputs)
 
 
 def _dependencies(kernels: list[Kernel], storage: Storage) -> dict[Kernel, list[Kernel]]:

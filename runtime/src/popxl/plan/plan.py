@@ -10,6 +10,7 @@ from popxl._lower.layout import Layout
 from popxl._lower.program import is_argument
 from popxl.ir import Ir
 from popxl.plan.liveness import peaks
+from popxl.plan.merge import merge
 from popxl.plan.prune import prune
 from popxl.plan.records import Plan, Storage
 from popxl.plan.tally import Tally
@@ -33,6 +34,7 @@ def plan_of(ir: Ir, tiled: bool = False) -> Plan:
         >>> print(plan.host, plan.device, plan.flops)
     """
     program = trace(ir)
+    merge(program)
     prune(program)
     tally, live = Tally(), peaks(program)
     tally.add(program)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,7 @@ def _inline(into: Expansion, jaxpr: Jaxpr, arguments: Sequence[int]) -> list[int
     return [read(v) for v in jaxpr.outvars]
 
 
+_FACTS = ("axes", "permutation", "dimension")
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call",
           "custom_vjp_call", "custom_vjp_call_jaxpr"}  # fmt: skip
 
@@ -132,12 +133,19 @@ def _step(eqn: Any, inputs: Sequence[int]) -> Step:
     sizes = [math.prod(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
     flops = _flops(eqn)
     arithmetic = 0 if name in MOVES or flops else max(sizes, default=0)
-    facts: dict[str, Any] = {
-        k: tuple(eqn.params[k]) for k in ("axes", "permutation") if k in eqn.params
-    }
+    facts: dict[str, Any] = {k: eqn.params[k] for k in _FACTS if k in eqn.params}
     if name == "dot_general":
         facts["batched"] = bool(eqn.params["dimension_numbers"][1][0])
+    facts["meaning"] = _meaning(eqn, inputs)
     return Step(name, tuple(inputs), outputs, flops, arithmetic, facts)
+
+
+def _meaning(eqn: Any, inputs: Sequence[int]) -> str | None:
+    """What an equation does with the values it reads, None if that is hard to say: two of the same
+    meaning make the same of the same values."""
+    numbers = [v.val for v in eqn.invars if isinstance(v, Literal)]
+    plain = len(numbers) == inputs.count(-1) and not any(map(_is_jaxpr, _leaves(eqn.params)))
+    return f"{eqn.primitive.name} {eqn.params} {numbers}" if plain else None
 
 
 def _itemsize(aval: Any) -> int:
@@ -158,9 +166,13 @@ def _flops(eqn: Any) -> int:
         kernel, numbers = eqn.invars[1].aval.shape, params["dimension_numbers"]
         depth = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
         return 2 * math.prod(eqn.outvars[0].aval.shape) * depth
-    bodies = [v for v in jax.tree.leaves(list(params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(v)]
+    bodies = [v for v in _leaves(params) if _is_jaxpr(v)]
     inner = sum(_flops(e) for body in bodies for e in _open(body).eqns)
     return inner * int(params.get("length", 1))
+
+
+def _leaves(params: Mapping[str, Any]) -> list[Any]:
+    return jax.tree.leaves(list(params.values()), is_leaf=_is_jaxpr)
 
 
 def _is_jaxpr(x: Any) -> bool:

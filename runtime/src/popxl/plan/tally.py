@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from popxl.plan.fusion import Kernel, Storage, kernels_of
+from popxl.plan.fusion import Kernel, kernels_of
 from popxl.plan.records import Collective, Part
+from popxl.plan.storage import Storage
 from popxl.plan.values import Block, Node
 
 _GATHERS = frozenset("gather slice dynamic_slice".split())  # read what they return, not their input
