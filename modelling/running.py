@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 import popxl
@@ -30,10 +29,5 @@ class RunningModel:
         self.session.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.session.__exit__(kind, error, traceback)
+    def __exit__(self, *exc: object) -> None:
+        self.session.__exit__(*exc)

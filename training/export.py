@@ -17,6 +17,7 @@ from modelling.spec import family_of
 from modelling.weights import Arrays
 from training.checkpoint import write_hf_directory
 from training.samples import fitting_tokenizer
+from training.screen import say
 from training.start import load_weights
 
 
@@ -35,10 +36,10 @@ def export(config: RunConfig, weights: Arrays, folder: str | Path) -> None:
     try:
         tokenizer = fitting_tokenizer(config)
     except DataUnavailable as error:
-        print(f"warning: no tokenizer is written: {error}", file=sys.stderr)
+        say(f"warning: no tokenizer is written: {error}")
     complete = None if tokenizer is None else tokenizer.save_pretrained
     write_hf_directory(folder, weights, family_of(config).hf_config(config), complete=complete)
-    print(f"wrote a model for Hugging Face to {folder}", file=sys.stderr, flush=True)
+    say(f"wrote a model for Hugging Face to {folder}")
 
 
 @entry_point()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from contextlib import ExitStack
 from importlib import metadata
 from typing import Any
@@ -15,13 +13,14 @@ from data.loader import Loader
 from finetuning import FineTuning
 from modelling.spec import family_of
 from training.checkpoint import CheckpointStore, check_is_free
-from training.devices import explained
+from training.compiling import compiled
 from training.epochs import with_steps
 from training.export import export
 from training.report import Report
 from training.run_directory import choose_path
 from training.samples import training_samples
 from training.schedule import Schedule
+from training.screen import say
 from training.signals import StopSignal
 from training.skipped_steps import SkippedSteps
 from training.start import Start, starting_point
@@ -42,10 +41,9 @@ def finetune(line: CommandLine) -> None:
     start = starting_point(config, family_of(config).weights(config))
     if start.data is not None:
         _continue(loader, start.data)
-    with explained(line):
-        model = _compiled(config)
+    model = compiled(FineTuning, config, line)
     model.write(start.tensors)
-    _say(f"starting from {start.source}")
+    say(f"starting from {start.source}")
     path = choose_path(line.options.run_dir, config.checkpoint.save, line.preset)
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
@@ -60,10 +58,10 @@ def finetune(line: CommandLine) -> None:
         if folder is not None and not stop.requested:
             export(config, model.tensors(optimizer=False), folder)
     if stop.requested:
-        _say(f"stopped by {stop.name} after step {checkpoints.step}")
+        say(f"stopped by {stop.name} after step {checkpoints.step}")
         if folder is not None:
-            _say(f"nothing is in {folder}: training.export can write a model from the checkpoint")
-    _say(f"records of the run are in {path}")
+            say(f"nothing is in {folder}: training.export can write a model from the checkpoint")
+    say(f"records of the run are in {path}")
 
 
 def _train(
@@ -130,7 +128,7 @@ class _Checkpoints:
         self._store.save(step, tensors, self._metadata(), wait)
         self.step = step
         if wait:
-            _say(f"saved step {step} in {self._config.checkpoint.save}")
+            say(f"saved step {step} in {self._config.checkpoint.save}")
 
     @property
     def kept(self) -> str:
@@ -155,21 +153,6 @@ class _Checkpoints:
             self._store.close()
 
 
-def _compiled(config: RunConfig) -> FineTuning:
-    """The model, with a word on the screen before a wait that may be long."""
-    _say(f"compiling for {config.replicas} device(s)")
-    start = time.perf_counter()
-    model = FineTuning(config)
-    _say(f"ready after {time.perf_counter() - start:.1f} s: {_startup(model)}")
-    return model
-
-
-def _startup(model: FineTuning) -> str:
-    startup = model.session.startup
-    how = "the executable came from the cache" if startup.from_cache else "compiled"
-    return f"{how} ({startup.traces} traces, {startup.compiles} compilations)"
-
-
 def _continue(loader: Loader, state: dict[str, Any]) -> None:
     try:
         loader.restore(state)
@@ -184,7 +167,3 @@ def _check_iterations(config: RunConfig) -> None:
             f"training.steps {config.training.steps} must be divisible by "
             f"execution.device_iterations {iterations}"
         )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

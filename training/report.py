@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from config.sections import RunConfig
@@ -63,12 +62,7 @@ class Report:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
         """Close everything; the loss curve is drawn after a failure too."""
         self._progress.close()
         self._directory.draw(self._title)

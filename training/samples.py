@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
@@ -10,6 +9,7 @@ from config.sections import RunConfig
 from data.loader import Samples
 from data.mnli import load_corpus
 from modelling.spec import family_of
+from training.screen import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -34,7 +34,7 @@ def training_samples(config: RunConfig) -> Samples:
         notes.append(f"{corpus.unlabelled} without a label left out")
     if samples.truncated:
         notes.append(f"{samples.truncated} cut to {config.model.sequence_length} tokens")
-    print(", ".join(notes), file=sys.stderr, flush=True)
+    say(", ".join(notes))
     return samples
 
 

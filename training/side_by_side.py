@@ -15,7 +15,7 @@ from data.mnli import LABEL_WORDS, load_corpus
 from data.prompts import Prompts
 from inference import Inference
 from modelling.spec import family_of
-from training.devices import explained
+from training.compiling import compiled
 from training.samples import fitting_tokenizer
 from training.start import load_weights
 from training.torch_model import generate, model_of, need_torch
@@ -81,8 +81,7 @@ def side_by_side(line: CommandLine) -> SideBySide:
         fitted, prompts = family.prompts(config, examples, tokenizer)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    with explained(line):
-        model = Inference(fitted)
+    model = compiled(Inference, fitted, line)
     model.write(start.tensors)
     with model:
         ours = model.generate(prompts.words, prompts.mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -45,12 +45,7 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._receive) or signal.SIG_DFL
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -6,7 +6,6 @@ generated as the longest answer has.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +15,15 @@ from tqdm import tqdm
 
 from config.cli import CommandLine
 from config.errors import ConfigError
-from config.sections import RunConfig
 from data.mnli import LABEL_WORDS, Corpus, load_corpus, read_answer
 from data.prompts import Prompts
 from inference import Inference
 from modelling.spec import family_of
 from training.checkpoint import CheckpointStore, has_checkpoint
-from training.devices import explained
+from training.compiling import compiled
 from training.run_directory import choose_path
 from training.samples import fitting_tokenizer
+from training.screen import say
 from training.start import load_weights
 from training.validation_report import Answer, ValidationReport
 
@@ -44,8 +43,7 @@ def validate(line: CommandLine) -> ValidationReport:
         fitted, prompts = family.prompts(config, corpus.examples, tokenizer)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    with explained(line):
-        model = _compiled(fitted)
+    model = compiled(Inference, fitted, line)
     model.write(start.tensors)
     begin = time.perf_counter()
     texts = tokenizer.batch_decode(_generated(model, prompts), skip_special_tokens=True)
@@ -60,17 +58,8 @@ def validate(line: CommandLine) -> ValidationReport:
     }
     report = ValidationReport(LABEL_WORDS, _answers(corpus, prompts, texts), facts)
     path = report.write(_directory(line))
-    _say(f"{len(texts)} answers in {seconds:.1f} s; details are in {path}")
+    say(f"{len(texts)} answers in {seconds:.1f} s; details are in {path}")
     return report
-
-
-def _compiled(config: RunConfig) -> Inference:
-    """The model, with a word on the screen before a wait."""
-    _say(f"compiling for {config.replicas} device(s)")
-    start = time.perf_counter()
-    model = Inference(config)
-    _say(f"ready after {time.perf_counter() - start:.1f} s")
-    return model
 
 
 def _generated(model: Inference, prompts: Prompts) -> np.ndarray:
@@ -95,7 +84,3 @@ def _directory(line: CommandLine) -> Path:
         return choose_path(line.options.out, None, f"validation-{Path(line.preset).stem}")
     is_one_step = not CheckpointStore(load).steps()
     return Path(load).parent if is_one_step else Path(load)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
