@@ -54,6 +54,9 @@ class ValueFrame(ABC, Generic[V]):
 
     def write(self, t: Tensor, value: V) -> None:
         """Overwrite `t`; views write through to their owners."""
+        self._write(t, value)
+
+    def _write(self, t: Tensor, value: V) -> None:
         up = parents(t)
         if not up:
             self.values[t] = value
@@ -61,11 +64,11 @@ class ValueFrame(ABC, Generic[V]):
         op = t._producer
         assert op is not None
         if op.inplace is not None:
-            self.write(up[0], value)
+            self._write(up[0], value)
             return
         updated = self.write_through(op, [self.read(p) for p in up], value)
         for parent, new in zip(up, updated, strict=True):
-            self.write(parent, new)
+            self._write(parent, new)
 
     def define(self, op: Op, results: Sequence[V]) -> None:
         """Store the results of `op`: into the overwritten input, or as the outputs' values."""

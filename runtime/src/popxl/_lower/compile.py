@@ -15,7 +15,7 @@ _SWITCHES: dict[str, dict[str, Any]] = {
         # With its matrix products alone, some bfloat16 products fail when they run.
         "xla_cpu_experimental_ynn_fusion_type": "",
         # Without it, a loop that loads, uses and stores an entry of a buffer copies the whole
-        # buffer twice an iteration (openxla/xla#20440).
+        # buffer twice an iteration (openxla/xla#20440). With it, `_lower/loops.py` is needed.
         "xla_cpu_copy_insertion_use_region_analysis": True,
         # The default order of kernels lets independent ones run at once and keeps many more values
         # alive in a layer's backward pass.

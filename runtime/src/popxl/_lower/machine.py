@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from popxl._core.aliases import owners
 from popxl._core.frame import ValueFrame
 from popxl._core.text import first_line
 from popxl._lower.hostdata import device_view
+from popxl._lower.loops import Loops
 from popxl._lower.rounding import is_rounded
 from popxl.errors import popart_exception
 
@@ -46,6 +48,7 @@ class Machine:
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
             None: they are rounded to nearest.
         updates: how many such updates there were before (see `rounding`).
+        loops: what the loops so far leave behind them (see `_lower/loops.py`).
     """
 
     buffers: dict[RemoteBuffer, jax.Array] = field(default_factory=dict)
@@ -60,6 +63,7 @@ class Machine:
     fault: Any = 0
     seed: Any = None
     updates: Any = 0
+    loops: Loops = field(default_factory=Loops)
 
     # ---- streams --------------------------------------------------------------------------------
     def next_position(self, stream: Stream) -> Any:
@@ -107,9 +111,8 @@ class Machine:
     def store(self, buffer: RemoteBuffer, offset: Any, value: jax.Array) -> None:
         """Overwrite entry `offset` of a remote buffer. Everything, then move, then update."""
         entry = self.to_host(self.layout.pack(value, buffer))
-        self.buffers[buffer] = lax.dynamic_update_index_in_dim(
-            self.buffers[buffer], entry, offset, 0
-        )
+        at = self.loops.index_behind(buffer, offset)
+        self.buffers[buffer] = lax.dynamic_update_index_in_dim(self.buffers[buffer], entry, at, 0)
 
     @staticmethod
     def to_device(x: jax.Array) -> jax.Array:
@@ -187,6 +190,15 @@ class Frame(ValueFrame[jax.Array]):
     ) -> Sequence[jax.Array]:
         assert op.defn.view_write is not None, f"{op.name} has no rule to write through"
         return op.defn.view_write(tuple(inputs), value, **op.attrs)
+
+    def write(self, t: Tensor, value: jax.Array) -> None:
+        """As for every frame, but not before the loops that have read what is overwritten."""
+        loops, holders = self.machine.loops, list(owners(t))
+        behind = any(loops.has_read(self.values.get(o)) for o in holders)
+        super().write(t, loops.value_behind(value, self.read(t)) if behind else value)
+        if behind:
+            for o in holders:
+                loops.replaced(self.values[o])
 
     def define(self, op: Op, results: Any) -> None:
         """As for every frame; one result may be given by itself."""

@@ -25,6 +25,7 @@ from popxl._lower.compile import compile_lowered, switches
 from popxl._lower.devices import per_replica, replicated
 from popxl._lower.hostdata import fetch
 from popxl._lower.layout import Layout
+from popxl._lower.loops import Loops, has_loops
 from popxl._lower.machine import Frame, Machine, execute
 from popxl._lower.rounding import count_updates
 from popxl._lower.transfers import check_transfers
@@ -74,6 +75,8 @@ class Program:
             for op in self.effects.checks
             if op.defn.check is not None and getattr(options, op.defn.check.option)
         ]
+        ordered = self.platform == "cpu" and any(map(has_loops, ir._graphs))
+        self.reports = bool(self.checked) or ordered
         self.rounds = options.enableStochasticRounding and count_updates(ir.main_graph) > 0
         self.constants = [c for g in ir._graphs for c in g.constants if is_argument(c)]
 
@@ -98,6 +101,7 @@ class Program:
             layout=self.layout,
             checks={op: i for i, op in enumerate(self.checked, 1)},
             seed=seed,
+            loops=Loops(zero if self.platform == "cpu" else None),
         )
         frame = Frame(machine)
         for part in (changing, fixed):
@@ -124,7 +128,8 @@ class Program:
             {b.remote_buffer_id: machine.buffers[b] for b in self.buffers if b in self.written},
         )
         outputs = {s.tensor_id: machine.streams[s][None] for s in self.d2h}
-        return changed, outputs, jnp.full(1, machine.fault, jnp.int32) if self.checked else None
+        found = machine.fault + machine.loops.kept
+        return changed, outputs, jnp.full(1, found, jnp.int32) if self.reports else None
 
     # ---- arguments ------------------------------------------------------------------------------
     def buffer_shape(self, b: RemoteBuffer) -> tuple[int, ...]:
@@ -166,18 +171,18 @@ class Program:
     @property
     def result_specs(self) -> tuple[Any, ...]:
         """`ShapeDtypeStruct`s with shardings: changed state, outputs, number of the op that broke
-        its rule on each replica (None if no op has one that is checked)."""
+        its rule on each replica, or 0; None if the program does not report."""
         r, t = self.ir.replication_factor, self.ir.num_host_transfers
         changed = self._state_specs(True)
         outputs = {
             s.tensor_id: _spec((r, t, *s.shape), s.dtype, per_replica(self.mesh)) for s in self.d2h
         }
-        faults = _spec((r,), dtypes.int32, per_replica(self.mesh)) if self.checked else None
-        return changed, outputs, faults
+        report = _spec((r,), dtypes.int32, per_replica(self.mesh)) if self.reports else None
+        return changed, outputs, report
 
     def check_faults(self, faults: Any) -> None:
         """Raise poplar_application_runtime_error if a run has found that an op broke its rule."""
-        for replica, number in enumerate([] if faults is None else fetch(faults)):
+        for replica, number in enumerate(fetch(faults) if self.checked else []):
             if number:
                 op = self.checked[int(number) - 1]
                 assert op.defn.check is not None

@@ -55,7 +55,7 @@ def _modified(op: Op) -> set[int]:
 def _execute(frame: Frame, op: Op) -> None:
     """`lax.cond` between two graphs, with the state that either changes."""
     graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
-    state = LoopState(frame.machine, list(graphs.values()))
+    state, loops = LoopState(frame.machine, list(graphs.values())), frame.machine.loops
     changed = list(dict.fromkeys(op.inputs[i] for i in sorted(op.modified_inputs())))
 
     def branch(then: bool) -> Any:
@@ -68,11 +68,13 @@ def _execute(frame: Frame, op: Op) -> None:
                     if inputs[i] in op.modified_inputs():
                         result[op.inputs[inputs[i]]] = inner.read(t)
                 outs = [inner.read(t) for t in graph._outputs]
+                loops.number = loops.passed(backwards=not then)
                 return outs, [result[t] for t in changed], state.snapshot()
 
         return run
 
     values = [frame.read(t) for t in op.inputs]
+    loops.will_change(map(frame.read, changed), state.writes)
     outs, new, saved = lax.cond(
         values[0].reshape(()).astype(bool),
         branch(True),
@@ -82,6 +84,7 @@ def _execute(frame: Frame, op: Op) -> None:
         [frame.read(t) for t in changed],
     )
     state.leave(saved)
+    loops.left(loops.number, values, state.reads, new)
     frame.values.update(zip(op.outputs, outs, strict=True))
     for t, value in zip(changed, new, strict=True):
         frame.write(t, value)

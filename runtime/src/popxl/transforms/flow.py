@@ -102,31 +102,40 @@ def _execute_loop(frame: Frame, op: Op) -> None:
     start, given = values[: len(body._inputs)], values[len(body._inputs) :]
     constant = dict(zip(body._inputs[carried:], start[carried:], strict=True))
     kept = [t for t in feed if isinstance(t, Tensor) and t not in constant]
+    loops = frame.machine.loops
 
-    def forward(firsts: Any, _: Any) -> Any:
-        inner = frame.machine.run(body, [*firsts, *start[carried:]])
-        return [inner.read(t) for t in body._outputs[:carried]], [inner.read(t) for t in kept]
+    def forward(carry: Any, _: Any) -> Any:
+        firsts, number = carry
+        with loops.entered(number):
+            inner = frame.machine.run(body, [*firsts, *start[carried:]])
+            outs = [inner.read(t) for t in body._outputs[:carried]]
+            return (outs, loops.passed()), [inner.read(t) for t in kept]
 
     def backward(carry: Any, saved: Any) -> Any:
-        grads, totals = carry
+        grads, totals, number = carry
         at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
-        found = _backward(
-            frame, op.attrs["backward"], feed, op.attrs["targets"], at_hand.__getitem__, grads
-        )
+        with loops.entered(number):
+            found = _backward(
+                frame, op.attrs["backward"], feed, op.attrs["targets"], at_hand.__getitem__, grads
+            )
+            number = loops.passed()
         # An output that is not carried counts in the last iteration alone, which runs first here.
         passed = {
             i: found[i] if i < carried and i in found else jnp.zeros_like(g)
             for i, g in grads.items()
         }
-        return (passed, {i: total + found[i] for i, total in totals.items() if i in found}), None
+        sums = {i: total + found[i] for i, total in totals.items() if i in found}
+        return (passed, sums, number), None
 
-    _, saved = lax.scan(forward, start[:carried], None, length=count)
+    (_, number), saved = lax.scan(forward, (start[:carried], loops.number), None, length=count)
     totals = {i: jnp.zeros_like(start[i]) for i in op.attrs["targets"] if i is not None}
     first = (
         dict(zip(provided, given, strict=True)),
         {i: total for i, total in totals.items() if i >= carried},
+        number,
     )
-    (grads, totals), _ = lax.scan(backward, first, saved, length=count, reverse=True)
+    (grads, totals, number), _ = lax.scan(backward, first, saved, length=count, reverse=True)
+    loops.left(number, values)
     everything = {**totals, **{i: g for i, g in grads.items() if i < carried}}
     frame.define(
         op, [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wanted]
@@ -182,27 +191,32 @@ def _execute_branch(frame: Frame, op: Op) -> None:
     count = 1 + sum(len(g._inputs) for g in op.attrs["branches"])
     wanted = op.attrs["wanted"]
     given = dict(zip(op.attrs["given"], values[count:], strict=True))
+    loops = frame.machine.loops
 
     def branch(k: int) -> Any:
         graph, first = op.attrs["branches"][k], 1 + k * len(op.attrs["branches"][0]._inputs)
 
-        def run(values: Any, given: Any) -> Any:
+        def run(values: Any, given: Any, number: Any) -> Any:
             found: dict[int, Any] = {}
             if op.attrs["backward"][k] is not None:
-                inner = frame.machine.run(graph, values[first : first + len(graph._inputs)])
-                found = _backward(
-                    frame, op.attrs["backward"][k], op.attrs["feed"][k], op.attrs["targets"][k],
-                    inner.read, given,
-                )  # fmt: skip
+                with loops.entered(number):
+                    inner = frame.machine.run(graph, values[first : first + len(graph._inputs)])
+                    found = _backward(
+                        frame, op.attrs["backward"][k], op.attrs["feed"][k],
+                        op.attrs["targets"][k], inner.read, given,
+                    )  # fmt: skip
+                    number = loops.passed(backwards=k == 1)
             return [
                 found[i - first] if i - first in found else jnp.zeros_like(values[i])
                 for i in wanted
-            ]
+            ], number
 
         return run
 
     taken = values[0].reshape(()).astype(bool)
-    frame.define(op, lax.cond(taken, branch(0), branch(1), values[:count], given))
+    outs, number = lax.cond(taken, branch(0), branch(1), values[:count], given, loops.number)
+    loops.left(number, values)
+    frame.define(op, outs)
 
 
 CONDITIONAL_GRAD = define(
