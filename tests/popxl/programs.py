@@ -26,6 +26,11 @@ def as_list(tensors: Any) -> list[Any]:
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
 
 
+def graph_of(function: Build, *args: Any) -> popxl.Graph:
+    """A graph of the current program; `args` are inputs or what describes them."""
+    return popxl.gir().create_graph(function, *args)
+
+
 def run(
     build: Build, *inputs: np.ndarray, replicas: int = 1, transfers: int = 1
 ) -> list[np.ndarray]:

@@ -11,28 +11,16 @@ from popxl import ops
 from popxl._core.verify import verify_ir
 from popxl.errors import popart_exception
 from popxl.transforms import ExpectedConnectionType, GradGraphInfo, autodiff
-from tests.popxl.programs import as_list, f32, run, run_ir, store
+from tests.popxl.programs import as_list, f32, graph_of, run, run_ir, store
 
 X, W, B = f32(4, 3), f32(3, 3, seed=1), f32(3, seed=2)
-
-
-@pytest.fixture
-def ir():
-    """A program whose main graph is active."""
-    ir = popxl.Ir()
-    with ir.main_graph:
-        yield ir
-
-
-def _graph(fn, *args):
-    return popxl.gir().create_graph(fn, *args)
 
 
 def gradients(fn, *inputs: np.ndarray) -> list[np.ndarray]:
     """Outputs of `fn` and the gradients of all its inputs, for output gradients 1, 2, ..."""
 
     def build(*tensors):
-        graph = _graph(fn, *tensors)
+        graph = graph_of(fn, *tensors)
         count = len(graph.outputs)
         call = ops.call_with_info(graph, *tensors)
         info = autodiff(graph)
@@ -195,7 +183,7 @@ def _changed_by_a_call(x):
         ops.exp_(t)
 
     h = x * 2.0
-    ops.call(_graph(changes, h), h)
+    ops.call(graph_of(changes, h), h)
     return h * h
 
 
@@ -204,7 +192,7 @@ def _made_by_a_call(x):
         t += by
 
     h = ops.init(x.shape, x.dtype)
-    ops.call(_graph(changes, h, x), h, x)
+    ops.call(graph_of(changes, h, x), h, x)
     return h
 
 
@@ -242,11 +230,11 @@ def test_calls_and_calls_inside_calls():
         return ops.tanh(x @ w), x * 2.0
 
     def middle(x, w):
-        a, b = ops.call(_graph(inner, x, w), x, w)
+        a, b = ops.call(graph_of(inner, x, w), x, w)
         return a * b
 
     def fn(x, w):
-        graph = _graph(middle, x, w)
+        graph = graph_of(middle, x, w)
         (y,) = ops.call(graph, x, w)
         (z,) = ops.call(graph, y, w)
         return y + z
@@ -263,7 +251,7 @@ def test_calls_and_calls_inside_calls():
 
 def test_a_tensor_passed_twice_to_a_call():
     def fn(x):
-        graph = _graph(lambda a, b: a * ops.sin(b), x, x)
+        graph = graph_of(lambda a, b: a * ops.sin(b), x, x)
         return ops.call(graph, x, x)
 
     check(fn, lambda x: x * torch.sin(x), X)
@@ -271,7 +259,7 @@ def test_a_tensor_passed_twice_to_a_call():
 
 def test_an_output_of_a_call_that_is_not_used():
     def fn(x):
-        graph = _graph(lambda a: (ops.sin(a), ops.exp(a)), x)
+        graph = graph_of(lambda a: (ops.sin(a), ops.exp(a)), x)
         return ops.call(graph, x)[1] * 3.0
 
     check(fn, lambda x: torch.exp(x) * 3, X)
@@ -335,7 +323,7 @@ def test_all_gradient_graphs_can_be_returned(ir):
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_loops(count):
     def fn(x, w):
-        return ops.repeat(_graph(lambda a, b: ops.tanh(a @ b) + a, x, w), count, x, w)
+        return ops.repeat(graph_of(lambda a, b: ops.tanh(a @ b) + a, x, w), count, x, w)
 
     def reference(x, w):
         y = x * 1.0
@@ -350,7 +338,7 @@ def test_loops(count):
 def test_branches(taken):
     def fn(x, w):
         cond = popxl.constant(taken)
-        then, otherwise = _graph(lambda a: ops.sin(a), x), _graph(lambda a, b: a @ b, x, w)
+        then, otherwise = graph_of(lambda a: ops.sin(a), x), graph_of(lambda a, b: a @ b, x, w)
         return ops.conditional(cond, then, otherwise, [x * 2.0], [x, w])
 
     def reference(x, w):
@@ -361,9 +349,9 @@ def test_branches(taken):
 
 def test_a_loop_in_a_call_in_a_loop():
     def fn(x, w):
-        step = _graph(lambda a, b: ops.tanh(a @ b), x, w)
-        twice = _graph(lambda a, b: ops.repeat(step, 2, a, b)[0] * 1.5, x, w)
-        outer = _graph(lambda a, b: ops.call(twice, a, b), x, w)
+        step = graph_of(lambda a, b: ops.tanh(a @ b), x, w)
+        twice = graph_of(lambda a, b: ops.repeat(step, 2, a, b)[0] * 1.5, x, w)
+        outer = graph_of(lambda a, b: ops.call(twice, a, b), x, w)
         return ops.repeat(outer, 2, x, w)
 
     def reference(x, w):
@@ -500,7 +488,7 @@ def test_second_derivatives():
     """A graph that calls a gradient graph is differentiated like any other."""
 
     def gradient(x, w):
-        graph = _graph(lambda a, b: ops.tanh(a @ b) * a, x, w)
+        graph = graph_of(lambda a, b: ops.tanh(a @ b) * a, x, w)
         info = autodiff(graph)
         call = ops.call_with_info(graph, x, w)
         ones = popxl.constant(np.ones(X.shape, np.float32))

@@ -8,19 +8,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
-from tests.popxl.programs import f32, run, run_ir, store
-
-
-@pytest.fixture
-def ir():
-    """A program whose main graph is active."""
-    ir = popxl.Ir()
-    with ir.main_graph:
-        yield ir
-
-
-def _graph(fn, *args):
-    return popxl.gir().create_graph(fn, *args)
+from tests.popxl.programs import f32, graph_of, run, run_ir, store
 
 
 # ---- what reaches the caller --------------------------------------------------------------------
@@ -44,7 +32,7 @@ X = f32(3)
 def test_changes_reach_the_caller_only_by_reference_or_when_marked(fn, mark, reaches):
     def build(x):
         x = ops.identity(x)
-        info = ops.call_with_info(_graph(fn, x), x)
+        info = ops.call_with_info(graph_of(fn, x), x)
         if mark:
             info.set_parent_input_modified(x)
         return info.outputs[0], x * 1.0
@@ -56,12 +44,12 @@ def test_changes_reach_the_caller_only_by_reference_or_when_marked(fn, mark, rea
 
 def test_references_pass_through_nested_calls():
     def outer(x: popxl.TensorByRef, y):
-        (z,) = ops.call(_graph(_changes_reference, x), x)
+        (z,) = ops.call(graph_of(_changes_reference, x), x)
         return z + y
 
     def build(x):
         x = ops.identity(x)
-        return *ops.call(_graph(outer, x, x), x, x), x * 1.0
+        return *ops.call(graph_of(outer, x, x), x, x), x * 1.0
 
     z, x = run(build, X)
     np.testing.assert_allclose(z, (X + 1) * 10 + X, rtol=1e-6)
@@ -70,11 +58,11 @@ def test_references_pass_through_nested_calls():
 
 def test_a_value_in_between_stops_a_reference():
     def outer(x):
-        return ops.call(_graph(_changes_reference, x), x)[0]
+        return ops.call(graph_of(_changes_reference, x), x)[0]
 
     def build(x):
         x = ops.identity(x)
-        return *ops.call(_graph(outer, x), x), x * 1.0
+        return *ops.call(graph_of(outer, x), x), x * 1.0
 
     _, x = run(build, X)
     np.testing.assert_array_equal(x, X)
@@ -82,11 +70,11 @@ def test_a_value_in_between_stops_a_reference():
 
 def test_marked_calls_inside_called_graphs_reach_a_reference_above():
     def outer(x: popxl.TensorByRef):
-        ops.call_with_info(_graph(_changes, x), x).set_parent_input_modified(x)
+        ops.call_with_info(graph_of(_changes, x), x).set_parent_input_modified(x)
 
     def build(x):
         x = ops.identity(x)
-        ops.call(_graph(outer, x), x)
+        ops.call(graph_of(outer, x), x)
         return x * 1.0
 
     np.testing.assert_allclose(run(build, X)[0], X + 1, rtol=1e-6)
@@ -108,7 +96,7 @@ def test_a_called_graph_changes_a_variable_for_good():
 def test_one_graph_serves_several_tensors():
     def build(a, b):
         a, b = ops.identity(a), ops.identity(b)
-        graph = _graph(_changes_reference, a)
+        graph = graph_of(_changes_reference, a)
         ys = [ops.call(graph, t)[0] for t in (a, b, a)]
         return *ys, a * 1.0, b * 1.0
 
@@ -121,7 +109,7 @@ def test_one_graph_serves_several_tensors():
 
 def test_an_input_can_be_an_output():
     def build(x):
-        return ops.call(_graph(lambda a, b: (b, a, b), x, x), x, x + 1)
+        return ops.call(graph_of(lambda a, b: (b, a, b), x, x), x, x + 1)
 
     for found, expected in zip(run(build, X), (X + 1, X, X + 1), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -130,7 +118,7 @@ def test_an_input_can_be_an_output():
 # ---- inputs -------------------------------------------------------------------------------------
 def test_inputs_by_position_by_tensor_and_as_host_data():
     def build(x):
-        graph = _graph(lambda a, b, c, d: a + b * 10 + c * 100 + d * 1000, x, x, x, x)
+        graph = graph_of(lambda a, b, c, d: a + b * 10 + c * 100 + d * 1000, x, x, x, x)
         a, b, c, _ = graph.inputs
         first = ops.call(graph, x, 2.0 * X, [3.0, 3.0, 3.0], x)
         second = ops.call(graph, [x, x], inputs_dict={b: X * 2, c: X * 3})

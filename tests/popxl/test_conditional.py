@@ -7,30 +7,18 @@ import pytest
 
 import popxl
 from popxl import ops
-from tests.popxl.programs import f32, run
+from tests.popxl.programs import f32, graph_of, run
 
 X, Y = f32(3), f32(3, seed=1)
 BOTH = pytest.mark.parametrize("taken", [True, False])
-
-
-@pytest.fixture
-def ir():
-    """A program whose main graph is active."""
-    ir = popxl.Ir()
-    with ir.main_graph:
-        yield ir
-
-
-def _graph(fn, *args):
-    return popxl.gir().create_graph(fn, *args)
 
 
 @BOTH
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_the_condition_chooses_the_branch(taken, shape):
     def build(cond, x, y):
-        then = _graph(lambda a: (a * 2, a), x)
-        otherwise = _graph(lambda a, b: (a + b, b), x, y)
+        then = graph_of(lambda a: (a * 2, a), x)
+        otherwise = graph_of(lambda a, b: (a + b, b), x, y)
         return ops.conditional(cond, then, otherwise, [x], [x, y])
 
     found = run(build, np.full(shape, taken), X, Y)
@@ -42,7 +30,7 @@ def test_the_condition_chooses_the_branch(taken, shape):
 @BOTH
 def test_inputs_can_be_given_by_tensor(taken):
     def build(cond, x, y):
-        then, otherwise = _graph(lambda a, b: a - b, x, y), _graph(lambda a: a, x)
+        then, otherwise = graph_of(lambda a, b: a - b, x, y), graph_of(lambda a: a, x)
         return ops.conditional(
             cond, then, otherwise, [x],
             then_inputs_dict={then.inputs[1]: y}, else_inputs_dict={otherwise.inputs[0]: y},
@@ -64,7 +52,7 @@ def _doubles(what: popxl.TensorByRef):
 def test_references_are_changed_by_the_branch_that_runs(taken):
     def build(cond, x, y):
         a, b = ops.identity(x), ops.identity(y)
-        ops.conditional(cond, _graph(_adds, a, b), _graph(_doubles, b), [a, b], [b])
+        ops.conditional(cond, graph_of(_adds, a, b), graph_of(_doubles, b), [a, b], [b])
         return a * 1.0, b * 1.0
 
     a, b = run(build, np.array(taken), X, Y)
@@ -76,7 +64,7 @@ def test_references_are_changed_by_the_branch_that_runs(taken):
 def test_both_branches_may_change_one_tensor(taken):
     def build(cond, x, y):
         a = ops.identity(x)
-        ops.conditional(cond, _graph(_adds, a, y), _graph(_doubles, a), [a, y], [a])
+        ops.conditional(cond, graph_of(_adds, a, y), graph_of(_doubles, a), [a, y], [a])
         return a * 1.0
 
     (a,) = run(build, np.array(taken), X, Y)
@@ -91,7 +79,7 @@ def test_values_stay_as_they_are(taken):
 
     def build(cond, x):
         x = ops.identity(x)
-        graph = _graph(changes, x)
+        graph = graph_of(changes, x)
         return *ops.conditional(cond, graph, graph, [x], [x]), x * 1.0
 
     out, x = run(build, np.array(taken), X)
@@ -135,20 +123,20 @@ def test_a_conditional_inside_a_loop_chooses_anew_each_time():
     def build(x):
         def step(a, n: popxl.TensorByRef):
             even = ops.equal(n % 2, popxl.constant(0, popxl.int32))
-            graphs = _graph(lambda v: v * 2, a), _graph(lambda v: v + 1, a)
+            graphs = graph_of(lambda v: v * 2, a), graph_of(lambda v: v + 1, a)
             (a,) = ops.conditional(even, *graphs, [a], [a])
             n += 1
             return a
 
         n = ops.init((), popxl.int32)
-        return ops.repeat(_graph(step, x, n), 4, x, n)
+        return ops.repeat(graph_of(step, x, n), 4, x, n)
 
     np.testing.assert_allclose(run(build, X)[0], (X * 2 + 1) * 2 + 1, rtol=1e-6)
 
 
 def test_replicas_may_choose_differently():
     def build(cond, x):
-        graphs = _graph(lambda v: v * 2, x), _graph(lambda v: v + 1, x)
+        graphs = graph_of(lambda v: v * 2, x), graph_of(lambda v: v + 1, x)
         return ops.conditional(cond, *graphs, [x], [x])
 
     cond, x = np.arange(8) % 2 == 0, f32(8, 3)
@@ -202,7 +190,7 @@ def test_a_marked_input_keeps_the_change_of_either_branch(taken):
 
     def build(cond, x):
         x = ops.identity(x)
-        graph = _graph(changes, x)
+        graph = graph_of(changes, x)
         info = ops.conditional_with_info(cond, graph, graph, [x], [x])
         info.set_parent_input_modified(x)
         return x * 1.0
@@ -212,7 +200,7 @@ def test_a_marked_input_keeps_the_change_of_either_branch(taken):
 
 def test_branches_may_return_nothing():
     def build(cond, x):
-        graph = _graph(lambda: None)
+        graph = graph_of(lambda: None)
         assert ops.conditional(cond, graph, graph) == ()
         return x
 

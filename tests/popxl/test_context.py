@@ -24,14 +24,6 @@ def placed(x):
     return ops.add(x, x)
 
 
-@pytest.fixture
-def ir():
-    """A program whose main graph is active."""
-    ir = popxl.Ir()
-    with ir.main_graph:
-        yield ir
-
-
 def test_outside_any_graph_the_message_says_how_to_enter_one():
     for get in (popxl.gcg, popxl.gmg, popxl.gir, popxl.get_current_graph):
         with pytest.raises(RuntimeError, match="with ir.main_graph"):

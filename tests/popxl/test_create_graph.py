@@ -11,14 +11,6 @@ import popxl
 from popxl import ops
 
 
-@pytest.fixture
-def ir():
-    """A program whose main graph is active."""
-    ir = popxl.Ir()
-    with ir.main_graph:
-        yield ir
-
-
 def _names(graph: popxl.Graph) -> list[str]:
     return [t.name for t in graph.inputs]
 

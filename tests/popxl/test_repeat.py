@@ -7,27 +7,15 @@ import pytest
 
 import popxl
 from popxl import ops
-from tests.popxl.programs import f32, run, run_ir, store
+from tests.popxl.programs import f32, graph_of, run, run_ir, store
 
 X, Y = f32(3), f32(3, seed=1)
-
-
-@pytest.fixture
-def ir():
-    """A program whose main graph is active."""
-    ir = popxl.Ir()
-    with ir.main_graph:
-        yield ir
-
-
-def _graph(fn, *args):
-    return popxl.gir().create_graph(fn, *args)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_first_inputs_are_carried_and_the_others_stay(count):
     def build(x, y):
-        return ops.repeat(_graph(lambda a, b: a * 0.5 + b, x, y), count, x, y)
+        return ops.repeat(graph_of(lambda a, b: a * 0.5 + b, x, y), count, x, y)
 
     expected = X.copy()
     for _ in range(count):
@@ -38,7 +26,7 @@ def test_first_inputs_are_carried_and_the_others_stay(count):
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_several_carried_values_change_places(count):
     def build(x, y):
-        return ops.repeat(_graph(lambda a, b: (b, a + b), x, y), count, x, y)
+        return ops.repeat(graph_of(lambda a, b: (b, a + b), x, y), count, x, y)
 
     a, b = X, Y
     for _ in range(count):
@@ -55,7 +43,7 @@ def test_references_keep_their_changes_between_iterations(count):
 
     def build(x, y):
         total, unchanged = ops.identity(y), ops.identity(y)
-        out = ops.repeat(_graph(step, x, y, y), count, x, total, unchanged)
+        out = ops.repeat(graph_of(step, x, y, y), count, x, total, unchanged)
         return *out, total * 1.0, unchanged * 1.0
 
     a, total = X.copy(), Y.copy()
@@ -72,7 +60,7 @@ def test_an_invariant_changed_in_the_graph_starts_anew_each_time():
 
     def build(x, y):
         y = ops.identity(y)
-        return *ops.repeat(_graph(step, x, y), 3, x, y), y * 1.0
+        return *ops.repeat(graph_of(step, x, y), 3, x, y), y * 1.0
 
     total, y = run(build, X, Y)
     np.testing.assert_allclose(total, X + 3 * (Y + 1), rtol=1e-5)
@@ -86,7 +74,7 @@ def test_a_marked_invariant_keeps_its_changes():
 
     def build(x, y):
         y = ops.identity(y)
-        info = ops.repeat_with_info(_graph(step, x, y), 3, x, y)
+        info = ops.repeat_with_info(graph_of(step, x, y), 3, x, y)
         info.set_parent_input_modified(y)
         return *info.outputs, y * 1.0
 
@@ -97,14 +85,14 @@ def test_a_marked_invariant_keeps_its_changes():
 
 def test_loops_nest():
     def build(x, y):
-        inner = _graph(lambda a, b: a * 0.5 + b, x, y)
+        inner = graph_of(lambda a, b: a * 0.5 + b, x, y)
 
         def outer(a, b, count: popxl.TensorByRef):
             count += 1.0
             return ops.repeat(inner, 3, a, b)
 
         count = ops.init((), popxl.float32)
-        return *ops.repeat(_graph(outer, x, y, count), 4, x, y, count), count * 1.0
+        return *ops.repeat(graph_of(outer, x, y, count), 4, x, y, count), count * 1.0
 
     expected = X.copy()
     for _ in range(12):

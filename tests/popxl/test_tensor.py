@@ -10,14 +10,6 @@ from popxl import ops
 from tests.popxl.programs import f32, run
 
 
-@pytest.fixture
-def ir():
-    """A program whose main graph is active."""
-    ir = popxl.Ir()
-    with ir.main_graph:
-        yield ir
-
-
 # ---- identity -----------------------------------------------------------------------------------
 def test_text_of_tensors(ir):
     assert repr(popxl.variable([1], popxl.int32, "bob")) == "Variable[bob popxl.dtypes.int32 (1,)]"

@@ -7,13 +7,9 @@ import pytest
 
 import popxl
 from popxl import ops
-from tests.popxl.programs import f32, run
+from tests.popxl.programs import f32, graph_of, run
 
 X = f32(4, 6)
-
-
-def _graph(fn, *args):
-    return popxl.gir().create_graph(fn, *args)
 
 
 # How a view is taken in popxl and in numpy. All of numpy's are views as well.
@@ -134,11 +130,11 @@ def test_a_view_of_a_reference_in_a_called_graph_reaches_the_caller():
 
     def outer(x: popxl.TensorByRef):
         view = x.T_
-        ops.call(_graph(inner, view), view)
+        ops.call(graph_of(inner, view), view)
 
     def build(x):
         owner = ops.identity(x)
-        ops.call(_graph(outer, owner), owner)
+        ops.call(graph_of(outer, owner), owner)
         return owner * 1.0
 
     np.testing.assert_allclose(run(build, X)[0], _changed(lambda a: a.T[1:3], lambda v: v + 10))
@@ -151,7 +147,7 @@ def test_a_view_can_be_passed_by_reference():
     def build(x):
         owner = ops.identity(x)
         view = ops.slice_(owner, 1, 3)
-        graph = _graph(inner, view)
+        graph = graph_of(inner, view)
         ops.repeat(graph, 2, view)
         other = ops.slice_(owner, 0, 2)
         ops.call(graph, other)
@@ -171,7 +167,7 @@ def test_a_view_of_a_value_does_not_reach_the_caller():
 
     def build(x):
         x = ops.identity(x)
-        return *ops.call(_graph(inner, x), x), x * 1.0
+        return *ops.call(graph_of(inner, x), x), x * 1.0
 
     inside, outside = run(build, X)
     np.testing.assert_allclose(inside, _changed(lambda a: a[1:3], lambda v: v + 10), rtol=1e-6)
@@ -185,7 +181,7 @@ def test_a_graph_may_return_a_view_of_its_reference():
 
     def build(x):
         owner = ops.identity(x)
-        (out,) = ops.call(_graph(inner, owner), owner)
+        (out,) = ops.call(graph_of(inner, owner), owner)
         out = ops.add_(out, popxl.constant(100.0))  # the result is a value of its own
         return out, owner * 1.0
 

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-import popxl
-from modelling.phases.training import TrainingProgram, build_training
-from tests.modelling.phases.toy import WIDTH, ToyLayout, toy_config
-
-STEPS, SAMPLES, RATE = 4, 8, 1e-2
-
-
-def draw(seed: int = 0) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
-    """Weights, the shared scale, and inputs and targets (steps, samples, width)."""
-    rng = np.random.default_rng(seed)
-    weights = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(3)]
-    x, y = (rng.normal(size=(STEPS, SAMPLES, WIDTH)).astype(np.float32) for _ in range(2))
-    return weights, rng.normal(size=WIDTH).astype(np.float32), x, y
+from tests.modelling.phases.toy import toy_config
+from tests.modelling.phases.toy_runs import (
+    RATE,
+    SAMPLES,
+    STEPS,
+    draw,
+    feed,
+    toy_session,
+    weights_of,
+)
 
 
 def train_torch() -> tuple[list[float], list[float], list[np.ndarray]]:
@@ -44,22 +41,6 @@ def train_torch() -> tuple[list[float], list[float], list[np.ndarray]]:
     return losses, norms, [p.detach().numpy() for p in parameters]
 
 
-def feed(program: TrainingProgram, config, arrays: dict[str, np.ndarray]) -> dict:  # type: ignore[no-untyped-def,type-arg]
-    """Inputs of one run: (transfers, replicas, micro-batch, ...) of (steps, samples, ...)."""
-    execution = config.execution
-    transfers, dp = program.ir.num_host_transfers, execution.data_parallel
-    shape = (transfers, dp, execution.micro_batch_size, WIDTH)
-    inputs: dict = {  # type: ignore[type-arg]
-        program.inputs[name]: np.repeat(a.reshape(shape), execution.tensor_parallel, 1)
-        for name, a in arrays.items()
-    }
-    per_micro_batch = np.ones((transfers, config.replicas), np.float32)
-    weight = config.gradient_accumulation * dp / SAMPLES
-    inputs[program.inputs["weight"]] = per_micro_batch * np.float32(weight)
-    inputs[program.learning_rate] = per_micro_batch * np.float32(RATE)
-    return inputs
-
-
 @pytest.mark.parametrize(
     ("dp", "tp", "micro_batch", "iterations"),
     [(1, 1, 2, 1), (1, 1, 8, 2), (2, 2, 1, 1), (4, 1, 2, 4), (2, 4, 2, 1)],
@@ -67,11 +48,7 @@ def feed(program: TrainingProgram, config, arrays: dict[str, np.ndarray]) -> dic
 def test_equals_torch(dp: int, tp: int, micro_batch: int, iterations: int) -> None:
     config = toy_config(dp, tp, micro_batch, SAMPLES, iterations)
     weights, scale, xs, ys = draw()
-    program = build_training(config, ToyLayout)
-    first, *rest = [program.variables["first"][0], *program.variables["rest"]]
-    variables = [first.fwd.w, *(layer.fwd.w for layer in rest), first.fwd.scale]
-    session = popxl.Session(program.ir, "cpu")
-    session.write_variables_data(dict(zip(variables, [*weights, scale], strict=True)))
+    program, session = toy_session(config, weights, scale)
     losses, norms = [], []
     with session:
         for i in range(0, STEPS, iterations):
@@ -82,6 +59,7 @@ def test_equals_torch(dp: int, tp: int, micro_batch: int, iterations: int) -> No
     expected_losses, expected_norms, expected = train_torch()
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+    variables = weights_of(program)
     data = session.get_tensors_data(variables)
     for variable, value in zip(variables, expected, strict=True):
         np.testing.assert_allclose(data[variable], value, rtol=1e-4, atol=1e-6)

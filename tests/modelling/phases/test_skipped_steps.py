@@ -9,11 +9,11 @@ import pytest
 
 import popxl
 import popxl_addons as addons
-from modelling.phases.training import TrainingProgram, build_training
+from modelling.phases.training import TrainingProgram
 from popxl import ops
 from tests.modelling.phases import toy
-from tests.modelling.phases.test_phased_training import SAMPLES, draw, feed
-from tests.modelling.phases.toy import Loss, ToyLayout, toy_config
+from tests.modelling.phases.toy import Loss, toy_config
+from tests.modelling.phases.toy_runs import SAMPLES, draw, feed, toy_session
 
 
 class LogOfWeight(Loss):
@@ -42,12 +42,8 @@ class Run:
 
     def __init__(self, dp: int, tp: int) -> None:
         self.config = toy_config(dp, tp, 1, SAMPLES)
-        self.program = build_training(self.config, ToyLayout)
-        self.session = popxl.Session(self.program.ir, "cpu")
         weights, scale, self.xs, self.ys = draw()
-        first, *rest = [self.program.variables["first"][0], *self.program.variables["rest"]]
-        variables = [first.fwd.w, *(layer.fwd.w for layer in rest), first.fwd.scale]
-        self.session.write_variables_data(dict(zip(variables, [*weights, scale], strict=True)))
+        self.program, self.session = toy_session(self.config, weights, scale)
 
     def step(self, at: int, spoilt: float | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Losses of micro-batches, and the gradient norm on all replicas."""
