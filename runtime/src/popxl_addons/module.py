@@ -11,11 +11,11 @@ import popxl
 from popxl import Ir, ReplicaGrouping, Tensor, dtypes
 from popxl.transforms import GradGraphInfo
 from popxl_addons.dot_tree import sanitise
-from popxl_addons.grad_info import Connection, fwd, fwd_grad, make_grad_graph_info
+from popxl_addons.grad_info import fwd, fwd_grad, make_grad_graph_info
 from popxl_addons.graph import Aux, GraphWithNamedArgs
 from popxl_addons.graph_cache import GraphCache
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.utils import OrderedDict, duplicate_items, overrides, suffix_graph_name
+from popxl_addons.utils import OrderedDict, duplicate_items, overrides
 from popxl_addons.variable_factory import (
     DataIter,
     NamedVariableFactories,
@@ -23,6 +23,7 @@ from popxl_addons.variable_factory import (
     add_replica_sharded_variable_input,
     add_variable_input,
 )
+from popxl_addons.written_gradient import written_gradient
 
 logger = logging.getLogger(__name__)
 
@@ -359,65 +360,12 @@ class Module(popxl.Module):
         Raises:
             ValueError: a required gradient is not given by `build_grad`.
         """
-        forward = fwd_graph.graph
-        provided = list(forward.outputs if grads_provided is None else grads_provided)
-        graph = forward.ir.create_empty_graph(suffix_graph_name(forward.name, "grad"))
-        connections: list[Connection] = []
-        with graph:
-            grads = [_input_like(t, "grad_") for t in provided]
-            connections += [fwd_grad(t) for t in provided]
-            self.aux, self.var_grad = self._aux_in(graph, fwd_graph, connections), NamedTensors()
-            results = _as_list(self.build_grad(*grads))
-            by_input = self._match(fwd_graph, results)
-            wanted = list(by_input if grads_required is None else grads_required)
-            missing = [t.name for t in wanted if t not in by_input]
-            if missing:
-                raise ValueError(
-                    f"build_grad of {type(self).__qualname__} gives no gradient of {missing}"
-                )
-            for t in wanted:
-                popxl.graph_output(by_input[t])
-        info = make_grad_graph_info(graph, forward, connections, [fwd_grad(t) for t in wanted])
-        self._clear()
-        return GraphWithNamedArgs.from_grad_graph(info)
-
-    def _aux_in(
-        self, graph: popxl.Graph, fwd_graph: GraphWithNamedArgs, connections: list[Connection]
-    ) -> Aux:
-        """What `build` kept, with tensors of the forward graph replaced by inputs of `graph`."""
-        forward, made = fwd_graph.graph, {}
-
-        def replace(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                if value not in made:
-                    made[value] = _input_like(value, "fwd_")
-                    connections.append(fwd(value))
-                    if value not in (*forward.inputs, *forward.outputs):
-                        with forward:
-                            popxl.graph_output(value)
-                return made[value]
-            if isinstance(value, Mapping):
-                return {key: replace(v) for key, v in value.items()}
-            if isinstance(value, (list, tuple)):
-                return type(value)(replace(v) for v in value)
-            return value
-
-        return Aux(replace(fwd_graph._aux))
-
-    def _match(
-        self, fwd_graph: GraphWithNamedArgs, results: list[Tensor | None]
-    ) -> dict[Tensor, Tensor]:
-        """Gradients by input of the forward graph."""
-        named = set(fwd_graph.args.tensors)
-        positional = [t for t in fwd_graph.graph.inputs if t not in named]
-        if len(results) > len(positional):
-            raise ValueError(
-                f"build_grad of {type(self).__qualname__} returns {len(results)} gradients, but "
-                f"the graph has {len(positional)} inputs besides its variables"
-            )
-        found = {t: g for t, g in zip(positional, results, strict=False) if g is not None}
-        found.update(fwd_graph.args.to_mapping(self.var_grad))
-        return found
+        provided = list(fwd_graph.graph.outputs if grads_provided is None else grads_provided)
+        required = None if grads_required is None else list(grads_required)
+        try:
+            return written_gradient(self, fwd_graph, provided, required)
+        finally:
+            self._clear()
 
     def _complain_about_inlining(self) -> None:
         message = (
@@ -429,17 +377,6 @@ class Module(popxl.Module):
             raise RuntimeError(message)
         if self.grad_inlining_error == "warning":
             logger.warning(message)
-
-
-def _input_like(t: popxl.Tensor, prefix: str) -> popxl.Tensor:
-    name = prefix + t.name.replace("/", "_")
-    return popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape)
-
-
-def _as_list(outputs: Any) -> list[Any]:
-    if outputs is None or isinstance(outputs, Tensor):
-        return [] if outputs is None else [outputs]
-    return list(outputs)
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:

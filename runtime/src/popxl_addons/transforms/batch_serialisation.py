@@ -6,7 +6,7 @@ graph is used at (a layer), and in it an entry for each step (micro-batch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -199,7 +199,7 @@ class _Loop:
     loads: dict[popxl.Tensor, HostToDeviceStream | RemoteHandle]
     streams: dict[popxl.Tensor, DeviceToHostStream]
     stores: dict[popxl.Tensor, RemoteHandle]
-    seeds: tuple[popxl.Tensor, ...]
+    seeds: Sequence[popxl.Tensor]
     use_io_tiles: bool
 
     def result(self) -> BatchSerialResult:
@@ -328,44 +328,38 @@ def batch_serialise_fwd_and_grad(
         ValueError: as for `batch_serialise`, or if the graphs do not belong together.
     """
     _check_mode(steps, rows, io_mode)
-    forward, backward = forward_graph.graph, gradient_graph.graph
-    if gradient_graph.grad_graph_info.forward_graph is not forward:
-        raise ValueError(f"{backward.id!r} is no gradient graph of {forward.id!r}")
-    for t in (*load_handles, *store_streams, *store_buffers):
-        if t not in forward and t not in backward:
-            raise ValueError(f"{t!r} is of neither {forward.id!r} nor {backward.id!r}")
+    backward = gradient_graph.graph
+    _check_pair(forward_graph, gradient_graph, (*load_handles, *store_streams, *store_buffers))
     connect = _Connections(steps, rows, forward_graph, load_handles, store_buffers)
-    named: dict[str, popxl.Tensor] = gradient_graph.args.to_dict()
-    names = names_of(named_inputs_for_grad_graph)
-    seeds = []
     grad_loads = {t: _as_handle(h) for t, h in load_handles.items() if t in backward}
-    expected = zip(backward.inputs, gradient_graph.grad_graph_info.expected_inputs, strict=False)
-    for t, connection in expected:
-        if not is_fwd(connection) or t in grad_loads:
-            continue
-        if connection.fwd_tensor in names:
-            named[names[connection.fwd_tensor]] = t
-        elif connection.fwd_tensor is seed_input:
-            seeds.append(t)
-        else:
-            handle = connect.handle_of(connection.fwd_tensor)
-            if handle is not None:
-                grad_loads[t] = handle
-    backward_named = GraphWithNamedArgs(backward, NamedTensors.from_dict(named))
+    names = names_of(named_inputs_for_grad_graph)
+    named, seeds = connect.inputs_of(gradient_graph, names, seed_input, grad_loads)
+    grad_stores = {t: connect.as_store(t, h) for t, h in store_buffers.items() if t in backward}
 
     def serialise(
-        graph: GraphWithNamedArgs, loads: Any, stores: Any, seeds: tuple[popxl.Tensor, ...]
+        graph: GraphWithNamedArgs, loads: Any, stores: Any, seeds: Sequence[popxl.Tensor]
     ) -> BatchSerialResult:
         streams = {t: s for t, s in store_streams.items() if t in graph.graph}
         io = io_mode != "compute"
         return _Loop(graph, steps, rows, loads, streams, stores, seeds, io).result()
 
     fwd_seeds = () if seed_input is None else (seed_input,)
-    grad_stores = {t: connect.as_store(t, h) for t, h in store_buffers.items() if t in backward}
     return (
         serialise(forward_graph, connect.loads, connect.stores, fwd_seeds),
-        serialise(backward_named, grad_loads, grad_stores, tuple(seeds)),
+        serialise(GraphWithNamedArgs(backward, named), grad_loads, grad_stores, seeds),
     )
+
+
+def _check_pair(
+    forward: GraphWithNamedArgs, gradient: GraphWithNamedArgs, keys: Sequence[popxl.Tensor]
+) -> None:
+    """Raise ValueError unless the graphs belong together, and each key to one of them."""
+    one, other = forward.graph, gradient.graph
+    if gradient.grad_graph_info.forward_graph is not one:
+        raise ValueError(f"{other.id!r} is no gradient graph of {one.id!r}")
+    for t in keys:
+        if t not in one and t not in other:
+            raise ValueError(f"{t!r} is of neither {one.id!r} nor {other.id!r}")
 
 
 class _Connections:
@@ -393,6 +387,38 @@ class _Connections:
     def _new(self, t: popxl.Tensor, shard_group: ReplicaGrouping | None = None) -> RemoteHandle:
         buffer = batch_serial_buffer(t, self._steps, self._rows, shard_group)
         return RemoteHandle(buffer, 0, shard_group)
+
+    def inputs_of(
+        self,
+        gradient: GraphWithNamedArgs,
+        names: Mapping[popxl.Tensor, str],
+        seed: popxl.Tensor | None,
+        loads: dict[popxl.Tensor, Any],
+    ) -> tuple[NamedTensors, list[popxl.Tensor]]:
+        """Find out where the gradient graph's inputs come from.
+
+        Args:
+            names: of those tensors of the forward graph that become arguments.
+            seed: the forward graph's.
+            loads: what the gradient graph loads; those that are to be loaded too are added.
+
+        Returns:
+            The gradient graph's named inputs, and those that get the step's seed.
+        """
+        named: dict[str, popxl.Tensor] = gradient.args.to_dict()
+        seeds = []
+        expected = gradient.grad_graph_info.expected_inputs
+        for t, connection in zip(gradient.graph.inputs, expected, strict=False):
+            source = connection.fwd_tensor
+            if not is_fwd(connection) or t in loads:
+                continue
+            if source in names:
+                named[names[source]] = t
+            elif source is seed:
+                seeds.append(t)
+            elif (handle := self.handle_of(source)) is not None:
+                loads[t] = handle
+        return NamedTensors.from_dict(named), seeds
 
     def handle_of(self, t: popxl.Tensor) -> RemoteHandle | None:
         """Where to load forward tensor `t` from; None for an input that is not loaded."""
