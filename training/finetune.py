@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from importlib import metadata
 from typing import Any
 
 from config.cli import CommandLine
@@ -12,13 +11,14 @@ from config.sections import RunConfig
 from data.loader import Loader
 from finetuning import FineTuning
 from modelling.spec import family_of
-from training.checkpoint import CheckpointStore, check_is_free
+from training.checkpoint import check_is_free
 from training.compiling import compiled
 from training.epochs import with_steps
 from training.export import export
 from training.report import Report
 from training.run_directory import choose_path
 from training.samples import training_samples
+from training.saving import Checkpoints
 from training.schedule import Schedule
 from training.screen import say
 from training.signals import StopSignal
@@ -52,7 +52,7 @@ def finetune(line: CommandLine) -> None:
                    line.options.wandb_name)
         )  # fmt: skip
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
-        checkpoints = stack.enter_context(_Checkpoints(config, model, loader, skipped))
+        checkpoints = stack.enter_context(Checkpoints(config, model, loader, skipped))
         stack.enter_context(model)
         _train(config, model, loader, start, report, checkpoints, skipped, stop)
         if folder is not None and not stop.requested:
@@ -70,7 +70,7 @@ def _train(
     loader: Loader,
     start: Start,
     report: Report,
-    checkpoints: _Checkpoints,
+    checkpoints: Checkpoints,
     skipped: SkippedSteps,
     stop: StopSignal,
 ) -> None:
@@ -97,60 +97,6 @@ def _train(
     checkpoints.finish(step)
     if skipped.too_many:
         raise skipped.error(checkpoints.kept)
-
-
-class _Checkpoints:
-    """Saves now and then, and at the end. Does nothing without `checkpoint.save`."""
-
-    def __init__(
-        self, config: RunConfig, model: FineTuning, loader: Loader, skipped: SkippedSteps
-    ) -> None:
-        self._config, self._model, self._loader, self._skipped = config, model, loader, skipped
-        settings = config.checkpoint
-        self._store = CheckpointStore(settings.save, settings.to_keep) if settings.save else None
-        self.step: int | None = None  # the last one saved
-
-    def after(self, step: int) -> None:
-        """Save if `checkpoint.steps` says so; the loop goes on meanwhile."""
-        every = self._config.checkpoint.steps
-        if every is not None and step % every < self._config.execution.device_iterations:
-            self._save(step, wait=False)
-
-    def finish(self, step: int) -> None:
-        """Save the last step, if it is not saved yet."""
-        if self.step != step:
-            self._save(step, wait=True)
-
-    def _save(self, step: int, wait: bool) -> None:
-        if self._store is None:
-            return
-        tensors = self._model.tensors(self._config.checkpoint.optim_state)
-        self._store.save(step, tensors, self._metadata(), wait)
-        self.step = step
-        if wait:
-            say(f"saved step {step} in {self._config.checkpoint.save}")
-
-    @property
-    def kept(self) -> str:
-        """Where the state of the last step is, for people."""
-        if self._store is None:
-            return "the state before is lost, since --save was not given"
-        return f"the state before is saved as step {self.step} in {self._config.checkpoint.save}"
-
-    def _metadata(self) -> dict[str, Any]:
-        return {
-            "data": self._loader.state(),
-            "skipped_steps": self._skipped.total,
-            "config": self._config.to_dict(),
-            "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
-        }
-
-    def __enter__(self) -> _Checkpoints:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._store is not None:
-            self._store.close()
 
 
 def _continue(loader: Loader, state: dict[str, Any]) -> None:

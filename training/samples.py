@@ -1,13 +1,15 @@
-"""The samples that a configuration trains on."""
+"""The samples that a configuration trains on, and the prompts that it answers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.loader import Samples
-from data.mnli import load_corpus
+from data.mnli import Example, load_corpus
+from data.prompts import Prompts
 from modelling.spec import family_of
 from training.screen import say
 
@@ -36,6 +38,20 @@ def training_samples(config: RunConfig) -> Samples:
         notes.append(f"{samples.truncated} cut to {config.model.sequence_length} tokens")
     say(", ".join(notes))
     return samples
+
+
+def fitting_prompts(
+    config: RunConfig, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+) -> tuple[RunConfig, Prompts]:
+    """The examples' prompts, and the configuration of a model that they fit.
+
+    Raises:
+        UserError: they do not fit the model.
+    """
+    try:
+        return family_of(config).prompts(config, examples, tokenizer)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def fitting_tokenizer(config: RunConfig) -> PreTrainedTokenizerFast:

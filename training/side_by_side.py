@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from config.cli import CommandLine
-from config.errors import ConfigError
 from config.sections import RunConfig
 from data.mnli import LABEL_WORDS, load_corpus
 from data.prompts import Prompts
 from inference import Inference
 from modelling.spec import family_of
 from training.compiling import compiled
-from training.samples import fitting_tokenizer
+from training.samples import fitting_prompts, fitting_tokenizer
 from training.start import load_weights
 from training.torch_model import generate, model_of, need_torch
 
@@ -73,14 +72,10 @@ def side_by_side(line: CommandLine) -> SideBySide:
     need_torch()
     e = replace(line.config.execution, data_parallel=1, device_iterations=1)
     config = replace(line.config, execution=e)
-    family = family_of(config)
-    start = load_weights(config, family.weights(config))
+    start = load_weights(config, family_of(config).weights(config))
     tokenizer = fitting_tokenizer(config)
     examples = load_corpus(config.data.dataset, "validation").examples[: e.micro_batch_size]
-    try:
-        fitted, prompts = family.prompts(config, examples, tokenizer)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    fitted, prompts = fitting_prompts(config, examples, tokenizer)
     model = compiled(Inference, fitted, line)
     model.write(start.tensors)
     with model:

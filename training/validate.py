@@ -14,7 +14,6 @@ import numpy as np
 from tqdm import tqdm
 
 from config.cli import CommandLine
-from config.errors import ConfigError
 from data.mnli import LABEL_WORDS, Corpus, load_corpus, read_answer
 from data.prompts import Prompts
 from inference import Inference
@@ -22,7 +21,7 @@ from modelling.spec import family_of
 from training.checkpoint import CheckpointStore, has_checkpoint
 from training.compiling import compiled
 from training.run_directory import choose_path
-from training.samples import fitting_tokenizer
+from training.samples import fitting_prompts, fitting_tokenizer
 from training.screen import say
 from training.start import load_weights
 from training.validation_report import Answer, ValidationReport
@@ -35,14 +34,10 @@ def validate(line: CommandLine) -> ValidationReport:
         UserError: for anything a person can mend.
     """
     config = line.config
-    family = family_of(config)
-    start = load_weights(config, family.weights(config))
+    start = load_weights(config, family_of(config).weights(config))
     corpus = load_corpus(config.data.dataset, "validation")
     tokenizer = fitting_tokenizer(config)
-    try:
-        fitted, prompts = family.prompts(config, corpus.examples, tokenizer)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    fitted, prompts = fitting_prompts(config, corpus.examples, tokenizer)
     model = compiled(Inference, fitted, line)
     model.write(start.tensors)
     begin = time.perf_counter()
