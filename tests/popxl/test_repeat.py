@@ -180,3 +180,11 @@ def test_the_loop_is_not_unrolled(ir):
     text = popxl.Session(ir)._executable.as_text()
     assert text.count("sine(") < 10
     assert "while(" in text
+
+
+def test_a_fraction_of_an_iteration_is_refused():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(1.0)
+        with pytest.raises(TypeError, match="float"):
+            ops.repeat(ir.create_graph(lambda t: t + 1, x), 1.5, x)

@@ -249,3 +249,12 @@ def test_stream_names_are_unique_and_wrong_values_are_refused():
     assert ir.get_all_d2h_streams() == set()
     with pytest.raises(ValueError, match="num_host_transfers must be at least 1"):
         ir.num_host_transfers = 0
+
+
+def test_streams_have_a_direction():
+    with popxl.Ir().main_graph:
+        given, result = popxl.h2d_stream((), popxl.float32), popxl.d2h_stream((), popxl.float32)
+        with pytest.raises(TypeError, match="host_load .*HostToDeviceStream, but got DeviceTo"):
+            ops.host_load(result)
+        with pytest.raises(TypeError, match="host_store .*DeviceToHostStream, but got HostTo"):
+            ops.host_store(given, ops.host_load(given))

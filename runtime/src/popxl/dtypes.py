@@ -79,6 +79,8 @@ class dtype:  # noqa: N801 - PopXL's name
         """
         if isinstance(type_value, dtype):
             return type_value
+        if type_value is None:  # which numpy takes for float64
+            raise ValueError("there is no popxl dtype for None")
         if isinstance(type_value, str) and type_value in _BY_NAME:
             return _BY_NAME[type_value]
         if isinstance(type_value, type) and type_value in _PY_TO_POPXL:

@@ -32,6 +32,9 @@ class TensorSpec(Mapping):
     """Shape, dtype and (for a replica-sharded tensor) the shape of the whole.
 
     It is a mapping, so `**spec` passes shape and dtype (and meta_shape, if there is one) on.
+
+    Raises:
+        ValueError: a negative size, or no dtype of popxl.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +45,9 @@ class TensorSpec(Mapping):
         self, shape: Iterable[int], dtype: dtypes.dtype, meta_shape: Iterable[int] = ()
     ) -> None:
         self.shape = tuple(int(d) for d in shape)
-        self.dtype = dtype
+        if any(d < 0 for d in self.shape):
+            raise ValueError(f"a tensor cannot have the shape {self.shape}")
+        self.dtype = dtypes.dtype.as_dtype(dtype)
         self.meta_shape = tuple(int(d) for d in meta_shape)
 
     def to_dict(self) -> dict[str, Any]:

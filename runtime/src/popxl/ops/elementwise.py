@@ -15,6 +15,7 @@ from popxl.ops._numerics import floats, numbers
 
 if TYPE_CHECKING:
     from popxl.tensor import Tensor
+from popxl.utils import downcast_np_dtypes
 
 _TAGS = ("elementwise",)
 _STEP = NoGrad("piecewise constant")
@@ -202,7 +203,11 @@ def cast(t: Tensor, data_type: dtypes.dtype) -> Tensor:
     Raises:
         TypeError: from or to float8, for which there are `pow2scale_cast_from_fp8` and
             `pow2scale_cast_to_fp8`.
+        ValueError: `data_type` is no dtype, or one of 64 bits, which devices do not have.
     """
+    data_type = dtypes.dtype.as_dtype(data_type)
+    if data_type.as_numpy() in downcast_np_dtypes:
+        raise ValueError(f"cast: devices have no elements of 64 bits, such as {data_type.name}")
     for given in (t.dtype, data_type):
         if given in (dtypes.float8_143, dtypes.float8_152):
             raise TypeError(

@@ -10,7 +10,7 @@ from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
 from popxl._core.text import spec_text
 from popxl.errors import SpecError
-from popxl.streams import DeviceToHostStream, HostToDeviceStream
+from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -47,8 +47,11 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
     """Take the next transfer of a host-to-device stream.
 
     Streams are FIFOs shared by all their loads: two loads take successive transfers.
+
+    Raises:
+        TypeError: it is no such stream.
     """
-    _check_ir(h2d_stream)
+    _check(h2d_stream, HostToDeviceStream, "host_load")
     return emit(_LOAD, [], {"stream": h2d_stream}, names=[name or h2d_stream.tensor_id])[0]
 
 
@@ -56,9 +59,10 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     """Append `t` to a device-to-host stream.
 
     Raises:
+        TypeError: it is no such stream.
         ValueError: `t` has another shape or dtype than the stream.
     """
-    _check_ir(d2h_stream)
+    _check(d2h_stream, DeviceToHostStream, "host_store")
     if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
         raise SpecError(
             f"host_store at {context.get_source_location()}: {t.id!r} is {spec_text(t.spec)}, but "
@@ -67,6 +71,10 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     emit(_STORE, [t], {"stream": d2h_stream})
 
 
-def _check_ir(stream: HostToDeviceStream | DeviceToHostStream) -> None:
+def _check(stream: Stream, kind: type[Stream], what: str) -> None:
+    if not isinstance(stream, kind):
+        raise TypeError(
+            f"{what} at {context.get_source_location()} takes a {kind.__name__}, but got {stream!r}"
+        )
     if stream._ir is not context.get_ir():
         raise ValueError(f"stream {stream.tensor_id!r} belongs to another Ir")

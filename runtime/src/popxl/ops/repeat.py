@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -92,6 +93,7 @@ def repeat(
     are by-reference and the graph changes them.
 
     Raises:
+        TypeError: `repeat_count` is no integer.
         ValueError: `repeat_count` is negative, or wrong number of inputs.
         SpecError: an input, or a carried output, does not fit.
     """
@@ -106,6 +108,7 @@ def repeat_with_info(
     check_inputs: bool = True,
 ) -> CallSiteInfo:
     """As `repeat`, but return information on the call site."""
+    repeat_count = index(repeat_count)
     if repeat_count < 0:
         raise ValueError(f"repeat_count must not be negative, but is {repeat_count}")
     tensors = gather_inputs(graph, inputs, inputs_dict, "repeat", check_inputs)
@@ -123,6 +126,6 @@ def repeat_with_info(
                 f"{into.name!r}, is {spec_text(into.spec)}"
             )
     here = context.get_current_graph()
-    attrs = {"graph": graph, "count": int(repeat_count), "carried": carried}
+    attrs = {"graph": graph, "count": repeat_count, "carried": carried}
     emit(REPEAT, tensors, attrs, names=output_names(graph))
     return CallSiteInfo(here._ops[-1])
