@@ -86,10 +86,10 @@ def generation_contestant(name: str, config: RunConfig, count: int) -> Contestan
     weights = family_of(config).weights(config).initial(config.model.seed)
     words, mask = _prompts(config, count)
     pad = family_of(config).hf_config(config)["pad_token_id"]
-    ours = Inference(config) if name == "ours" else None
-    if ours is not None:
+    if name == "ours":
+        ours = Inference(config)
         ours.write(weights)
-        ours.__enter__()
+        ours.__enter__()  # for as long as the process lives
         return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(words, mask)])
     from training.torch_model import generate, model_of
 
