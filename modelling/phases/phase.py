@@ -68,6 +68,8 @@ class Phase:
         self._grad_facts, grad = addons.autodiff_with_accumulation(
             forward, forward.args.tensors, grads_provided=[result], grads_required=with_grad
         )
+        varying = [*tensors.values(), *([] if seed is None else [seed])]
+        popxl.transforms.hold_activations(grad.grad_graph_info, varying, [result])
         if settings.config.execution.activations == "recompute":
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}

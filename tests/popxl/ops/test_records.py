@@ -15,9 +15,9 @@ FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py
 
 # Ops that act on the program's state or on graphs, which tests of their own cover.
 STRUCTURAL = {
-    "call", "code_copy", "conditional", "conditional_grad", "copy", "host_load", "host_store",
-    "init", "io_tile_copy", "ipu_copy", "print_tensor", "remote_load", "remote_store", "repeat",
-    "repeat_grad",
+    "call", "code_copy", "conditional", "conditional_grad", "copy", "hold", "host_load",
+    "host_store", "init", "io_tile_copy", "ipu_copy", "print_tensor", "remote_load",
+    "remote_store", "repeat", "repeat_grad",
 }  # fmt: skip
 # Ops that autodiff makes.
 OF_GRADIENTS = {"grad_sum", "view_unwritten", "vjp"}

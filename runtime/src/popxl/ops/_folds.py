@@ -35,6 +35,11 @@ def tracing_for(platform: str) -> Iterator[None]:
         _platform.reset(token)
 
 
+def traced_for() -> str | None:
+    """The platform that the program being traced is for; None outside of `tracing_for`."""
+    return _platform.get()
+
+
 def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
     """`jnp.sum`."""
     return _reduced(jnp.sum, x, axes, keepdims)
