@@ -54,9 +54,9 @@ def kernels_of(block: Block, storage: Storage) -> list[Kernel]:
     for node in nodes:
         for value in {storage.of(v) for v in (*node.inputs, *captured(node))}:
             users[value].append(node)
-    leaving = {storage.of(v) for v in (*block.outputs, *_held(block))}
-    inside = _fused(nodes, users, leaving, storage)
-    again = {node for node in nodes if node not in inside and is_repeated(node)}
+    held = set(map(storage.of, _held(block)))
+    inside = _fused(nodes, users, {*held, *map(storage.of, block.outputs)}, storage)
+    again = {n for n in nodes if n not in inside and is_repeated(n) and n.outputs[0] not in held}
     return [_kernel(node, inside, again, storage) for node in nodes if node not in inside]
 
 

@@ -77,12 +77,15 @@ class _Run:
         largest = total = 0
         for at, kernel in enumerate(schedule.kernels):
             dying = [v for v in kernel.reads if v in live and schedule.last.get(v) == at]
-            total += self._allocate(kernel, live, self._reusable(kernel, dying), kept)
-            inside = self._inside(kernel, below + total)
+            made = self._allocate(kernel, live, self._reusable(kernel, dying), kept)
+            within = made if kernel.root.kind == "branch" else 0  # what its branches make
+            total += made - within
+            inside = max(self._inside(kernel, below + total, kept), within)
             # The kernels of bodies have noted their own parts.
             part = None if kernel.root.bodies else kernel.part
             self.peaks.note(part, below + total + inside)
             largest = max(largest, total + inside)
+            total += within
             unused = [v for v in kernel.root.outputs if v not in schedule.last]
             total -= sum(live.pop(v, 0) for v in (*dying, *unused))
         return largest
@@ -131,18 +134,22 @@ class _Run:
         size = kernel.root.outputs[0].nbytes
         return [v for v in kernel.reads if v not in moved and v.nbytes == size]
 
-    def _inside(self, kernel: Kernel, live: int) -> int:
+    def _inside(self, kernel: Kernel, live: int, kept: set[Value]) -> int:
         """Bytes that the bodies of a loop or branch need."""
-        needed = [
-            self.run(body, live, self._kept(kernel.root, body)) for body in kernel.root.bodies
-        ]
+        root = kernel.root
+        needed = [self.run(body, live, self._kept(root, body, kept)) for body in root.bodies]
         return max(needed, default=0)
 
-    def _kept(self, root: Node, body: Block) -> set[Value]:
-        """Values that a body makes in memory that its loop or branch has."""
+    def _kept(self, root: Node, body: Block, around: set[Value]) -> set[Value]:
+        """Values that a body makes in memory that is counted around it.
+
+        Args:
+            around: the same for the block that the loop or branch is in.
+        """
         self._schedule(body)
         if root.kind == "branch":
-            return set(map(self.storage.of, body.outputs))
+            results = zip(root.outputs, body.outputs, strict=False)
+            return {self.storage.of(out) for result, out in results if result in around}
         pairs = zip(root.carried, body.outputs, strict=False)
         return {self.storage.of(out) for old, out in pairs if self._replaces(body, old, out)}
 

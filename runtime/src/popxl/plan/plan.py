@@ -9,6 +9,7 @@ from popxl._core.effects import program_effects
 from popxl._lower.layout import Layout
 from popxl._lower.program import is_argument
 from popxl.ir import Ir
+from popxl.plan.hoist import hoist
 from popxl.plan.liveness import peaks
 from popxl.plan.merge import merge
 from popxl.plan.prune import prune
@@ -36,8 +37,10 @@ def plan_of(ir: Ir, tiled: bool = False) -> Plan:
     program = trace(ir)
     merge(program)
     prune(program)
-    tally, live = Tally(), peaks(program)
+    tally = Tally()
     tally.add(program)
+    hoist(program)
+    live = peaks(program)
     stored = storage_of(ir, tiled)
     return Plan(
         replicas=ir.replication_factor,

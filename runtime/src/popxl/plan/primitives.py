@@ -141,11 +141,12 @@ def _step(eqn: Any, inputs: Sequence[int]) -> Step:
 
 
 def _meaning(eqn: Any, inputs: Sequence[int]) -> str | None:
-    """What an equation does with the values it reads, None if that is hard to say: two of the same
-    meaning make the same of the same values."""
+    """What an equation does with the values it reads: two of the same meaning make the same of the
+    same values. None if that is hard to say, and for barriers, which keep values apart."""
     numbers = [v.val for v in eqn.invars if isinstance(v, Literal)]
-    plain = len(numbers) == inputs.count(-1) and not any(map(_is_jaxpr, _leaves(eqn.params)))
-    return f"{eqn.primitive.name} {eqn.params} {numbers}" if plain else None
+    known = len(numbers) == inputs.count(-1) and not any(map(_is_jaxpr, _leaves(eqn.params)))
+    name = eqn.primitive.name
+    return f"{name} {eqn.params} {numbers}" if known and name != "optimization_barrier" else None
 
 
 def _itemsize(aval: Any) -> int:

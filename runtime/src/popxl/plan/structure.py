@@ -43,7 +43,8 @@ def _remote_store(frame: Frame, op: Op) -> None:
 
 
 def _host_load(frame: Frame, op: Op) -> None:
-    node = frame.node("load", "host", op, [], stream=op.attrs["stream"])
+    whole = op.graph.ir.num_host_transfers == 1  # a run loads all of the stream
+    node = frame.node("load", "host", op, [], stream=op.attrs["stream"], whole=whole)
     frame.define(op, _outputs(node, op))
 
 
