@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import popxl
+from modelling.layers import Groups, cast
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph
+
+
+def is_any(samples: Tensor, groups: Groups) -> Tensor:
+    """Whether there is any sample in the batch of any replica, bool scalar.
+
+    It decides whether collectives run, so that it must be the same on all replicas.
+
+    Args:
+        samples: bool (batch,).
+    """
+    found = ops.max(cast(samples, popxl.int32))
+    if groups.data_parallel > 1:
+        found = ops.collectives.replicated_all_reduce(found, "max", groups.dp)
+    return cast(found, popxl.bool)
 
 
 def call_if(wanted: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import popxl
-from modelling.layers import Groups, cast
+from modelling.generation.condition import is_any
+from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph, GraphWithNamedArgs, NamedTensors
 
@@ -74,7 +75,7 @@ def decode(
         popxl.constant([[special.pad] * length] * batch, popxl.int32, "no_tokens"),
         ops.logical_not(prompted),
     ]
-    carried = [unfinished(state[-1], groups), *state, *caches]
+    carried = [is_any(prompted, groups), *state, *caches]
     bound = list(step.args.values())
     advance = _Advance(step, choose, special, groups)
     ir = popxl.gir()
@@ -82,9 +83,7 @@ def decode(
     def one_position(position: Tensor, carried: list[Tensor], bound: list[Tensor]) -> list[Tensor]:
         then = ir.create_graph(advance, position, carried, bound)
         otherwise = ir.create_graph(_unchanged, carried)
-        new = ops.conditional(
-            ops.cast(carried[0], popxl.bool), then, otherwise, [position, *carried, *bound], carried
-        )
+        new = ops.conditional(carried[0], then, otherwise, [position, *carried, *bound], carried)
         return [position + 1, *new]
 
     start = popxl.constant(0, popxl.int32, "first_position")
@@ -114,19 +113,9 @@ class _Advance:
         finished = ops.logical_or(finished, ops.equal(chosen, end))
         words = chosen.reshape(words.shape)
         tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
-        return [unfinished(finished, self.groups), words, tokens, finished, *caches]
+        going_on = is_any(ops.logical_not(finished), self.groups)
+        return [going_on, words, tokens, finished, *caches]
 
 
 def _unchanged(carried: list[Tensor]) -> list[Tensor]:
     return carried
-
-
-def unfinished(finished: Tensor, groups: Groups) -> Tensor:
-    """1 if any sequence of any replica goes on, else 0; int32 scalar.
-
-    It decides whether collectives run, so that it must be the same on all replicas.
-    """
-    going_on = ops.max(cast(ops.logical_not(finished), popxl.int32))
-    if groups.data_parallel == 1:
-        return going_on
-    return ops.collectives.replicated_all_reduce(going_on, "max", groups.dp)

@@ -26,9 +26,9 @@ from modelling.generation import (
     bind_step,
     call_if,
     decode,
+    is_any,
     last_words,
     put,
-    unfinished,
 )
 from modelling.gptj.attention import Tables, rotary_tables, tables_at
 from modelling.gptj.block import Block
@@ -195,8 +195,7 @@ class GPTJGenerator:
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
         first, last, prompted = last_words(words, mask)
-        wanted = cast(unfinished(ops.logical_not(prompted), self._groups), popxl.bool)
-        caches = self._read.bind(weights).call(words, wanted)
+        caches = self._read.bind(weights).call(words, is_any(prompted, self._groups))
         return decode(
             bind_step(self._step, weights, len(caches), [last, self._padding(last)]),
             caches,

@@ -13,7 +13,18 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Choice, Inputs, SpecialTokens, Stack, Step, bind_step, decode, put
+from modelling.generation import (
+    Choice,
+    Inputs,
+    SpecialTokens,
+    Stack,
+    Step,
+    bind_step,
+    call_if,
+    decode,
+    is_any,
+    put,
+)
 from modelling.layers import Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
@@ -131,12 +142,14 @@ class EncoderStack(T5Stack):
 class DecoderPreparation(T5Stack):
     """What the decoder layers need that is the same at all positions."""
 
-    def build(self, encoded: Tensor, mask: Tensor) -> list[Tensor]:
+    def build(self, encoded: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
         """What hides tokens of the encoder, position biases, each layer's keys and values.
 
         Args:
             encoded: (batch, length, hidden).
             mask: see `Rows`.
+            wanted: bool scalar; without it keys and values are zeros. See `call_if`: XLA would keep
+                those of all layers in two layouts at once.
 
         Returns:
             `Rows.cross_bias` of one query; biases of positions, float32 (1, heads, positions,
@@ -149,7 +162,7 @@ class DecoderPreparation(T5Stack):
         for weights in self.weights_of_layers(facts, position_facts):
             if len(prepared) == 1:
                 prepared += positions.bind(weights.get(RELATIVE_POSITION)).call()
-            prepared += project.bind(weights).call(encoded)
+            prepared += call_if(wanted, project.bind(weights), encoded)
         return prepared
 
 
@@ -190,7 +203,7 @@ class Encode(Module):
         self.encoder_head = EncoderHead(config)
         self.decoder = DecoderPreparation(config)
 
-    def build(self, words: Tensor, mask: Tensor) -> list[Tensor]:
+    def build(self, words: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
         """words: int32 (batch, length) -> what `DecoderPreparation` returns. `mask`: see `Rows`."""
         with popxl.plan.part("embeddings/prompt"):
             x = self.embeddings(words)
@@ -199,7 +212,7 @@ class Encode(Module):
         with popxl.plan.part("encoder_head/prompt"):
             x = self.encoder_head(x)
         with popxl.plan.part("decoder/prompt"):
-            return self.decoder(x, mask)
+            return self.decoder(x, mask, wanted)
 
 
 class T5Step(Step):
@@ -235,7 +248,8 @@ class T5Generator:
         self._rows = Rows(self.prompts_per_row)
         self._groups, self._layers = groups, model.layers
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
-        encode_facts, self._encode = Encode(config).create_graph(words, words)
+        wanted = TensorSpec((), popxl.bool)
+        encode_facts, self._encode = Encode(config).create_graph(words, words, wanted)
         prepared = [t.spec for t in self._encode.graph.outputs]
         _, heads, _, d_kv = prepared[-1].shape
         prompts = batch * self.prompts_per_row
@@ -253,10 +267,11 @@ class T5Generator:
         self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
-        prepared = self._encode.bind(weights).call(words, mask)
+        prompted = self._rows.is_there(mask)
+        wanted = is_any(prompted, self._groups)
+        prepared = self._encode.bind(weights).call(words, mask, wanted)
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)
-        prompted = self._rows.is_there(mask)
         start = [[START_TOKEN]] * prompted.shape[0]
         return decode(
             bind_step(self._step, weights, len(caches), prepared),
