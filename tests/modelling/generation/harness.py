@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import popxl
+from config.sections import RunConfig
+from inference import Inference
 from modelling.generation import Generator
 from modelling.generation.program import GeneratorOf
 from modelling.layers import Groups
@@ -42,6 +44,12 @@ def check_worth(tokens: np.ndarray, end: int) -> None:
     assert 5 < ended.sum() < PROMPTS - 5
     assert len(np.unique(tokens)) > 20
     assert len(np.unique(tokens, axis=0)) > 40
+
+
+def memory_of_layers(config_of: Callable[[int], RunConfig], few: int, many: int) -> int:
+    """Bytes that the layers of a program with many add to its intermediate values."""
+    sizes = [Inference(config_of(n)).session.memory_use().temporaries for n in (few, many)]
+    return sizes[1] - sizes[0]
 
 
 class Forced:

@@ -17,6 +17,7 @@ from tests.modelling.generation.harness import (
     Reference,
     check_worth,
     forced_logits,
+    memory_of_layers,
     right_padded,
 )
 from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, small_config
@@ -88,12 +89,11 @@ def test_cached_logits_are_hugging_faces(dp, tp):
 
 
 def test_reading_prompts_keeps_of_each_layer_its_caches_only():
-    """What a layer more adds to the memory of a program: no other projections or activations."""
+    """Neither other projections nor activations."""
 
-    def temporaries(layers: int) -> int:
-        config = small_config(1, 1, 16, layers=layers, eval=True, output_length=2)
-        return Inference(config).session.memory_use().temporaries
+    def config_with(layers: int) -> GPTJConfig:
+        return small_config(1, 1, 16, layers=layers, eval=True, output_length=2)
 
     model = small_config().model
     caches = 2 * 16 * (model.sequence_length + 2) * model.hidden_size * 4
-    assert temporaries(7) - temporaries(4) < 1.2 * 3 * caches
+    assert memory_of_layers(config_with, 4, 7) < 1.2 * 3 * caches

@@ -22,6 +22,7 @@ from tests.modelling.generation.harness import (
     Reference,
     check_worth,
     forced_logits,
+    memory_of_layers,
     right_padded,
 )
 from tests.modelling.harness import error_of, small_config
@@ -180,3 +181,15 @@ def test_cached_logits_are_those_of_the_whole_decoder(tp):
     cached, uncached = forced_logits(config, T5Generator, table, reference(), forced, whole)
     parts = uncached.reshape(POSITIONS, tp, batch, POSITIONS, -1)[0]
     assert error_of(cached, np.concatenate(list(parts), -1)) < 1e-5
+
+
+def test_reading_prompts_keeps_of_each_layer_its_keys_and_values_only():
+    """Once, not in the layout of their projection too."""
+
+    def config_with(layers: int) -> T5Config:
+        return config_of(layers=layers, decoder_sequence_length=2)
+
+    model = config_of().model
+    width = model.attention.heads * model.attention.d_kv
+    of_encoder, of_decoder = (2 * 8 * n * width * 4 for n in (model.sequence_length, 2))
+    assert memory_of_layers(config_with, 8, 12) < 1.2 * 4 * (of_encoder + of_decoder)
