@@ -25,15 +25,18 @@ import numpy as np
 import pytest
 import torch
 
+from config.presets import load_config
 from config.sections import RunConfig
+from config.t5 import T5Config
 from finetuning import FineTuning, StepResult
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.half_training import as_array, rounded, train_half
 from tests.modelling.t5 import test_training as t5
+from tests.modelling.t5.hf import hf_model as hf_t5
 from tests.modelling.torch_training import Batch, Reference
 
-STEPS, RATE = 5, 1e-2
+STEPS = 5
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 LOSS_SCALING = {"bfloat16": 1.0, "float16": 128.0}
 
@@ -63,11 +66,48 @@ class Family:
     loss: Callable[[torch.nn.Module], Loss]
     batches: Callable[[int], list[Batch]]
     config: Callable[[int, int], RunConfig]
+    rate: float = 1e-2
+
+
+# ---- the preset `small` -------------------------------------------------------------------------
+def small_t5(dp: int = 1, tp: int = 1) -> T5Config:
+    """3 layers of google/flan-t5-small's shape, a smaller vocabulary; 16 samples of 16 tokens."""
+    samples = 16
+    overrides = {
+        "model": {
+            "layers": 3,
+            "sequence_length": 16,
+            "decoder_sequence_length": 6,
+            "embedding": {"vocab_size": 1024},
+        },
+        "training": {
+            "global_batch_size": samples,
+            "optimizer": {"eps": 1e-6, "weight_decay": 0.1, "gradient_clipping": 1.0},
+        },
+        "execution": {
+            "micro_batch_size": samples // (2 * dp),
+            "data_parallel": dp,
+            "tensor_parallel": tp,
+            "device": "cpu",
+        },
+    }
+    return load_config(T5Config, "finetuning", "small", overrides)
+
+
+def their_small_t5() -> torch.nn.Module:
+    """Hugging Face's, with logits of variance 1."""
+    model = hf_t5(small_t5(), spread=0.005)
+    with torch.no_grad():
+        model.lm_head.weight /= model.config.d_model**0.5
+    return model
 
 
 FAMILIES = {
     "t5": Family(t5.their_model, t5_loss, t5.batches, t5.our_config),
     "gptj": Family(lambda: hf_model(small_config()), gptj_loss, gptj.batches, small_config),
+    "small": Family(
+        their_small_t5, t5_loss, lambda count: t5.batches(count, small_t5()), small_t5, 1e-3
+    ),
 }
 
 
@@ -78,11 +118,11 @@ def theirs(family: str, precision: str, computed_in: str) -> Reference:
     their, dtype = FAMILIES[family], getattr(torch, computed_in)
     model = rounded(their.model(), getattr(torch, precision))
     scaling = LOSS_SCALING[precision]
-    return train_half(model, dtype, their.batches(STEPS), their.loss(model), RATE, scaling)
+    return train_half(model, dtype, their.batches(STEPS), their.loss(model), their.rate, scaling)
 
 
 def ours(
-    config: RunConfig, start: Arrays, batches: list[Batch], rate: float = RATE
+    config: RunConfig, start: Arrays, batches: list[Batch], rate: float
 ) -> tuple[list[StepResult], Arrays, Arrays]:
     """Results of the steps, the gradients of the first, and the last weights."""
     model = FineTuning(config, gradients=True)
@@ -124,33 +164,40 @@ CASES = [
     pytest.param("gptj", "float16", 1, 1, marks=SLOW),
     pytest.param("gptj", "bfloat16", 2, 2, marks=SLOW),
     pytest.param("gptj", "float16", 2, 2, marks=SLOW),
+    pytest.param("small", "bfloat16", 1, 1, marks=SLOW),
+    pytest.param("small", "float16", 1, 1, marks=SLOW),
+    pytest.param("small", "bfloat16", 2, 2, marks=SLOW),
 ]
 
 
 @pytest.mark.parametrize(("family", "precision", "dp", "tp"), CASES)
 def test_training_in_half_types(family: str, precision: str, dp: int, tp: int) -> None:
-    """10 seconds each on two cores. For the bounds, see above."""
+    """10 seconds each on two cores, a minute of `small`. For the bounds, see above."""
     exact, half = (theirs(family, precision, p) for p in ("float32", precision))
     their, u = FAMILIES[family], UNIT[precision]
     model = rounded(their.model(), getattr(torch, precision))
     start = {n: as_array(p) for n, p in model.named_parameters()}
     config = in_precision(their.config(dp, tp), precision)
-    results, gradients, weights = ours(config, start, their.batches(STEPS))
+    results, gradients, weights = ours(config, start, their.batches(STEPS), their.rate)
 
     losses = np.array([r.loss for r in results]) / exact.losses - 1
     assert abs(losses[0]) < u
     assert np.abs(losses).max() < 2 * u
     assert results[0].gradient_norm == pytest.approx(exact.norms[0], rel=4 * u)
-    wrong = error(gradients, exact.gradients)
+    wrong, their_wrong = (error(g, exact.gradients) for g in (gradients, half.gradients))
+    weights_wrong, their_weights = (error(w, exact.weights) for w in (weights, half.weights))
+    print(f"{family} {precision} {dp}x{tp}, in roundoffs: losses {np.round(losses / u, 2)}, "
+          f"gradients {wrong / u:.2f} ({wrong / their_wrong:.2f} of Hugging Face's), "
+          f"weights {weights_wrong / u:.2f} ({weights_wrong / their_weights:.2f})")  # fmt: skip
     assert wrong < 8 * u
-    assert wrong < 1.1 * error(half.gradients, exact.gradients)
+    assert wrong < 1.1 * their_wrong
     for name, gradient in gradients.items():
         one = {name: exact.gradients[name]}
-        theirs_wrong = error({name: half.gradients[name]}, one)
-        assert error({name: gradient}, one) < 2.5 * theirs_wrong, name
-    assert error(weights, exact.weights) < 1.1 * error(half.weights, exact.weights)
+        bound = 2.5 * error({name: half.gradients[name]}, one)
+        assert error({name: gradient}, one) < bound, name
+    assert weights_wrong < 1.1 * their_weights
     # The comparison means something: the weights went a way that is long beside the errors.
-    assert error(start, exact.weights) > 8 * error(weights, exact.weights)
+    assert error(start, exact.weights) > 8 * weights_wrong
 
 
 # ---- float16's range ----------------------------------------------------------------------------

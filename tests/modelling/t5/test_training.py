@@ -94,17 +94,24 @@ def their_model() -> T5ForConditionalGeneration:
     return model.eval()
 
 
-def batches(count: int) -> list[dict[str, np.ndarray]]:
-    """Global batches with lengths from 2 to the maximum, padded right; labels padded with -100."""
+def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.ndarray]]:
+    """Global batches with lengths from 2 to the maximum, padded right; labels padded with -100.
+
+    Args:
+        config: whose sizes they have; default: `our_config`.
+    """
+    config = config or our_config()
+    samples, words_known = config.training.global_batch_size, config.model.embedding.vocab_size
+    enc, dec = config.model.sequence_length, config.model.decoder_sequence_length
     rng = np.random.default_rng(0)
     found = []
     for _ in range(count):
-        words = rng.integers(2, VOCABULARY, (SAMPLES, ENC)).astype(np.int32)
-        mask = (np.arange(ENC) < rng.integers(2, ENC + 1, (SAMPLES, 1))).astype(np.int32)
-        labels = rng.integers(2, VOCABULARY, (SAMPLES, DEC)).astype(np.int32)
-        lengths = rng.integers(1, DEC + 1, (SAMPLES, 1))
-        labels[np.arange(DEC) >= lengths] = -100
-        decoder = np.concatenate([np.zeros((SAMPLES, 1)), labels[:, :-1]], axis=1)
+        words = rng.integers(2, words_known, (samples, enc)).astype(np.int32)
+        mask = (np.arange(enc) < rng.integers(2, enc + 1, (samples, 1))).astype(np.int32)
+        labels = rng.integers(2, words_known, (samples, dec)).astype(np.int32)
+        lengths = rng.integers(1, dec + 1, (samples, 1))
+        labels[np.arange(dec) >= lengths] = -100
+        decoder = np.concatenate([np.zeros((samples, 1)), labels[:, :-1]], axis=1)
         decoder = np.where(decoder == -100, 0, decoder).astype(np.int32)
         found.append(
             {
