@@ -209,28 +209,6 @@ def test_examples_that_share_rows_train_as_each_by_itself(
 
 
 # ---- the program ---------------------------------------------------------------------------------
-def dropout_losses(activations: str, probability: float = 0.2, **split: int) -> list[float]:
-    """Losses of three steps with dropout."""
-    config = our_config(**split).to_dict()
-    config["model"]["dropout_prob"] = probability
-    config["execution"]["activations"] = activations
-    model = FineTuning(T5Config.from_dict(config))
-    model.write(FAMILY.weights(model.config).initial(seed=0))
-    with model:
-        return [model.run([b], [RATE], i)[0].loss for i, b in enumerate(batches(3))]
-
-
-def test_dropout_is_the_same_in_the_backward_pass() -> None:
-    """Recomputed layers draw the masks that the kept activations were made with.
-
-    The two programs are fused differently, so that results differ in the last bits.
-    """
-    recomputed = dropout_losses("recompute", tp=2, layers=1)
-    kept = dropout_losses("keep", tp=2, layers=1)
-    np.testing.assert_array_max_ulp(np.float32(recomputed), np.float32(kept), maxulp=16)
-    assert abs(recomputed[0] - dropout_losses("keep", 0.0, tp=2, layers=1)[0]) > 1e-3
-
-
 def test_the_program_is_verified() -> None:
     from popxl._core.verify import verify_ir
 

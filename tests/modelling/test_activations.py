@@ -1,0 +1,92 @@
+"""`execution.activations`: keeping what gradients take and computing it again give equal bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modelling.gptj.family
+import modelling.t5.family
+import tests.modelling.gptj.test_training as gptj
+import tests.modelling.t5.test_training as t5
+from config.sections import RunConfig
+from finetuning import FineTuning
+from tests.modelling.gptj.hf import small_config
+
+STEPS = 3
+
+T5 = modelling.t5.family.FAMILY, t5
+GPTJ = modelling.gptj.family.FAMILY, gptj
+
+
+def _config(family: Any, activations: str, precision: str, dropout: float, **split: int) -> Any:
+    """A small model, whose steps have several micro-batches.
+
+    Args:
+        split: arguments of the family's `our_config` or `small_config`, and `slices` of attention.
+    """
+    slices = split.pop("slices", 1)
+    config: RunConfig = small_config(**split) if family is GPTJ else t5.our_config(**split)
+    found = config.to_dict()
+    found["model"] |= {"precision": precision, "dropout_prob": dropout}
+    scaling = 128.0 if precision == "float16" else 1.0
+    found["execution"] |= {
+        "activations": activations,
+        "attention_serialisation": slices,
+        "loss_scaling": scaling,
+    }
+    return type(config).from_dict(found)
+
+
+def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str, bytes]]:
+    """Losses and gradient norms of some steps, and the bits of weights and optimizer state then.
+
+    Two more steps, of one batch at a rate of 0, show by their losses whether there is dropout.
+    """
+    record, module = family
+    *batches, last = module.batches(STEPS)
+    model = FineTuning(config)
+    model.write(record.weights(config).initial(seed=0))
+    with model:
+        results = []
+        for step, (batch, rate) in enumerate([(b, module.RATE) for b in batches] + 2 * [(last, 0)]):
+            results += model.run([batch], [rate], step)
+        state = {name: np.asarray(value).tobytes() for name, value in model.read().items()}
+    return [r.loss for r in results], [r.gradient_norm for r in results], state
+
+
+def _check(family: Any, precision: str, dropout: float, **split: int) -> None:
+    """Assert that both give the same."""
+    kept, recomputed = (
+        _train(family, _config(family, how, precision, dropout, **split))
+        for how in ("keep", "recompute")
+    )
+    assert kept[:2] == recomputed[:2]
+    assert [n for n in kept[2] if kept[2][n] != recomputed[2][n]] == []
+    assert (kept[0][-2] == kept[0][-1]) == (dropout == 0)
+
+
+def test_t5_in_float32() -> None:
+    _check(T5, "float32", 0.2, tp=2, layers=1)
+
+
+def test_gptj_in_bfloat16_with_sliced_attention() -> None:
+    _check(GPTJ, "bfloat16", 0.2, dp=2, tp=2, slices=2)
+
+
+@pytest.mark.slow  # 3 minutes on 2 cores
+@pytest.mark.parametrize(
+    ("family", "precision", "dropout", "split"),
+    [
+        (T5, "float32", 0.0, {"layers": 2}),
+        (T5, "bfloat16", 0.2, {"dp": 2, "micro_batch": 2, "layers": 2}),
+        (T5, "float16", 0.2, {"slices": 2, "layers": 1}),
+        (GPTJ, "float32", 0.2, {"tp": 2, "slices": 2, "micro_batch": 2}),
+        (GPTJ, "bfloat16", 0.0, {}),
+        (GPTJ, "float16", 0.2, {"slices": 3}),
+    ],
+)
+def test_all_types(family: Any, precision: str, dropout: float, split: dict[str, int]) -> None:
+    _check(family, precision, dropout, **split)
