@@ -66,6 +66,23 @@ def test_a_loop_overwrites_what_it_carries(reads_all: bool) -> None:
     assert planned.temporaries == pytest.approx(given, rel=0.05)
 
 
+def test_what_a_loop_computes_in_advance_stays_as_long_as_the_loop() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(np.zeros((ROWS, ROW), np.float32))
+        w = popxl.variable(np.zeros((ROW, ROW), np.float32))
+
+        def step(a: Tensor, x: Tensor, w: Tensor) -> Tensor:
+            return ops.tanh(a @ w) + ops.tanh(x @ w)
+
+        (y,) = ops.repeat(ir.create_graph(step, x, x, w), 8, x, x, w)
+        to_host(ops.sum(y))
+    planned, given = memory(ir)
+    # What is carried, the product that is the same, and the one that is not.
+    assert planned.temporaries == pytest.approx(3 * CACHE, rel=0.1)
+    assert planned.temporaries == pytest.approx(given, rel=0.05)
+
+
 def memory(ir: popxl.Ir) -> tuple[Plan, int]:
     """The plan, and the bytes of temporaries in the compiled program."""
     session = popxl.Session(ir, "cpu")

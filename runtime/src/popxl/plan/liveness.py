@@ -49,11 +49,18 @@ def peaks(block: Block) -> Peaks:
 
 @dataclass(frozen=True)
 class _Schedule:
-    """Kernels of a block in order; which of them makes a value, and which reads it last."""
+    """When a block runs what.
+
+    Attributes:
+        kernels: in order.
+        made, last: which of them makes a value, and which reads it last.
+        stored: values that are made in the memory of the buffers that they fill.
+    """
 
     kernels: list[Kernel]
     made: dict[Value, int]
     last: dict[Value, int]
+    stored: set[Value]
 
 
 @dataclass
@@ -73,6 +80,7 @@ class _Run:
             Bytes of the largest moment inside.
         """
         schedule = self._schedule(block)
+        kept = kept | schedule.stored
         live: dict[Value, int] = {}
         largest = total = 0
         for at, kernel in enumerate(schedule.kernels):
@@ -96,7 +104,9 @@ class _Run:
             made = {v: at for at, kernel in enumerate(kernels) for v in kernel.root.outputs}
             last = {v: at for at, kernel in enumerate(kernels) for v in kernel.reads}
             last.update((self.storage.of(v), len(kernels)) for v in block.outputs)
-            self.schedules[block] = _Schedule(kernels, made, last)
+            stores = [k.root for k in kernels if k.root.kind == "store" and _fills(k.root)]
+            stored = {self.storage.of(node.inputs[0]) for node in stores}
+            self.schedules[block] = _Schedule(kernels, made, last, stored)
         return self.schedules[block]
 
     def _allocate(
@@ -170,6 +180,12 @@ class _Run:
             return all(self._replaces(b, old, b.outputs[index]) for b in kernel.root.bodies)
         starts = kernel.root.inputs[: len(kernel.root.carried)]
         return index < len(starts) and self.storage.of(starts[index]) is old
+
+
+def _fills(store: Node) -> bool:
+    """Whether a store replaces all of a buffer."""
+    buffer = store.facts.get("buffer")
+    return buffer is not None and buffer.entries == 1
 
 
 def _is_flat(value: Value) -> bool:
