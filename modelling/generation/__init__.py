@@ -5,8 +5,6 @@ A family brings the graphs that encode a prompt and that read one token (see `Ge
 
 from modelling.generation.caches import POSITIONS as POSITIONS
 from modelling.generation.caches import put as put
-from modelling.generation.condition import call_if as call_if
-from modelling.generation.condition import is_any as is_any
 from modelling.generation.greedy import Greedy as Greedy
 from modelling.generation.loop import Choice as Choice
 from modelling.generation.loop import SpecialTokens as SpecialTokens

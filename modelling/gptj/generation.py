@@ -24,12 +24,11 @@ from modelling.generation import (
     Stack,
     Step,
     bind_step,
-    call_if,
     decode,
-    is_any,
     last_words,
     put,
 )
+from modelling.generation.condition import call_if, is_any
 from modelling.gptj.attention import Tables, rotary_tables, tables_at
 from modelling.gptj.block import Block
 from modelling.gptj.head import Head

@@ -13,18 +13,8 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import (
-    Choice,
-    Inputs,
-    SpecialTokens,
-    Stack,
-    Step,
-    bind_step,
-    call_if,
-    decode,
-    is_any,
-    put,
-)
+from modelling.generation import Choice, Inputs, SpecialTokens, Stack, Step, bind_step, decode, put
+from modelling.generation.condition import call_if, is_any
 from modelling.layers import Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
@@ -268,18 +258,11 @@ class T5Generator:
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
         prompted = self._rows.is_there(mask)
-        wanted = is_any(prompted, self._groups)
-        prepared = self._encode.bind(weights).call(words, mask, wanted)
+        prepared = self._encode.bind(weights).call(words, mask, is_any(prompted, self._groups))
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)
-        start = [[START_TOKEN]] * prompted.shape[0]
+        step = bind_step(self._step, weights, len(caches), prepared)
+        first = popxl.constant([[START_TOKEN]] * prompted.shape[0], popxl.int32, "start_tokens")
         return decode(
-            bind_step(self._step, weights, len(caches), prepared),
-            caches,
-            popxl.constant(start, popxl.int32, "start_tokens"),
-            prompted,
-            self.output_length,
-            choose,
-            SPECIAL_TOKENS,
-            self._groups,
+            step, caches, first, prompted, self.output_length, choose, SPECIAL_TOKENS, self._groups
         )
