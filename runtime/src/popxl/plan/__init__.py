@@ -8,9 +8,9 @@
     plan.parts                          # by label
 
 The plan is computed from the program's graphs: `trace` writes them as the values and nodes that
-XLA gets, `merge` and `prune` leave out what is there twice or for nothing, `fusion` says which
-values are in memory, `order` in which order they are made, `liveness` how many there are at a time,
-and `tally` adds up the rest.
+XLA gets, `merge` and `prune` leave out what is there twice or for nothing, `tally` adds up what is
+done. For memory, `hoist` moves what loops compute in advance, `fusion` says which values are in
+memory, `order` in which order they are made, and `liveness` how many there are at a time.
 """
 
 from popxl.context import part as part
