@@ -72,6 +72,7 @@ def test_t5_in_float32() -> None:
     _check(T5, "float32", 0.2, tp=2, layers=1)
 
 
+@pytest.mark.slow  # half a minute on 2 cores
 def test_gptj_in_bfloat16_with_sliced_attention() -> None:
     _check(GPTJ, "bfloat16", 0.2, dp=2, tp=2, slices=2)
 

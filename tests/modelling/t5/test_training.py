@@ -180,9 +180,7 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return replace(packed, rows=np.concatenate([packed.rows, missing])).take(range(ROWS))
 
 
-@pytest.mark.parametrize(
-    ("dp", "tp", "micro_batch", "slices"), [(1, 1, 12, 1), (2, 2, 3, 1), (1, 2, 6, 2)]
-)
+@pytest.mark.parametrize(("dp", "tp", "micro_batch", "slices"), [(2, 2, 3, 1), (1, 2, 6, 2)])
 def test_examples_that_share_rows_train_as_each_by_itself(
     dp: int, tp: int, micro_batch: int, slices: int
 ) -> None:
