@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import positive
 from benchmarks.contestants import (
     GENERATION,
     TRAINING,
@@ -185,9 +186,9 @@ def _on_one_device(config: RunConfig) -> RunConfig:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=5, help="times each program runs")
+    parser.add_argument("--rounds", type=positive, default=5, help="times each program runs")
     parser.add_argument("--work", choices=(*CONTESTANTS, "both"), default="both")
-    parser.add_argument("--prompts", type=int, help="to answer; by default a micro-batch")
+    parser.add_argument("--prompts", type=positive, help="to answer; by default a micro-batch")
     parser.add_argument("--program", help=argparse.SUPPRESS)  # what a process of its own is to be
 
 

@@ -374,6 +374,12 @@ def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     assert report["step"] == 8
 
 
+@pytest.mark.parametrize("benchmark", [finetuning_benchmark, inference_benchmark])
+def test_a_benchmark_needs_a_run(benchmark, capsys):
+    assert benchmark.main(["--config", "tiny", "--runs", "0"]) == 2
+    assert "--runs: must be 1 or more, not 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "unit"),
     [
