@@ -64,7 +64,6 @@ class GenerationProgram:
         words, mask: streams of rows of prompts, int32 (micro_batch_size, prompt_length).
         tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_row,
             output_length).
-        prompts_per_row: see `Generator`.
         variables: by layer and path of the family's weight table.
     """
 
@@ -72,8 +71,12 @@ class GenerationProgram:
     words: popxl.HostToDeviceStream
     mask: popxl.HostToDeviceStream
     tokens: popxl.DeviceToHostStream
-    prompts_per_row: int
     variables: NamedTensors
+
+    @property
+    def prompts_per_row(self) -> int:
+        """See `Generator`."""
+        return self.tokens.shape[0] // self.words.shape[0]
 
 
 GeneratorOf = Callable[[Any, Groups], Generator]
@@ -105,4 +108,4 @@ def build_generation(
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     apply_pre_alias_patterns(ir, level="default")
-    return GenerationProgram(ir, words, mask, tokens, generator.prompts_per_row, variables)
+    return GenerationProgram(ir, words, mask, tokens, variables)
