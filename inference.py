@@ -1,125 +1,13 @@
-"""The generation session of a configured model. Run directly: a benchmark on generated data."""
+"""Benchmark the generation of a configured model on generated data.
+
+python3 inference.py --config tiny
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 
-import numpy as np
-
-from config.sections import RunConfig
-from data.feed import per_replica
-from data.rows import EMPTY, fill_rows, pack_rows
-from modelling.generation import Greedy, Search, build_generation
-from modelling.running import RunningModel
-from modelling.spec import family_of
-from popxl_addons import NamedTensors
-
-
-class Inference(RunningModel):
-    """Generates with a model. Use it as a context; weights must be written before it generates.
-
-    A run of the program takes `execution.device_iterations` micro-batches on each data-parallel
-    replica.
-    """
-
-    def __init__(self, config: RunConfig, search: Search = Greedy) -> None:
-        """Build and compile the program.
-
-        Args:
-            config: one for training serves as well.
-            search: how tokens are chosen.
-        """
-        config = replace(config, model=replace(config.model, eval=True))
-        family = family_of(config)
-        self._table = family.weights(config)
-        self.program = build_generation(config, family.generator, search)
-        super().__init__(config, self.program.ir)
-
-    @property
-    def samples_per_run(self) -> int:
-        """Samples of one run of the program: prompts, or rows of those that share one."""
-        execution = self.config.execution
-        return execution.device_iterations * execution.data_parallel * execution.micro_batch_size
-
-    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set the weights from whole tensors by logical name; other tensors are left alone.
-
-        Each is read when the model is entered, at once if it is.
-
-        Raises:
-            ValueError: one is missing. One of the wrong shape is an error when it is read.
-        """
-        trees = {
-            layer: NamedTensors(fwd=self.program.variables.get(layer))
-            for layer in self._table.layers
-        }
-        self.session.write_variables_data(self._table.to_variables(tensors, trees))
-
-    def generate(
-        self,
-        words: np.ndarray,
-        mask: np.ndarray,
-        on_progress: Callable[[int], object] | None = None,
-    ) -> np.ndarray:
-        """Generate for any number of prompts.
-
-        Args:
-            words: (n, sequence_length) token ids, a prompt in each row, padded on the right.
-            mask: same shape, 1 where there is a token.
-            on_progress: called after each run with the number of prompts it did.
-
-        Returns:
-            int32 (n, decoder_sequence_length): tokens up to and including the end token, then
-            padding.
-
-        Raises:
-            ValueError: the arrays do not have these shapes.
-        """
-        self._check(words, mask)
-        lengths, capacity = mask.sum(axis=1), words.shape[1]
-        tokens = np.zeros((len(words), *self.program.tokens.shape[1:]), np.int32)
-        rows = pack_rows(lengths, capacity, self.program.prompts_per_row)
-        for start in range(0, len(rows), self.samples_per_run):
-            part = rows[start : start + self.samples_per_run]
-            filled = fill_rows(part, lambda i: words[i, : lengths[i]], capacity, pad=0)
-            indices = part.reshape(-1)
-            there = indices != EMPTY
-            tokens[indices[there]] = self._run(*filled)[: len(indices)][there]
-            if on_progress is not None:
-                on_progress(int(np.count_nonzero(there)))
-        return tokens
-
-    def _run(self, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        program = self.program
-        inputs = {program.words: self._dealt(words), program.mask: self._dealt(mask)}
-        return self._collected(self.session.run(inputs)[program.tokens])
-
-    def _dealt(self, samples: np.ndarray) -> np.ndarray:
-        """Samples, filled up with zeros, as the program's streams take them."""
-        full = np.zeros((self.samples_per_run, *samples.shape[1:]), np.int32)
-        full[: len(samples)] = samples
-        e = self.config.execution
-        return per_replica(full, e.data_parallel, e.tensor_parallel, e.device_iterations)
-
-    def _collected(self, tokens: np.ndarray) -> np.ndarray:
-        """The inverse of `_dealt`."""
-        shape = self.program.tokens.shape
-        by_replica = tokens.reshape(-1, self.config.replicas, *shape)
-        return by_replica[:, :: self.config.execution.tensor_parallel].reshape(-1, *shape[1:])
-
-    def _check(self, words: np.ndarray, mask: np.ndarray) -> None:
-        length = self.program.words.shape[1]
-        for name, array in (("words", words), ("mask", mask)):
-            if array.shape != (len(words), length):
-                raise ValueError(
-                    f"{name} has shape {array.shape}, but must be ({len(words)}, {length}): "
-                    "samples × sequence_length"
-                )
-
+from benchmarks.inference import main
 
 if __name__ == "__main__":
-    from benchmarks.inference import main
-
     sys.exit(main())

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from config.cli import entry_point, read_command_line
-from training.side_by_side import side_by_side
+from huggingface.side_by_side import side_by_side
 
 
 @entry_point()

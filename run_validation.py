@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from config.cli import entry_point, read_command_line
+from evaluation.validate import validate
 from planning.needs import inference_needs
 from planning.options import add_plan_options, planned
-from training.validate import validate
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

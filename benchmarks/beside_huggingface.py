@@ -38,7 +38,7 @@ from benchmarks.processes import Worker, serve
 from config.cli import CommandLine, entry_point, read_command_line
 from config.errors import UserError
 from config.sections import RunConfig
-from training.torch_model import need_torch
+from huggingface.torch_model import need_torch
 
 LOSS_TOLERANCE = 1e-4
 

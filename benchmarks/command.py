@@ -10,9 +10,9 @@ from typing import Any
 
 from config.cli import read_command_line
 from config.sections import RunConfig
+from modelling.shortage import explained
 from planning.needs import Needs
 from planning.options import add_plan_options, planned
-from training.devices import explained
 
 
 def run_benchmark(

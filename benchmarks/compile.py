@@ -21,8 +21,8 @@ from benchmarks.machine_use import peak_rss
 from config.cli import entry_point, read_command_line
 from config.sections import RunConfig
 from modelling.phases.training import build_training
+from modelling.shortage import explained
 from modelling.spec import family_of
-from training.devices import explained
 
 
 @dataclass(frozen=True)

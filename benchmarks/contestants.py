@@ -17,8 +17,8 @@ import numpy as np
 from config.sections import RunConfig
 from data.encoding import IGNORE_INDEX, EncodedExamples
 from data.rows import PackedExamples
-from finetuning import FineTuning
-from inference import Inference
+from modelling.finetuning import FineTuning
+from modelling.inference import Inference
 from modelling.spec import Batch, family_of
 
 LEARNING_RATE = 1e-4
@@ -91,7 +91,7 @@ def generation_contestant(name: str, config: RunConfig, count: int) -> Contestan
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
         return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(words, mask)])
-    from training.torch_model import generate, model_of
+    from huggingface.torch_model import generate, model_of
 
     model, batch = model_of(config, weights), config.execution.micro_batch_size
     length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length

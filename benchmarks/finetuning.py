@@ -19,7 +19,7 @@ from benchmarks.machine_use import MachineUse
 from config.cli import entry_point
 from config.sections import RunConfig
 from data.loader import Loader
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 

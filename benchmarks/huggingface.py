@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from config.sections import Optimizer, RunConfig
+from huggingface.torch_model import model_of
 from modelling.layers.lm_head import IGNORED
 from modelling.spec import Batch
-from training.torch_model import model_of
 
 
 class TorchTraining:

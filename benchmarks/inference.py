@@ -21,7 +21,7 @@ from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
 from config.cli import entry_point
 from config.sections import RunConfig
-from inference import Inference
+from modelling.inference import Inference
 from modelling.spec import family_of
 from planning.needs import inference_needs
 

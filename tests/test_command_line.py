@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import huggingface.export
 import run_finetuning
 import run_validation
-import training.export
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
-from training.checkpoint import load_checkpoint
-from training.metrics import read_metrics
+from checkpoints import load_checkpoint
+from records.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent
 MODEL = ("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2")
@@ -108,12 +108,12 @@ def test_a_run_exports_at_its_end_what_it_saved(tmp_path, mistake):
     run = [*TRAINING, "--steps", "4", "--save", str(tmp_path / "run"), "--save-hf", str(at_end)]
     assert run_finetuning.main(run) == 0
     load = ["--load", str(tmp_path / "run"), "--save-hf", str(later)]
-    assert training.export.main([*MODEL, "--dropout_prob", "0.1", *load]) == 0
+    assert huggingface.export.main([*MODEL, "--dropout_prob", "0.1", *load]) == 0
     written = {path.name: path.read_bytes() for path in at_end.iterdir()}
     assert written == {path.name: path.read_bytes() for path in later.iterdir()}
     assert {"config.json", "generation_config.json", "tokenizer.json"} < set(written)
     assert "at-end is there and is not empty" in mistake(run_finetuning.main, *run)
-    assert "--save-hf DIR" in mistake(training.export.main, *MODEL, "--load", str(tmp_path))
+    assert "--save-hf DIR" in mistake(huggingface.export.main, *MODEL, "--load", str(tmp_path))
 
 
 # ---- what is wrong with the arguments themselves -------------------------------------------------

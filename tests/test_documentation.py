@@ -18,11 +18,11 @@ import benchmarks.finetuning
 import benchmarks.inference
 import benchmarks.phased
 import docs.plans
+import huggingface.export
 import planning.options
 import run_finetuning
 import run_inference
 import run_validation
-import training.export
 from config.families import FAMILIES
 from docs.tables import DOCUMENTS, rewritten
 
@@ -100,7 +100,7 @@ SCRIPTS = {
     "run_finetuning.py": (run_finetuning.main, run_finetuning, "finetune"),
     "run_validation.py": (run_validation.main, run_validation, "validate"),
     "run_inference.py": (run_inference.main, run_inference, "side_by_side"),
-    "training.export": (training.export.main, training.export, "load_weights"),
+    "huggingface.export": (huggingface.export.main, huggingface.export, "load_weights"),
     "finetuning.py": (benchmarks.finetuning.main, benchmarks.finetuning, "measure"),
     "inference.py": (benchmarks.inference.main, benchmarks.inference, "measure"),
     "benchmarks.finetuning": (benchmarks.finetuning.main, benchmarks.finetuning, "measure"),

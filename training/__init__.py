@@ -1,1 +1,1 @@
-"""What training needs besides the program on the device: schedules, records and reports."""
+"""The loop over optimizer steps, and what belongs to it."""

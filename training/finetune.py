@@ -5,25 +5,25 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from checkpoints import check_is_free
+from checkpoints.start import Start, starting_point
 from config.cli import CommandLine
 from config.errors import ConfigError, UserError
+from config.screen import say
 from config.sections import RunConfig
 from data.loader import Loader
-from finetuning import FineTuning
+from huggingface.export import export
+from modelling.compiling import compiled
+from modelling.finetuning import FineTuning
 from modelling.spec import family_of
-from training.checkpoint import check_is_free
-from training.compiling import compiled
+from modelling.text import training_samples
+from records.report import Report
+from records.run_directory import choose_path
 from training.epochs import with_steps
-from training.export import export
-from training.report import Report
-from training.run_directory import choose_path
-from training.samples import training_samples
 from training.saving import Checkpoints
 from training.schedule import Schedule
-from training.screen import say
 from training.signals import StopSignal
 from training.skipped_steps import SkippedSteps
-from training.start import Start, starting_point
 
 
 def finetune(line: CommandLine) -> None:
@@ -60,7 +60,7 @@ def finetune(line: CommandLine) -> None:
     if stop.requested:
         say(f"stopped by {stop.name} after step {checkpoints.step}")
         if folder is not None:
-            say(f"nothing is in {folder}: training.export can write a model from the checkpoint")
+            say(f"nothing is in {folder}: huggingface.export can write a model from the checkpoint")
     say(f"records of the run are in {path}")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any, Self
 
+from checkpoints import CheckpointStore
+from config.screen import say
 from config.sections import RunConfig
 from data.loader import Loader
-from finetuning import FineTuning
-from training.checkpoint import CheckpointStore
-from training.screen import say
+from modelling.finetuning import FineTuning
 from training.skipped_steps import SkippedSteps
 
 

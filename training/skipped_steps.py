@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from config.errors import UserError
-from finetuning import StepResult
+from modelling.finetuning import StepResult
 
 
 class SkippedSteps:

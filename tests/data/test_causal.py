@@ -25,8 +25,8 @@ from data.causal import (
 )
 from data.mnli import LABEL_WORDS, causal_prompt, load_corpus, load_tokenizer, read_answers
 from data.sample import train_gptj_tokenizer
+from modelling.text import fitting_tokenizer
 from tests.data.test_mnli import SEED_DOCUMENT_EXAMPLE
-from training.samples import fitting_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import modelling.t5.family
 import tests.modelling.gptj.test_training as gptj
 import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from tests.modelling.gptj.hf import small_config
 
 STEPS = 3

@@ -14,7 +14,7 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from inference import Inference
+from modelling.inference import Inference
 from modelling.layers import Groups, Linear
 from modelling.quantisation import packed_shapes, quantised
 from popxl import ops

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 from config.cli import read_command_line
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from modelling.spec import family_of
-from training.checkpoint import CheckpointStore, write_hf_directory
-from training.start import starting_point
+from checkpoints import CheckpointStore, write_hf_directory
+from checkpoints.start import starting_point
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
 config = read_command_line("", "finetuning", "tiny", flags).config

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from training.checkpoint.folders import step_folders
-from training.metrics import Row, read_metrics
+from checkpoints.folders import step_folders
+from records.metrics import Row, read_metrics
 
 ROOT = Path(__file__).parents[2]
 SEED = 20
@@ -29,7 +29,7 @@ RUN = """
 import sys
 import run_finetuning
 from data.mnli import Corpus
-from training import samples
+from modelling import text as samples
 
 load = samples.load_corpus
 samples.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from checkpoints import CheckpointStore
+from checkpoints.start import starting_point
 from config.sections import RunConfig
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from modelling.spec import Batch, family_of
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import test_training as gptj_training
 from tests.modelling.t5 import test_training as t5_training
-from training.checkpoint import CheckpointStore
-from training.start import starting_point
 
 STEPS, RATE = 2, 1e-2
 SAVED = (2, 2)

@@ -66,7 +66,7 @@ def test_outside_the_main_thread_the_flag_stays_down():
 TRAINING = """
 import itertools, sys, time
 import numpy as np
-from training.checkpoint import CheckpointStore
+from checkpoints import CheckpointStore
 from training.signals import StopSignal
 
 with StopSignal() as stop, CheckpointStore(sys.argv[1]) as store:
@@ -80,7 +80,7 @@ with StopSignal() as stop, CheckpointStore(sys.argv[1]) as store:
 
 
 def test_a_terminated_run_saves_and_ends(tmp_path):
-    from training.checkpoint import load_checkpoint
+    from checkpoints import load_checkpoint
 
     process = subprocess.Popen(
         [sys.executable, "-c", TRAINING, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True

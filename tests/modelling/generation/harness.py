@@ -9,9 +9,9 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from inference import Inference
 from modelling.generation import Generator
 from modelling.generation.program import GeneratorOf
+from modelling.inference import Inference
 from modelling.layers import Groups
 from modelling.weights import WeightTable
 from popxl import Tensor, ops

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from config.gptj import GPTJConfig
-from inference import Inference
 from modelling.gptj.generation import GPTJGenerator
 from modelling.gptj.weights import weight_table
+from modelling.inference import Inference
 from tests.modelling.generation.harness import (
     PROMPTS,
     Reference,

@@ -11,7 +11,7 @@ import torch
 
 import popxl
 from config.t5 import T5Config
-from inference import Inference
+from modelling.inference import Inference
 from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.weights import weight_table

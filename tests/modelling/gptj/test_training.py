@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.causal import PackedTokens
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from modelling.gptj.family import FAMILY
 from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config

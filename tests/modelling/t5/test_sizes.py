@@ -17,8 +17,8 @@ import transformers
 
 from config.presets import load_config
 from config.t5 import T5Config
-from finetuning import FineTuning
-from inference import Inference
+from modelling.finetuning import FineTuning
+from modelling.inference import Inference
 from tests.modelling.t5.hf import hf_model
 from tests.modelling.torch_training import Reference, logical, train, worst
 

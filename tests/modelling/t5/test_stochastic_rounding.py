@@ -13,10 +13,10 @@ import popxl
 from config.presets import load_config
 from config.t5 import T5Config
 from data.loader import Loader
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from modelling.spec import family_of
+from modelling.text import training_samples
 from tests.modelling.t5.test_training import batches, our_config
-from training.samples import training_samples
 
 RATE = 1e-3
 

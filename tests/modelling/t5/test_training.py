@@ -19,7 +19,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.encoding import EncodedExamples
 from data.rows import EMPTY, PackedExamples
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
 from tests.modelling.torch_training import Reference, logical, train, worst

@@ -1,0 +1,87 @@
+"""The folders of a directory of checkpoints: each complete from the moment it has its name.
+
+A step is written in a hidden folder and then renamed; one to be deleted is first renamed to a
+hidden name. A process that is killed leaves at most hidden folders, which the next one to save
+removes.
+
+Folders are numbered in the order of saving, because that is what decides which is the newest: a
+run that was resumed from step 100 and saves step 110 has gone on from there, even if step 200 of
+an earlier attempt is in the same directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from checkpoints.shards import sync
+
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_HIDDEN = re.compile(r"\.(draft|deleted)-" + _NAME.pattern)
+
+
+class StepFolder(NamedTuple):
+    """One saved step."""
+
+    number: int
+    """How many saves of this directory came before it."""
+
+    step: int
+    path: Path
+
+
+def step_folders(directory: Path) -> list[StepFolder]:
+    """The steps in a directory, the last one saved first; none if there is no directory."""
+    if not directory.is_dir():
+        return []
+    found = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted(
+        (StepFolder(int(match[1]), int(match[2]), path) for match, path in found if match),
+        reverse=True,
+    )
+
+
+@contextmanager
+def new_step_folder(directory: Path, step: int) -> Iterator[Path]:
+    """An empty folder to fill, which becomes a step of `directory` at the end of the context.
+
+    If the context fails, the folder is removed.
+    """
+    saved = step_folders(directory)
+    name = f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
+    draft = directory / f".draft-{name}"
+    draft.mkdir()
+    try:
+        yield draft
+        sync(draft)
+        os.rename(draft, directory / name)
+        sync(directory)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> None:
+    """Delete all but the last saves of the newest `to_keep` steps.
+
+    Steps known to be damaged do not count, so that they cannot push out the good ones.
+    """
+    kept: set[int] = set()
+    for _, step, path in step_folders(directory):
+        if step in kept or len(kept) == to_keep:
+            hidden = path.with_name(f".deleted-{path.name}")
+            os.rename(path, hidden)
+            shutil.rmtree(hidden)
+        elif path not in damaged:
+            kept.add(step)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a killed process left half written or half deleted."""
+    for path in directory.iterdir():
+        if _HIDDEN.fullmatch(path.name):
+            shutil.rmtree(path)

@@ -1,0 +1,144 @@
+"""Model folders as `save_pretrained` and `from_pretrained` of transformers have them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from checkpoints.errors import CheckpointError
+from checkpoints.shards import shards_of, sync, write_json, write_shard
+from checkpoints.tensor_files import TensorFiles
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+SHARD_BYTES = 5 * 10**9
+OTHER_FORMATS = ("pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack")
+
+
+def is_hf_directory(path: str | Path) -> bool:
+    """Whether it is a folder with a model's config.json or weights in any format."""
+    path = Path(path)
+    patterns = (CONFIG, "*.safetensors", *OTHER_FORMATS)
+    return any(next(path.glob(pattern), None) for pattern in patterns)
+
+
+def read_hf_directory(path: str | Path) -> TensorFiles:
+    """The weights of a model by their Hugging Face names; each access reads one from disk.
+
+    Weights that the model ties, such as `encoder.embed_tokens.weight` of T5, may be absent: the
+    folder holds one of the names only.
+
+    Raises:
+        CheckpointError: if there is no folder, or no complete set of safetensors files in it.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(
+            f"no model in {path}: give a Hugging Face model folder with {CONFIG} and {WEIGHTS}"
+        )
+    return TensorFiles(_weight_files(path))
+
+
+def write_hf_directory(
+    path: str | Path,
+    tensors: Mapping[str, np.ndarray],
+    config_json: Mapping[str, Any],
+    shard_bytes: int = SHARD_BYTES,
+    complete: Callable[[Path], object] | None = None,
+) -> None:
+    """Write a model folder that `from_pretrained` of transformers loads.
+
+    It is written beside the place it is for, and appears there whole.
+
+    Args:
+        path: the folder; it may be there if it is empty.
+        tensors: arrays by Hugging Face name. Each is taken when its turn comes to be written.
+        config_json: content of config.json. Those of its tokens that generation needs go to
+            generation_config.json too, where transformers looks for them.
+        shard_bytes: size above which the weights are split into several files.
+        complete: adds further files, such as a tokenizer's, to the folder it is given.
+
+    Raises:
+        CheckpointError: if the folder is not empty, or cannot be written.
+        TypeError: for a dtype that cannot be stored.
+    """
+    path = Path(os.path.abspath(path))
+    check_is_free(path)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        draft.mkdir()
+        write_json(draft / CONFIG, config_json)
+        write_json(draft / GENERATION, {k: config_json[k] for k in TOKENS if k in config_json})
+        _write_weights(draft, tensors, shard_bytes)
+        if complete is not None:
+            complete(draft)
+        sync(draft)
+        os.rename(draft, path)
+        sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot write the model folder {path}: {reason}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_is_free(path: str | Path) -> None:
+    """Raise CheckpointError unless nothing, or an empty folder, is at `path`."""
+    path = Path(path)
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists():
+        raise CheckpointError(
+            f"{path} is there and is not empty: give a new folder for the model, or delete that one"
+        )
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The safetensors files that make up the model, chosen as transformers chooses them.
+
+    Others are not looked for: without an index nobody knows whether some are missing.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if (path / INDEX).is_file():
+        try:
+            index = json.loads((path / INDEX).read_text(encoding="utf-8"))
+            return [path / Path(file).name for file in sorted(set(index["weight_map"].values()))]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{path / INDEX} is damaged: {error}") from error
+    others = sorted(file.name for pattern in OTHER_FORMATS for file in path.glob(pattern))
+    if others:
+        raise CheckpointError(
+            f"only {others[0]} found in {path}: convert it to safetensors, by loading it with "
+            "transformers and calling save_pretrained"
+        )
+    raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}")
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
+    shards: list[list[str]] = []
+    total = 0
+    for shard in shards_of(tensors, shard_bytes):
+        write_shard(folder / str(len(shards)), shard)
+        shards.append(list(shard))
+        total += sum(array.nbytes for array in shard.values())
+    # How many there are, which their names tell, is known only now.
+    if len(shards) == 1:
+        os.rename(folder / "0", folder / WEIGHTS)
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        os.rename(folder / str(number), folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})

@@ -1,0 +1,77 @@
+"""Writing tensors to safetensors files of a limited size, in little more memory than one file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from checkpoints.tensor_files import DTYPES
+
+RESERVED_NAME = "__metadata__"  # of the format
+
+
+def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
+    """The tensor as an array in C order, without a copy if it is one.
+
+    Raises:
+        TypeError: for a dtype that cannot be stored.
+        ValueError: for a name that cannot be.
+    """
+    array = np.asarray(tensor, order="C")
+    if array.dtype not in DTYPES.values():
+        supported = ", ".join(dtype.name for dtype in DTYPES.values())
+        raise TypeError(f"tensor {name} is {array.dtype}, but can only be one of {supported}")
+    if name == RESERVED_NAME:
+        raise ValueError(f"no tensor can be named {name}: safetensors files use that name")
+    return array
+
+
+def shards_of(
+    tensors: Mapping[str, np.ndarray], shard_bytes: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Split tensors, in their order, into dictionaries of at most `shard_bytes` bytes.
+
+    A larger tensor has one for itself. Tensors are taken from the mapping when their turn comes,
+    and a dictionary is emptied when the next one is asked for: if the mapping makes its arrays on
+    access, only one shard of them exists at a time.
+    """
+    shard: dict[str, np.ndarray] = {}
+    size = 0
+    for name in tensors:
+        array = as_stored(name, tensors[name])
+        if shard and size + array.nbytes > shard_bytes:
+            yield shard
+            shard.clear()
+            size = 0
+        shard[name] = array
+        size += array.nbytes
+    if shard:
+        yield shard
+
+
+def write_shard(path: Path, shard: dict[str, np.ndarray]) -> None:
+    """Write a safetensors file that survives a loss of power."""
+    # Readers in transformers ask for the framework; "pt" is the only one they all know.
+    save_file(shard, path, metadata={"format": "pt"})
+    sync(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that survives a loss of power."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of files of a directory, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,148 @@
+"""Reading safetensors files tensor by tensor, checked against digests where there are any."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from checkpoints.errors import CheckpointError
+
+DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""Those that both safetensors and NumPy (with ml_dtypes) can hold, by safetensors' names."""
+
+# SHA-256 does about 1.2 GB/s on one core; more threads than this wait for the disk.
+MOST_READERS = 4
+
+
+class TensorSpec(NamedTuple):
+    """What a tensor is, without its values."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+def digest(array: np.ndarray) -> str:
+    """SHA-256 of the elements in C order, as hexadecimal digits."""
+    # As bytes, since bfloat16 does not support the buffer protocol.
+    flat = np.asarray(array, order="C").reshape(-1)
+    return hashlib.sha256(flat.view(np.uint8).data).hexdigest()
+
+
+class TensorFiles(Mapping[str, np.ndarray]):
+    """The tensors of some safetensors files by name; each access reads one from disk.
+
+    The files are opened at once and stay open, so that deleting them (as a running training does
+    with old checkpoints) does not disturb. An array that was read belongs to the caller.
+    """
+
+    def __init__(self, files: Iterable[Path], digests: Mapping[str, str] | None = None) -> None:
+        """Open `files`.
+
+        Args:
+            files: safetensors files without a tensor's name in common.
+            digests: `digest` of every tensor; reading another value is then an error.
+
+        Raises:
+            CheckpointError: if a file is missing or damaged, or names do not fit.
+        """
+        self._files: dict[str, tuple[safe_open, Path]] = {}
+        for path in files:
+            file = _open(path)
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                if name in self._files:
+                    raise CheckpointError(
+                        f"tensor {name} is in {self._files[name][1]} and also in {path.name}"
+                    )
+                self._files[name] = (file, path)
+        self._digests = digests
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Read one tensor.
+
+        Raises:
+            KeyError: if there is none of that name.
+            CheckpointError: if it cannot be read, or is not what its digest says.
+        """
+        file, path = self._files[name]
+        try:
+            array: np.ndarray = file.get_tensor(name)
+        except (SafetensorError, OSError, AttributeError) as error:
+            # The last for a dtype that NumPy lacks.
+            raise CheckpointError(f"cannot read tensor {name} of {path}: {error}") from error
+        if self._digests is not None and digest(array) != self._digests[name]:
+            raise CheckpointError(f"tensor {name} in {path} is not what was saved")
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Dtype and shape of a tensor, without reading it.
+
+        Raises:
+            KeyError: if there is none of that name.
+            CheckpointError: for a dtype that NumPy lacks.
+        """
+        file, path = self._files[name]
+        part = file.get_slice(name)
+        if part.get_dtype() not in DTYPES:
+            raise CheckpointError(
+                f"tensor {name} of {path} is {part.get_dtype()}, which is not supported; "
+                f"there are: {', '.join(DTYPES)}"
+            )
+        return TensorSpec(DTYPES[part.get_dtype()], tuple(part.get_shape()))
+
+    def verify(self) -> None:
+        """Read every tensor once, in order to compare it with its digest.
+
+        No more tensors than `MOST_READERS` are in memory at a time.
+
+        Raises:
+            CheckpointError: about the first that is not what was saved.
+        """
+
+        def read(name: str) -> None:
+            self[name]
+
+        readers = ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1))
+        try:
+            for _ in readers.map(read, self):
+                pass
+        finally:
+            readers.shutdown(cancel_futures=True)
+
+
+def _open(path: Path) -> safe_open:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        # `pread` rather than a memory map: what was read does not stay in the process's memory,
+        # and a file that is cut short meanwhile gives an error and not a bus error.
+        return safe_open(path, framework="np", backend="pread")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error

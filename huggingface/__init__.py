@@ -1,0 +1,1 @@
+"""Hugging Face: models written for it, and its own model compared with ours."""

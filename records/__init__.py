@@ -1,0 +1,1 @@
+"""What a run leaves and shows: metrics, curve, progress, and logs of other tools."""

@@ -1,0 +1,70 @@
+"""Reporting a training run: each step goes to the run directory, the screen and W&B at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from config.sections import RunConfig
+from records.progress import Progress
+from records.run_directory import RunDirectory
+from records.throughput import Throughput
+from records.wandb_log import WandbLog
+
+
+class Report:
+    """Use it as a context, and call `step` after every optimizer step:
+
+    with Report(config, path, preset="tiny") as report:
+        report.step(0, loss=3.2, learning_rate=0.0)
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        path: Path,
+        preset: str,
+        first_step: int = 0,
+        wandb: bool = False,
+        wandb_name: str | None = None,
+    ) -> None:
+        """Open the run directory `path`, and a W&B run if asked.
+
+        Raises:
+            UserError: if the directory cannot be written or Weights & Biases not be used.
+        """
+        self._title = f"{preset}: {config.training.global_batch_size} samples a step"
+        self._directory = RunDirectory(path, config, first_step)
+        self._wandb = WandbLog(config, wandb_name, path) if wandb else None
+        self._throughput = Throughput(config.training.global_batch_size)
+        self._progress = Progress(config.training.steps, self._throughput, first_step)
+
+    def step(self, step: int, *, loss: float, learning_rate: float, **more: float) -> None:
+        """Report a step that is done.
+
+        Args:
+            step: its number, from 0.
+            loss: mean over the target tokens of the global batch.
+            learning_rate: the rate it used.
+            more: further values to record, such as `gradient_norm` or `skipped_steps`.
+        """
+        self._throughput.update(step + 1)
+        row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
+        row |= {name: float(value) for name, value in more.items()}
+        rate = self._throughput.samples_per_second
+        if rate is not None:
+            row["samples_per_second"] = rate
+        self._directory.log(row)
+        self._progress.update(row)
+        if self._wandb:
+            self._wandb.log(row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        """Close everything; the loss curve is drawn after a failure too."""
+        self._progress.close()
+        self._directory.draw(self._title)
+        if self._wandb:
+            self._wandb.close(failed=kind is not None)

@@ -1,0 +1,189 @@
+"""Damage of any kind to the newest step is found, told, and the step before it is used."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+from checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    CheckpointWarning,
+    load_checkpoint,
+)
+
+
+def tensors_of(step):
+    rng = np.random.default_rng(step)
+    return {f"t{i}": rng.standard_normal((8, 9)).astype(np.float32) for i in range(4)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Steps 1, 2 and 3, of two tensor files each."""
+    with CheckpointStore(tmp_path, shard_bytes=600) as store:
+        for step in (1, 2, 3):
+            store.save(step, tensors_of(step), {"step": step}, wait=True)
+        yield store
+
+
+def folder_of(store, step):
+    return store.load(step).path
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0b100
+    path.write_bytes(data)
+
+
+def cut(path, length):
+    path.write_bytes(path.read_bytes()[:length])
+
+
+def edit_manifest(path, change):
+    whole = json.loads(path.read_text())
+    change(whole)
+    path.write_text(json.dumps(whole))
+
+
+FILE, MANIFEST = "tensors-00002.safetensors", "manifest.json"
+DAMAGES = {
+    "flipped bit of a tensor": (lambda f: flip(f / FILE, -1), "tensor t3 in .* not what was saved"),
+    "flipped bit of a header": (lambda f: flip(f / FILE, 20), FILE),
+    "flipped bit of a header's length": (lambda f: flip(f / FILE, 7), f"{FILE} is damaged"),
+    "file cut short": (lambda f: cut(f / FILE, 300), f"{FILE} is damaged"),
+    "file emptied": (lambda f: cut(f / FILE, 0), f"{FILE} is damaged"),
+    "file deleted": (lambda f: (f / FILE).unlink(), f"{FILE} is missing"),
+    "file of another step": (
+        lambda f: shutil.copy(f.with_name("000001-step-2") / FILE, f / FILE),
+        "tensor t[23] in .* not what was saved",
+    ),
+    "file twice": (
+        lambda f: shutil.copy(f / "tensors-00001.safetensors", f / FILE),
+        "tensor t0 is in .* and also",
+    ),
+    "manifest deleted": (lambda f: (f / MANIFEST).unlink(), f"{MANIFEST} is missing"),
+    "manifest cut short": (lambda f: cut(f / MANIFEST, 100), f"{MANIFEST} is damaged"),
+    "manifest emptied": (lambda f: cut(f / MANIFEST, 0), f"{MANIFEST} is damaged"),
+    "manifest with bytes that are no text": (
+        lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\xfd"),
+        f"{MANIFEST} is damaged",
+    ),
+    "manifest that is other JSON": (
+        lambda f: (f / MANIFEST).write_text("[1]"),
+        f"{MANIFEST} is damaged",
+    ),
+    "manifest changed": (
+        lambda f: edit_manifest(f / MANIFEST, lambda m: m["content"]["metadata"].update(step=4)),
+        f"{MANIFEST} is not what was saved",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_step_before_is_used(store, damage):
+    do, reason = DAMAGES[damage]
+    do(folder_of(store, 3))
+    message = rf"^the checkpoint of step 3 is damaged \(.*{reason}.*\); using that of step 2$"
+    with pytest.warns(CheckpointWarning, match=message) as caught:
+        checkpoint = store.load()
+    assert len(caught) == 1
+    assert checkpoint.step == 2
+    assert checkpoint.metadata == {"step": 2}
+    for name, array in tensors_of(2).items():
+        assert checkpoint.tensors[name].tobytes() == array.tobytes()
+
+
+def test_any_flipped_bit_is_found(tmp_path):
+    """Every byte of both files of a small step."""
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, {"x": np.arange(6, dtype=np.float16)}, {"seed": 1}, wait=True)
+        path = store.load().path
+    harmless = 0
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for position in range(len(good)):
+            flip(file, position)
+            try:
+                checkpoint = load_checkpoint(path)
+            except CheckpointError:
+                continue
+            finally:
+                file.write_bytes(good)
+            # White space of JSON, or text nobody reads; what is given back must be right.
+            harmless += 1
+            assert checkpoint.step == 1
+            assert checkpoint.metadata == {"seed": 1}
+            assert list(checkpoint.tensors) == ["x"]
+            assert checkpoint.tensors["x"].tobytes() == np.arange(6, dtype=np.float16).tobytes()
+    assert harmless < 40
+
+
+def test_two_damaged_steps_are_told_in_one_warning(store):
+    for step in (3, 2):
+        (folder_of(store, step) / FILE).unlink()
+    with pytest.warns(CheckpointWarning, match="step 3 is damaged .*; .*step 2 .*using .*step 1"):
+        assert store.load().step == 1
+
+
+def test_nothing_good(store):
+    for step in (1, 2, 3):
+        flip(folder_of(store, step) / FILE, -1)
+    with pytest.raises(CheckpointError) as error:
+        store.load()
+    message = str(error.value)
+    assert len(re.findall(r"the checkpoint of step \d is damaged", message)) == 3
+    assert "\n" not in message
+
+
+def test_a_damaged_step_that_was_asked_for_is_not_replaced_by_another(store):
+    (folder_of(store, 2) / FILE).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CheckpointError, match=f"step 2 is damaged .*{FILE} is missing"):
+            store.load(2)
+        assert store.load().step == 3
+
+
+def test_damage_after_loading_is_found(store):
+    checkpoint = store.load()
+    path = checkpoint.path / FILE
+    good = path.read_bytes()
+    with path.open("r+b") as file:  # in place: the file is open already
+        file.seek(-1, 2)
+        file.write(bytes([good[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="tensor t3 in .* is not what was saved"):
+        checkpoint.tensors["t3"]
+    with path.open("r+b") as file:
+        file.truncate(len(good) - 200)
+    with pytest.raises(CheckpointError, match="cannot read tensor t3"):
+        checkpoint.tensors["t3"]
+
+
+def test_a_damaged_step_does_not_push_out_a_good_one(tmp_path):
+    with CheckpointStore(tmp_path, to_keep=2) as store:
+        for step in (1, 2):
+            store.save(step, tensors_of(step), {}, wait=True)
+        flip(folder_of(store, 2) / "tensors-00001.safetensors", -1)
+        with pytest.warns(CheckpointWarning, match="using that of step 1"):
+            store.load()
+        store.save(3, tensors_of(3), {}, wait=True)
+        assert store.steps() == [1, 2, 3]
+        store.save(4, tensors_of(4), {}, wait=True)
+        assert store.steps() == [3, 4]
+
+
+def test_a_later_format_is_named(store):
+    from checkpoints import manifest
+
+    path = folder_of(store, 3) / MANIFEST
+    content = json.loads(path.read_text())["content"] | {"format": 2}
+    path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
+    with pytest.raises(CheckpointError, match="has format 2, but only 1 is known"):
+        store.load(3)

@@ -1,0 +1,131 @@
+"""A model that was exported: transformers answers as we do, example by example, in any layout.
+
+The short tests take random weights and part of the validation set; the slow one (six minutes on
+two cores) trains the tiny models as their presets say, and takes all of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import huggingface.export
+import run_finetuning
+from checkpoints import CheckpointStore
+from config.cli import read_command_line
+from config.gptj import GPTJModel
+from config.sections import RunConfig
+from data.mnli import LABEL_WORDS, Corpus, load_corpus
+from evaluation import validate as validation
+from evaluation.report import ValidationReport
+from modelling.spec import family_of
+
+PRESETS = {"tiny": "T5ForConditionalGeneration", "gptj_tiny": "GPTJForCausalLM"}
+SMALL = ["--layers", "1"]
+EXAMPLES = 90
+
+# micro-batch, dp, tp: 2400 and 90 examples leave a last run that is not full in all but the first.
+LAYOUTS = [(30, 1, 1), (64, 1, 1), (28, 2, 1), (70, 1, 2), (17, 2, 2), (64, 1, 4)]
+
+
+def command(preset: str, folder: Path, *flags: str) -> list[str]:
+    return ["--config", preset, "--device", "cpu", "--load", str(folder), *flags]
+
+
+def config_of(arguments: list[str]) -> RunConfig:
+    return read_command_line("", "inference", "tiny", arguments).config
+
+
+def noisy(config: RunConfig) -> dict[str, np.ndarray]:
+    """Random weights that all matter: norms are not 1, biases not 0."""
+    rng = np.random.default_rng(0)
+    weights = family_of(config).weights(config).initial(1)
+    return {n: w + np.float32(0.1) * rng.standard_normal(w.shape, np.float32)
+            for n, w in weights.items()}  # fmt: skip
+
+
+def validated(monkeypatch, arguments: list[str], out: Path, count: int | None) -> ValidationReport:
+    """The report on the first `count` examples."""
+    examples = load_corpus("sample", "validation").examples[:count]
+    monkeypatch.setattr(validation, "load_corpus", lambda *_: Corpus(examples, 0))
+
+    def add_out(parser):
+        parser.add_argument("--out")
+
+    line = read_command_line("", "inference", "tiny", [*arguments, "--out", str(out)], add_out)
+    return validation.validate(line)
+
+
+def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> list[str]:
+    """Answers of the exported model, with its own tokenizer: nothing here is ours but the files."""
+    model = getattr(transformers, PRESETS[preset]).from_pretrained(folder).eval()
+    side = "right" if model.config.is_encoder_decoder else "left"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
+    longest = max(len(tokenizer(word)["input_ids"]) for word in LABEL_WORDS)
+    most = longest if model.config.is_encoder_decoder else GPTJModel().output_length
+    answers: list[str] = []
+    for start in range(0, len(prompts), 100):
+        batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        with torch.no_grad():
+            tokens = model.generate(**inputs, do_sample=False, max_new_tokens=most)
+        if not model.config.is_encoder_decoder:
+            tokens = tokens[:, inputs["input_ids"].shape[1] :]
+        answers += tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    return answers
+
+
+def check(monkeypatch, preset, run, flags, folder, layouts, count) -> ValidationReport:
+    """Export `run`; compare transformers' answers and those of all `layouts` with the first's."""
+    arguments = command(preset, run, *flags)
+    assert huggingface.export.main([*arguments, "--save-hf", str(folder / "hf")]) == 0
+    first, *others = (
+        validated(monkeypatch, [*arguments, *layout_flags(*layout)], folder / "out", count)
+        for layout in layouts
+    )
+    for other in others:
+        assert other.answers == first.answers
+    prompts = [answer.prompt for answer in first.answers]
+    theirs = answered_by_transformers(folder / "hf", preset, prompts)
+    assert [answer.generated for answer in first.answers] == theirs
+    assert len(set(theirs)) > 2
+    return first
+
+
+def layout_flags(micro: int, dp: int, tp: int) -> list[str]:
+    numbers = {"micro_batch_size": micro, "data_parallel": dp, "tensor_parallel": tp}
+    return [f"--{name}={number}" for name, number in numbers.items()]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_exported_model_answers_as_ours_in_any_layout(preset, tmp_path, monkeypatch):
+    with CheckpointStore(tmp_path / "run") as store:
+        weights = noisy(config_of(command(preset, tmp_path, *SMALL)))
+        store.save(3, weights, {}, wait=True)
+    layouts = [LAYOUTS[0], LAYOUTS[4]]
+    check(monkeypatch, preset, tmp_path / "run", SMALL, tmp_path, layouts, EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_trained_model_answers_alike_in_all_layouts(preset, tmp_path, monkeypatch):
+    train = ["--config", preset, "--device", "cpu", "--save", str(tmp_path / "run")]
+    assert run_finetuning.main(train) == 0
+    report = check(monkeypatch, preset, tmp_path / "run", [], tmp_path, LAYOUTS, None)
+    assert report.accuracy >= 0.85
+
+
+def test_without_the_hubs_tokenizer_the_model_is_written(tmp_path, capsys):
+    flags = ["--layers", "1", "--hidden_size", "8", "--d_ff", "8", "--heads", "2", "--d_kv", "4"]
+    arguments = command("small", tmp_path / "run", *flags)
+    with CheckpointStore(tmp_path / "run") as store:
+        store.save(1, noisy(config_of(arguments)), {}, wait=True)
+    assert huggingface.export.main([*arguments, "--save-hf", str(tmp_path / "hf")]) == 0
+    assert "warning: no tokenizer is written: tokenizer google/" in capsys.readouterr().err
+    assert not (tmp_path / "hf" / "tokenizer.json").exists()
+    model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "hf")
+    assert not torch.equal(model.lm_head.weight, model.shared.weight)

@@ -1,0 +1,149 @@
+"""A run's records: directory, picture, Weights & Biases."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+
+import pytest
+import wandb
+
+from config.errors import UserError
+from config.gptj import GPTJConfig
+from config.presets import load_config
+from config.t5 import T5Config
+from records.metrics import read_metrics
+from records.report import Report
+from records.run_directory import choose_path
+
+
+@pytest.fixture
+def config():
+    return load_config(T5Config, "finetuning", "tiny", {"training": {"steps": 3}})
+
+
+class FakeRun:
+    """Stands in for a W&B run: starting a real one starts a server process."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+        self.logged = []
+        self.exit_code = None
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self, exit_code):
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    started = []
+
+    def init(**settings):
+        started.append(FakeRun(**settings))
+        return started[-1]
+
+    monkeypatch.setattr(wandb, "init", init)
+    return started
+
+
+def test_a_run_leaves_its_records(tmp_path, config, capsys):
+    path = tmp_path / "deep" / "run"
+    with Report(config, path, "tiny") as report:
+        for step in range(3):
+            report.step(step, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5)
+    assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
+    rows = read_metrics(path / "metrics.jsonl")
+    assert [row["loss"] for row in rows] == [2.0, 1.0, 0.0]
+    assert set(rows[-1]) == {
+        "step",
+        "loss",
+        "learning_rate",
+        "gradient_norm",
+        "samples_per_second",
+    }
+    assert (path / "loss_curve.png").stat().st_size > 10_000
+    captured = capsys.readouterr()
+    assert "step 3/3: loss 0.0000" in captured.err
+    assert captured.out == ""
+
+
+def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
+    with Report(config, tmp_path, "tiny"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yml", "metrics.jsonl"]
+
+
+def test_a_directory_that_cannot_be(tmp_path, config):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write the run directory .*file"):
+        Report(config, tmp_path / "file", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("family", "preset", "project"),
+    [(T5Config, "tiny", "popxl-t5"), (GPTJConfig, "gptj_tiny", "popxl-gptj")],
+)
+def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, project):
+    config = load_config(family, "finetuning", preset)
+    with Report(config, tmp_path, "tiny", wandb=True, wandb_name="mine") as report:
+        report.step(0, loss=2.0, learning_rate=1e-3)
+    (run,) = runs
+    assert run.settings["project"] == project
+    assert run.settings["name"] == "mine"
+    assert run.settings["config"]["model"] == config.to_dict()["model"]
+    versions = run.settings["config"]["versions"]
+    assert all(versions[name][0].isdigit() for name in ("popxl-xla", "jax"))
+    assert run.logged == [(0, {"loss": 2.0, "learning_rate": 1e-3})]
+    assert run.exit_code == 0
+
+
+def fail_after_a_step(config, path):
+    with Report(config, path, "tiny", wandb=True) as report:
+        report.step(0, loss=2.0, learning_rate=1e-3)
+        raise RuntimeError("the device is gone")
+
+
+def test_a_failed_run_keeps_its_records_and_says_so(tmp_path, config, runs):
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        fail_after_a_step(config, tmp_path)
+    assert runs[0].exit_code == 1
+    assert (tmp_path / "loss_curve.png").exists()
+
+
+def test_wandb_without_login(tmp_path, config, monkeypatch):
+    def init(**settings):
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(UserError, match=r"No API key.*WANDB_MODE=offline, or leave out --wandb$"):
+        Report(config, tmp_path, "tiny", wandb=True)
+
+
+def test_wandb_not_installed(tmp_path, config, monkeypatch):
+    real_import = builtins.__import__
+
+    def without_wandb(name, *rest):
+        if name == "wandb":
+            raise ImportError(name)
+        return real_import(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_wandb)
+    with pytest.raises(UserError, match="pip install wandb"):
+        Report(config, tmp_path, "tiny", wandb=True)
+
+
+@pytest.mark.slow
+def test_wandb_offline_for_real(tmp_path, config):
+    with Report(config, tmp_path, "tiny", wandb=True) as report:
+        report.step(0, loss=2.0, learning_rate=1e-3)
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_where_a_run_goes():
+    assert choose_path("here", "there", "tiny") == Path("here")
+    assert choose_path(None, "there", "tiny") == Path("there")
+    assert choose_path(None, None, "old/config.yml").parts[0] == "runs"
+    assert choose_path(None, None, "tiny").name.startswith("tiny-")
