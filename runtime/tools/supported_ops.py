@@ -126,7 +126,7 @@ def _lowering_node(defn: OpDef) -> ast.AST | None:
 def _public_functions() -> dict[str, FunctionType]:
     """Name as the page shows it -> function."""
     found: dict[str, Any] = {f"ops.{name}": getattr(ops, name) for name in ops.__all__}
-    for part in ("collectives", "var_updates"):
+    for part in ("collectives", "fp8", "var_updates"):
         module = getattr(ops, part)
         found.update((f"ops.{part}.{name}", getattr(module, name)) for name in module.__all__)
     for module in _modules(popxl_addons.ops):

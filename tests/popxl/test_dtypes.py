@@ -11,7 +11,8 @@ import popxl
 
 ALL = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float8_143",
-    "float8_152", "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+    "float8_152", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64",
+    "complex64", "complex128",
 ]  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_float8_is_a_record_of_one_byte_on_the_host():
 
 def test_torch_types_convert_both_ways():
     torch = pytest.importorskip("torch")
-    for name in ("float16", "bfloat16", "int32", "bool"):
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "bool"):
         dtype = popxl.dtype.from_name(name)
         assert popxl.dtype.as_dtype(getattr(torch, name)) is dtype
         assert dtype.as_torch() is getattr(torch, name)

@@ -21,6 +21,8 @@ from popxl.dtypes import dtype as dtype
 from popxl.dtypes import float as float
 from popxl.dtypes import float8_143 as float8_143
 from popxl.dtypes import float8_152 as float8_152
+from popxl.dtypes import float8_e4m3fn as float8_e4m3fn
+from popxl.dtypes import float8_e5m2 as float8_e5m2
 from popxl.dtypes import float16 as float16
 from popxl.dtypes import float32 as float32
 from popxl.dtypes import float64 as float64

@@ -4,6 +4,10 @@ A `dtype` is an interned, immutable record. Names, aliases and conversions follo
 float8 values are structured one-byte records on the host (`np_dtype_float8_143`,
 `np_dtype_float8_152`: PopXL's host format) and `float8_e4m3fnuz` / `float8_e5m2fnuz` on the device:
 the formats with bias 8 / 16, no infinity and 0x80 as NaN.
+
+`float8_e4m3fn` and `float8_e5m2` are other formats, beyond PopXL: those of the matrix units of
+NVIDIA GPUs (Micikevicius et al., arXiv:2209.05433), with bias 7 / 15 and torch's names. They are
+the same on host and device. `popxl.ops.fp8` makes them; no other arithmetic takes them.
 """
 
 from __future__ import annotations
@@ -149,6 +153,8 @@ uint32 = _make("uint32", "u", np.uint32)
 uint64 = _make("uint64", "u", np.uint64)
 float8_143 = _make("float8_143", "f", np_dtype_float8_143, ml_dtypes.float8_e4m3fnuz)
 float8_152 = _make("float8_152", "f", np_dtype_float8_152, ml_dtypes.float8_e5m2fnuz)
+float8_e4m3fn = _make("float8_e4m3fn", "f", ml_dtypes.float8_e4m3fn)  # largest: 448; no infinity
+float8_e5m2 = _make("float8_e5m2", "f", ml_dtypes.float8_e5m2)  # largest finite: 57344
 float16 = _make("float16", "f", np.float16)
 bfloat16 = _make("bfloat16", "f", ml_dtypes.bfloat16)  # beyond PopXL: what GPUs and TPUs train in
 float32 = _make("float32", "f", np.float32, python=builtins.float)

@@ -134,6 +134,7 @@ from popxl.ops.vision import interpolate as interpolate
 from popxl.ops.vision import roi_align as roi_align
 
 from popxl.ops import collectives as collectives  # isort: skip
+from popxl.ops import fp8 as fp8  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
 from popxl.ops import _paths  # isort: skip
 
@@ -182,6 +183,7 @@ __all__ = [
     "flatten_",
     "floor",
     "fmod",
+    "fp8",
     "gather",
     "gelu",
     "gelu_",

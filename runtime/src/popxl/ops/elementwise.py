@@ -201,8 +201,8 @@ def cast(t: Tensor, data_type: dtypes.dtype) -> Tensor:
     Floats round to nearest-even; towards zero when the target is an integer type.
 
     Raises:
-        TypeError: from or to float8, for which there are `pow2scale_cast_from_fp8` and
-            `pow2scale_cast_to_fp8`.
+        TypeError: from or to PopXL's float8, for which there are `pow2scale_cast_from_fp8` and
+            `pow2scale_cast_to_fp8`, or to another one, for which there is `fp8.cast`.
         ValueError: `data_type` is no dtype, or one of 64 bits, which devices do not have.
     """
     data_type = dtypes.dtype.as_dtype(data_type)
@@ -214,6 +214,10 @@ def cast(t: Tensor, data_type: dtypes.dtype) -> Tensor:
                 f"cast: {t.id!r} from {t.dtype.name} to {data_type.name}: use "
                 "pow2scale_cast_to_fp8 or pow2scale_cast_from_fp8 for float8"
             )
+    if data_type in (dtypes.float8_e4m3fn, dtypes.float8_e5m2):
+        raise TypeError(
+            f"cast: {t.id!r} to {data_type.name}: use fp8.cast, which does not overflow"
+        )
     return emit(_CAST, [t], {"dtype": data_type})[0]
 
 

@@ -5,6 +5,7 @@ from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnecti
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
 from popxl.transforms.autodiff import autodiff as autodiff
 from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
+from popxl.transforms.gradients import is_observed as is_observed
 from popxl.transforms.holding import hold_activations as hold_activations
 from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
 from popxl.transforms.merge_exchange import merge_exchange as merge_exchange
@@ -17,5 +18,6 @@ __all__ = [
     "decompose_sum",
     "hold_activations",
     "io_tile_exchange",
+    "is_observed",
     "merge_exchange",
 ]

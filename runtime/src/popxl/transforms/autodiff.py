@@ -20,7 +20,7 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.flow import branch_grad, loop_grad
-from popxl.transforms.gradients import generic_grad, rule_of, total, view_write_grad
+from popxl.transforms.gradients import generic_grad, is_observed, rule_of, total, view_write_grad
 from popxl.transforms.values import Step, Value, Values, dependents
 
 
@@ -361,7 +361,8 @@ class GradContext:
         terms = self._grads.get(t)
         if not terms:
             return None
-        self._grads[t] = [total(terms)]
+        maximum = len(terms) > 1 and isinstance(t, Tensor) and is_observed(t)
+        self._grads[t] = [total(terms, maximum)]
         return self._grads[t][0]
 
     def finish(self, required: list[Tensor], explicit: bool) -> list[ExpectedConnection]:

@@ -21,6 +21,7 @@ from popxl.errors import popart_exception
 from popxl.graph import Graph
 from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
+from popxl.transforms.gradients import is_observed
 
 if TYPE_CHECKING:
     from popxl._lower.machine import Frame
@@ -111,6 +112,9 @@ def _execute_loop(frame: Frame, op: Op) -> None:
             outs = [inner.read(t) for t in body._outputs[:carried]]
             return (outs, loops.passed()), [inner.read(t) for t in kept]
 
+    def combined(i: int, total: Any, new: Any) -> Any:
+        return jnp.maximum(total, new) if i in op.attrs["maxima"] else total + new
+
     def backward(carry: Any, saved: Any) -> Any:
         grads, totals, number = carry
         at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
@@ -124,7 +128,7 @@ def _execute_loop(frame: Frame, op: Op) -> None:
             i: found[i] if i < carried and i in found else jnp.zeros_like(g)
             for i, g in grads.items()
         }
-        sums = {i: total + found[i] for i, total in totals.items() if i in found}
+        sums = {i: combined(i, total, found[i]) for i, total in totals.items() if i in found}
         return (passed, sums, number), None
 
     (_, number), saved = lax.scan(forward, (start[:carried], loops.number), None, length=count)
@@ -166,6 +170,7 @@ def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[
     attrs = {
         "forward": body, "backward": info.graph, "count": op.attrs["count"], "carried": carried,
         "feed": _feed(info), "targets": _targets(info), "provided": provided, "wanted": wanted,
+        "maxima": tuple(i for i in wanted if is_observed(body._inputs[i])),
     }  # fmt: skip
     given = _or_zeros(grads, op.outputs, provided)
     return _spread(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from popxl._core.op import Op, emit
-from popxl._core.opdef import OpDef, define, registry
+from popxl._core.opdef import NoGrad, OpDef, define, registry
 from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
 
 
-# ---- sum of gradients ---------------------------------------------------------------------------
+# ---- sum of gradients, maximum of what was observed ----------------------------------------------
 def _sum_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
     return [dy] * len(op.inputs)
 
@@ -30,9 +30,48 @@ GRAD_SUM = define(
 )
 
 
-def total(terms: Sequence[Tensor]) -> Tensor:
-    """The sum of the gradients of one tensor."""
-    return terms[0] if len(terms) == 1 else emit(GRAD_SUM, terms)[0]
+GRAD_MAXIMUM = define(
+    "grad_maximum",
+    lambda *xs: reduce(jnp.maximum, xs),
+    infer=lambda *specs: [specs[0]],
+    grad=NoGrad("what was observed is not differentiated"),
+    dtypes="same",
+)
+
+
+def total(terms: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
+    """The sum of the gradients of one tensor, or their maximum (see `observes`)."""
+    if len(terms) == 1:
+        return terms[0]
+    return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, terms)[0]
+
+
+def observes(op: Op, index: int) -> bool:
+    """Whether the gradient of input `index` of `op` is an observed maximum: see `OpDef.maxima`.
+
+    So it is if the op says so, or if a graph that it runs uses its input for that.
+    """
+    if index in op.defn.maxima:
+        return True
+    return any(is_observed(t) for t in _entered(op, index))
+
+
+def is_observed(t: Tensor) -> bool:
+    """Whether what gradient graphs return for tensor `t` is an observed maximum."""
+    uses = ((op, i) for op in t._graph._ops for i, x in enumerate(op.inputs) if x is t)
+    return any(observes(op, i) for op, i in uses)
+
+
+def _entered(op: Op, index: int) -> list[Tensor]:
+    """The inputs of the graphs that `op` runs which get its input `index`."""
+    found = []
+    first = 1 if "then" in op.attrs else 0  # behind a condition the branches' inputs
+    for graph in op.called_graphs():
+        if 0 <= index - first < len(graph._inputs):
+            found.append(graph._inputs[index - first])
+        if "then" in op.attrs:
+            first += len(graph._inputs)
+    return found
 
 
 # ---- gradients of writes through views ----------------------------------------------------------

@@ -49,7 +49,8 @@ def autodiff_with_accumulation(
     """Create a gradient graph that adds the gradients of some tensors to accumulators.
 
     The accumulators are by-reference inputs. Each holds the mean over the calls since it was zero
-    together with the counter, whose value is the number of calls.
+    together with the counter, whose value is the number of calls; or the maximum, where gradients
+    are observed maxima (see `popxl.transforms.is_observed`).
 
     Args:
         graph: the forward graph.
@@ -121,8 +122,11 @@ def _accumulate(
         outputs = ops.call(info.graph, *inputs)
         returned = []
         for connection, gradient in zip(info.expected_outputs, outputs, strict=True):
-            if connection.fwd_tensor in into:
-                ops.var_updates.accumulate_mean_(into[connection.fwd_tensor], gradient, counter)
+            source = connection.fwd_tensor
+            if source in into and popxl.transforms.is_observed(source):
+                ops.var_updates.accumulate_maximum_(into[source], gradient)
+            elif source in into:
+                ops.var_updates.accumulate_mean_(into[source], gradient, counter)
             else:
                 popxl.graph_output(gradient)
                 returned.append(connection)

@@ -78,6 +78,7 @@ ACCUMULATE = [
     _update("accumulate_square_", up.accumulate_square_, lambda t, x: t + x * x, [T, X]),
     _update("accumulate_square_factor", lambda t, x: up.accumulate_square_(t, x, 0.25),
             lambda t, x: t + 0.25 * x * x, [T32, X16 * 100], ("float32",)),
+    _update("accumulate_maximum_", up.accumulate_maximum_, lambda t, x: t.maximum(x), [T, X]),
     _update("accumulate_mean_", lambda t, x: up.accumulate_mean_(t, x, 3.0),
             lambda t, x: (t * 3 + x) / 4, [T, X]),
     _update("accumulate_mean_tensor", up.accumulate_mean_, lambda t, x, s: (t * s + x) / (s + 1),

@@ -1,6 +1,7 @@
 """Updates of variables in place: accumulators and optimizers."""
 
 from popxl.ops.var_updates.accumulate import accumulate_ as accumulate_
+from popxl.ops.var_updates.accumulate import accumulate_maximum_ as accumulate_maximum_
 from popxl.ops.var_updates.accumulate import accumulate_mean_ as accumulate_mean_
 from popxl.ops.var_updates.accumulate import (
     accumulate_moving_average_ as accumulate_moving_average_,
@@ -20,6 +21,7 @@ from popxl.ops.var_updates.copy_var_update import copy_var_update_ as copy_var_u
 
 __all__ = [
     "accumulate_",
+    "accumulate_maximum_",
     "accumulate_mean_",
     "accumulate_moving_average_",
     "accumulate_moving_average_square_",

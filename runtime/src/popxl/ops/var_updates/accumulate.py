@@ -71,6 +71,21 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
     return emit_with_scalars(_ACCUMULATE_MEAN, [t, X], {"step": step}, inplace=0)[0]
 
 
+@with_scalars
+def _accumulate_maximum(t: Any, x: Any, rounding: Any = None) -> Any:
+    return store(jnp.maximum(wide(t), wide(x)), t, rounding)
+
+
+_ACCUMULATE_MAXIMUM = define(
+    "accumulate_maximum", _accumulate_maximum, grad=NO_GRAD, rounds=True, tags=_TAGS
+)
+
+
+def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
+    """The larger of `t` and X, element by element; NaN if one of them is."""
+    return emit_with_scalars(_ACCUMULATE_MAXIMUM, [t, X], {}, inplace=0)[0]
+
+
 # ---- moving averages ----------------------------------------------------------------------------
 @with_scalars
 def _moving_average(t: Any, x: Any, f: Any, rounding: Any = None) -> Any:
