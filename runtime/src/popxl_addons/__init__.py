@@ -28,6 +28,10 @@ from popxl_addons.array_munging import unshard_arrays as unshard_arrays
 from popxl_addons.debugging import print_tensor as print_tensor
 from popxl_addons.debugging import print_text as print_text
 from popxl_addons.dot_tree import DotTree as DotTree
+from popxl_addons.fp8 import CurrentScaling as CurrentScaling
+from popxl_addons.fp8 import DelayedScaling as DelayedScaling
+from popxl_addons.fp8 import fp8_autocast as fp8_autocast
+from popxl_addons.fp8 import update_fp8 as update_fp8
 from popxl_addons.graph import BoundGraph as BoundGraph
 from popxl_addons.graph import GraphWithNamedArgs as GraphWithNamedArgs
 from popxl_addons.graph_cache import GraphCache as GraphCache

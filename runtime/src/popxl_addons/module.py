@@ -142,6 +142,20 @@ class Module(popxl.Module):
         variable_f.name = variable_f.name or name
         return self._register(name, variable_f.create_input(), variable_f)
 
+    def keep_variable(self, variable_f: VariableFactory, name: str) -> None:
+        """Count a variable among those of this module that no graph takes.
+
+        It is made, stored and saved with the others, for what happens between calls.
+
+        Raises:
+            KeyError: the module has a variable of that name already.
+            ValueError: the factory is for variables that graphs take.
+        """
+        if variable_f.is_input:
+            raise ValueError(f"variable {name!r} is an input of graphs: use add_variable_factory")
+        self._check_new(name, overwrite=False)
+        self._factories.insert(name, variable_f)
+
     def add_variable_input(
         self,
         name: str,
@@ -200,7 +214,7 @@ class Module(popxl.Module):
         """
         name = sanitise(name)
         self._check_new(name, overwrite)
-        names, factories = variable_f.unpack()
+        names, factories = variable_f.inputs.unpack()
         inputs = NamedTensors.pack(names, [f.create_input(name) for f in factories])
         self._factories.insert(name, variable_f.copy(), overwrite)
         self._args.insert(name, inputs, overwrite)
@@ -219,11 +233,12 @@ class Module(popxl.Module):
         self._args.insert(name, t, overwrite=True)
         return t
 
-    def _collect(self, prefix: str = "") -> Iterator[tuple[str, Tensor, VariableFactory]]:
-        """Name, input and factory of the variables of this module and its sub-modules."""
+    def _collect(self, prefix: str = "") -> Iterator[tuple[str, Tensor | None, VariableFactory]]:
+        """Name, input (if graphs take it) and factory of the variables of this module and its
+        sub-modules."""
         tensors = self._args.to_dict()
         for name, factory in self._factories.to_dict().items():
-            yield prefix + name, tensors[name], factory
+            yield prefix + name, tensors.get(name), factory
         for name, module in self._submodules.items():
             yield from module._collect(f"{prefix}{name}.")
 
@@ -277,11 +292,11 @@ class Module(popxl.Module):
 
     def _finish(self, graph: popxl.Graph) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
         """Take what the build left: variables in the order of the graph's inputs."""
-        position = {t: i for i, t in enumerate(graph.inputs)}
+        position: dict[Tensor | None, int] = {t: i for i, t in enumerate(graph.inputs)}
+        position[None] = len(position)  # variables that are no inputs come last
         found = sorted(self._collect(), key=lambda item: position[item[1]])
-        names = [name for name, _, _ in found]
-        args = NamedTensors.pack(names, [t for _, t, _ in found])
-        factories = NamedVariableFactories.pack(names, [f for _, _, f in found])
+        args = NamedTensors.from_dict({name: t for name, t, _ in found if t is not None})
+        factories = NamedVariableFactories.from_dict({name: f for name, _, f in found})
         named = GraphWithNamedArgs(
             graph,
             args,

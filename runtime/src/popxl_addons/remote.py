@@ -74,7 +74,8 @@ def named_variable_buffers(
     Args:
         shard_over_dict: over how many replicas variables are sharded: True: over their whole
             replica group; False: not; a number for all; or numbers by name, where variables that
-            are not named stay whole. Factories of sharded variables know their number.
+            are not named stay whole. Factories of sharded variables know their number, and FP8
+            state stays whole.
     """
     names, fs = factories.unpack()
     buffers = [
@@ -89,6 +90,8 @@ def _shards_wanted(
 ) -> int:
     if factory.replica_sharded:
         return factory.shard_over
+    if factory.kind == "fp8":
+        return 1
     if wanted is True:
         return factory.replica_grouping.group_size
     if isinstance(wanted, Mapping):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from popxl_addons.sharding import effective_shards, sharded_spec
 if TYPE_CHECKING:
     from popxl_addons.remote import NamedRemoteBuffers
 
+Kind = Literal["parameter", "fp8"]
 DataIter = Callable[[], HostScalarTensor] | Iterable[HostTensor] | HostScalarTensor
 
 host_scalar_tensor_types = (float, int, bool, np.number, np.bool_, *host_tensor_types)
@@ -54,6 +55,9 @@ class VariableFactory:
         replica_grouping: replicas that share a value; default: all.
         shard_over: number of replicas the variable is sharded over. A sharded variable can only
             be made in a remote buffer.
+        kind: what the variable is: "parameter": optimizers train it; "fp8": state of a product in
+            FP8 (see `popxl_addons.fp8`): optimizers leave it alone, and it is never sharded.
+        is_input: whether graphs take it; if not, it is only made and kept beside the others.
 
     Raises:
         TypeError: the items are no host data.
@@ -68,9 +72,12 @@ class VariableFactory:
         by_ref: bool = False,
         replica_grouping: ReplicaGrouping | None = None,
         shard_over: int = 1,
+        kind: Kind = "parameter",
+        is_input: bool = True,
     ) -> None:
         self.data_iter = _draws(data_iter)
         self.name = name
+        self.kind, self.is_input = kind, is_input
         self.by_ref = by_ref
         self.replica_grouping = (
             popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
@@ -243,6 +250,18 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         """The grouping of each variable, by name."""
         names, factories = self.unpack()
         return NamedReplicaGrouping.pack(names, [f.replica_grouping for f in factories])
+
+    def of_kind(self, kind: Kind) -> NamedVariableFactories:
+        """The factories of one kind."""
+        found = {n: f for n, f in self.to_dict().items() if f.kind == kind}
+        return NamedVariableFactories.from_dict(found)
+
+    @property
+    def inputs(self) -> NamedVariableFactories:
+        """The factories of variables that graphs take."""
+        return NamedVariableFactories.from_dict(
+            {n: f for n, f in self.to_dict().items() if f.is_input}
+        )
 
     def _create(self, create: Callable[[str, VariableFactory], popxl.Tensor]) -> NamedTensors:
         names, factories = self.unpack()

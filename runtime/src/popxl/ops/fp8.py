@@ -27,6 +27,7 @@ from popxl.ops._numerics import check_floating
 from popxl.tensor import Tensor
 
 __all__ = [
+    "EXACT",
     "FORMATS",
     "LARGEST",
     "OPERANDS",
@@ -103,6 +104,9 @@ class ScaleRule:
         return jnp.where((amax > 0) & jnp.isfinite(amax), scale, before).astype(jnp.float32)
 
 
+EXACT = ScaleRule()
+"""Powers of two, and no margin."""
+
 _Rule = tuple[int, bool]  # the fields of a ScaleRule, as ops have them
 
 
@@ -134,9 +138,12 @@ def _current(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
     return ScaleRule(*rule)(amax, LARGEST[dtype], jnp.float32(1))
 
 
-def _linear(x: Any, w: Any, *scale: Any, format: str, rule: _Rule | None) -> tuple[Any, ...]:
+def _linear(
+    x: Any, w: Any, *scale: Any,
+    format: str, rule: _Rule | None = None, result: dtypes.dtype | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """(y, x in float8, w in float8, the scales of both, their amaxes)."""
-    dtype = FORMATS[format].forward
+    dtype, of = FORMATS[format].forward, x.dtype if result is None else result.as_jax()
     for t in (x, w):
         check_floating(t)
     if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
@@ -144,13 +151,13 @@ def _linear(x: Any, w: Any, *scale: Any, format: str, rule: _Rule | None) -> tup
     amaxes = [_amax(t) for t in (x, w)]
     scales = list(scale[0][:2]) if rule is None else [_current(rule, a, dtype) for a in amaxes]
     x8, w8 = (_saturated(t, s, dtype) for t, s in zip((x, w), scales, strict=True))
-    y = _product(x8.reshape((-1, x.shape[-1])), w8, scales[0], scales[1], (1, 0), x.dtype)
+    y = _product(x8.reshape((-1, x.shape[-1])), w8, scales[0], scales[1], (1, 0), of)
     return y.reshape((*x.shape[:-1], w.shape[1])), x8, w8, jnp.stack(scales), jnp.stack(amaxes)
 
 
 def _linear_grads(
     dy: Any, x8: Any, w8: Any, scales: Any, amaxes: Any, *scale: Any,
-    format: str, rule: _Rule | None, results: tuple[dtypes.dtype, dtypes.dtype],
+    format: str, results: tuple[dtypes.dtype, dtypes.dtype], rule: _Rule | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(dx, dw) in the types `results`, and with delayed scaling the three amaxes."""
     amax, dtype = _amax(dy), FORMATS[format].gradient
@@ -181,7 +188,8 @@ _LINEAR_GRADS = define(
 def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
     x, w, *scale = op.inputs
     kept = [ctx.fwd(t) for t in (*op.outputs[1:], *scale)]
-    found = emit(_LINEAR_GRADS, [dy, *kept], {**op.attrs, "results": (x.dtype, w.dtype)})
+    attrs = {k: v for k, v in op.attrs.items() if k != "result"}
+    found = emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)})
     return [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
 
 
@@ -195,6 +203,7 @@ def linear(
     *,
     format: str = "hybrid",
     rule: ScaleRule | None = None,
+    output_type: dtypes.dtype | None = None,
 ) -> Tensor:
     """x @ weight, with both in FP8, and gradients from products in FP8.
 
@@ -207,9 +216,10 @@ def linear(
         scale: delayed scaling: float32 (3,), by which each of `OPERANDS` is multiplied.
         format: name of one of `FORMATS`.
         rule: current scaling: how scales follow from the operands themselves.
+        output_type: dtype of the result; default: that of x.
 
     Returns:
-        (..., out_features), in the dtype of x.
+        (..., out_features).
 
     Raises:
         ValueError: both or neither of `scale` and `rule` are given, or the format is unknown.
@@ -219,7 +229,10 @@ def linear(
         raise ValueError("fp8.linear: give `scale` for delayed scaling or `rule` for current")
     _check_format(format)
     inputs = [x, weight] if scale is None else [x, weight, scale]
-    return emit(_LINEAR, inputs, {"format": format, "rule": rule and astuple(rule)})[0]
+    attrs = {"format": format, "rule": rule and astuple(rule), "result": output_type}
+    return emit(_LINEAR, inputs, {k: v for k, v in attrs.items() if v is not None or k == "rule"})[
+        0
+    ]
 
 
 def _check_format(name: str) -> None:

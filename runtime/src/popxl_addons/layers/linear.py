@@ -7,6 +7,7 @@ from typing import Any
 import popxl
 from popxl import ReplicaGrouping
 from popxl.utils import to_numpy
+from popxl_addons.fp8 import matrix_product
 from popxl_addons.layers.initialisers import normal, zeros
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
@@ -16,7 +17,8 @@ from popxl_addons.utils import WeightsDict
 class Linear(Module):
     """y = x @ weight + bias.
 
-    Variables: `weight` (in_features, out_features), `bias` (out_features,).
+    Variables: `weight` (in_features, out_features), `bias` (out_features,); and state in
+    `product`, if the layer is made in `popxl_addons.fp8_autocast`.
 
     Args:
         out_features: length of the last axis of the output.
@@ -35,6 +37,7 @@ class Linear(Module):
         self.out_features = out_features
         self.bias = bias
         self.replica_grouping = replica_grouping
+        self.product = matrix_product()
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         """x: (..., in_features) -> (..., out_features)."""
@@ -42,7 +45,7 @@ class Linear(Module):
         self.weight = self.add_variable_input(
             "weight", normal(shape), x.dtype, replica_grouping=self.replica_grouping
         )
-        y = x @ self.weight
+        y = self.product(x, self.weight)
         if self.bias:
             self.b = self.add_variable_input(
                 "bias", zeros(shape[1:]), x.dtype, replica_grouping=self.replica_grouping

@@ -1,0 +1,193 @@
+"""FP8 training: a context in which linear layers multiply in FP8, and the state that they need.
+
+Recipes are those of Transformer Engine (docs.nvidia.com/deeplearning/transformer-engine); formats
+and method are from Micikevicius et al., arXiv:2209.05433. Arithmetic: `popxl.ops.fp8`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import popxl
+from popxl import ops
+from popxl.ops.fp8 import EXACT, OPERANDS, AmaxOf, ScaleRule
+from popxl_addons.module import Module
+from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
+
+SCALE, HISTORY, STEP = "scale", "amax_history", "step"
+"""Names of an FP8 product's variables."""
+
+
+@dataclass(frozen=True)
+class CurrentScaling:
+    """Scales follow from the operands themselves; there is no state.
+
+    Attributes:
+        format: "hybrid": e4m3 forwards, e5m2 for gradients; "e4m3": e4m3 for all.
+        rule: how a scale follows from the largest absolute value.
+    """
+
+    format: str = "hybrid"
+    rule: ScaleRule = EXACT
+
+
+@dataclass(frozen=True)
+class DelayedScaling(CurrentScaling):
+    """Scales follow from the largest absolute values ("amax") of the steps before.
+
+    Attributes:
+        history: number of steps that are remembered.
+        amax_of: "max": of these steps the largest amax counts; "most_recent": the latest.
+        interval: weight updates between changes of the scales.
+    """
+
+    history: int = 1024
+    amax_of: AmaxOf = "max"
+    interval: int = 1
+
+    @property
+    def variables(self) -> dict[str, np.ndarray]:
+        """Initial values of a product's variables. Scales and histories are in the order of
+        `popxl.ops.fp8.OPERANDS`.
+
+        The first step scales by 1, as Transformer Engine's.
+        """
+        n = len(OPERANDS)
+        found: dict[str, Any] = {
+            SCALE: np.ones(n, np.float32),
+            HISTORY: np.zeros((n, self.history), np.float32),
+        }
+        return found | ({STEP: np.zeros((), np.int32)} if self.interval > 1 else {})
+
+    def update(self, state: NamedTensors, amax: popxl.Tensor) -> NamedTensors:
+        """New values of a product's variables, after a weight update.
+
+        Args:
+            state: their values.
+            amax: float32 (3,), the largest of all micro-batches and replicas of the step.
+        """
+        values = ops.fp8.delayed_scales(
+            state.get(SCALE),
+            state.get(HISTORY),
+            amax,
+            state.get(STEP) if self.interval > 1 else None,
+            format=self.format,
+            rule=self.rule,
+            amax_of=self.amax_of,
+            interval=self.interval,
+        )
+        return NamedTensors.pack(self.variables, values)
+
+
+Recipe = CurrentScaling  # and its subclass
+DELAYED = DelayedScaling()
+_RECIPE: ContextVar[Recipe | None] = ContextVar("fp8_recipe", default=None)
+
+
+@contextmanager
+def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
+    """Linear layers made inside multiply in FP8.
+
+    With delayed scaling they have variables of the kind "fp8" (see `VariableFactory`):
+    `product.scale`, a graph input, and `product.amax_history`, which only `update_fp8` uses.
+
+    Args:
+        recipe: a `DelayedScaling` or `CurrentScaling`; None: layers made inside are ordinary ones.
+
+    Example:
+        >>> with fp8_autocast(DelayedScaling(history=16)):
+        ...     layer = Linear(64)
+        >>> facts, graph = layer.create_graph(x)
+    """
+    token = _RECIPE.set(recipe)
+    try:
+        yield
+    finally:
+        _RECIPE.reset(token)
+
+
+def matrix_product() -> MatrixProduct:
+    """The product for a linear layer that is made now. It is the one place that decides."""
+    recipe = _RECIPE.get()
+    return MatrixProduct() if recipe is None else FP8Product(recipe)
+
+
+class MatrixProduct(Module):
+    """x @ weight."""
+
+    def build(
+        self, x: popxl.Tensor, weight: popxl.Tensor, output_type: popxl.dtype | None = None
+    ) -> popxl.Tensor:
+        """x: (..., in_features), weight: (in_features, out_features) -> (..., out_features).
+
+        Args:
+            output_type: dtype of the result; default: that of x.
+        """
+        return ops.matmul(x, weight, output_type=output_type)
+
+
+class FP8Product(MatrixProduct):
+    """x @ weight in FP8.
+
+    Variables, with delayed scaling: those of `DelayedScaling.variables`, the same on all replicas.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+
+    def build(
+        self, x: popxl.Tensor, weight: popxl.Tensor, output_type: popxl.dtype | None = None
+    ) -> popxl.Tensor:
+        """See `MatrixProduct.build`."""
+        recipe = self.recipe
+        if not isinstance(recipe, DelayedScaling):
+            return ops.fp8.linear(
+                x, weight, format=recipe.format, rule=recipe.rule, output_type=output_type
+            )
+        facts = {
+            name: VariableFactory(value, name=name, kind="fp8", is_input=name == SCALE)
+            for name, value in recipe.variables.items()
+        }
+        scale = self.add_variable_factory(facts.pop(SCALE))
+        for name, factory in facts.items():
+            self.keep_variable(factory, name)
+        return ops.fp8.linear(x, weight, scale, format=recipe.format, output_type=output_type)
+
+
+def fp8_products(facts: NamedVariableFactories) -> list[str]:
+    """Names of the products that have FP8 state: `<name>.scale` and so on are their variables."""
+    names = facts.of_kind("fp8").keys_flat()
+    return [n.removesuffix(f".{SCALE}") for n in names if n.endswith(f".{SCALE}")]
+
+
+def update_fp8(
+    recipe: Recipe,
+    facts: NamedVariableFactories,
+    variables: NamedTensors,
+    amaxes: NamedTensors,
+) -> None:
+    """Update the FP8 state of a module in place, after a weight update.
+
+    What is observed on any replica counts for all: their scales stay the same.
+
+    Args:
+        recipe: that of `fp8_autocast`.
+        facts: the module's factories.
+        variables: its variables, by the names of `facts`.
+        amaxes: what was observed since the last update, by the names of the scales: accumulators of
+            `autodiff_with_accumulation`.
+    """
+    for name in fp8_products(facts):
+        assert isinstance(recipe, DelayedScaling)
+        state = variables.get(name)
+        amax = ops.collectives.replicated_all_reduce(amaxes.get(f"{name}.{SCALE}"), "max")
+        for key, t in recipe.update(state, amax).to_dict().items():
+            ops.var_updates.copy_var_update_(state.get(key), t)
