@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from config.errors import Notice, UserError
+from config.errors import Notice
+from files.errors import FileError
 
 
-class CheckpointError(UserError):
+class CheckpointError(FileError):
     """A checkpoint or model folder that cannot be read or written."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint that a later version of this program wrote. It is not damaged."""
 
 
 class CheckpointWarning(Notice):

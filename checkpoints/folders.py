@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from checkpoints.shards import sync
+from checkpoints.errors import CheckpointError
+from files.shown import shown_path
+from files.writing import sync
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _HIDDEN = re.compile(r"\.(draft|deleted)-" + _NAME.pattern)
@@ -37,9 +39,13 @@ class StepFolder(NamedTuple):
 
 def step_folders(directory: Path) -> list[StepFolder]:
     """The steps in a directory, the last one saved first; none if there is no directory."""
-    if not directory.is_dir():
-        return []
-    found = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    try:
+        if not directory.is_dir():
+            return []
+        found = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+    except OSError as error:
+        reason = error.strerror
+        raise CheckpointError(f"cannot read {shown_path(directory)}: {reason}") from error
     return sorted(
         (StepFolder(int(match[1]), int(match[2]), path) for match, path in found if match),
         reverse=True,

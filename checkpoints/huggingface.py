@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,8 +12,12 @@ import numpy as np
 from safetensors import SafetensorError
 
 from checkpoints.errors import CheckpointError
-from checkpoints.shards import shards_of, sync, write_json, write_shard
+from checkpoints.manifest import is_file_name
+from checkpoints.shards import shards_of, write_json, write_shard
 from checkpoints.tensor_files import TensorFiles
+from files.errors import FileError
+from files.json_files import read_object
+from files.writing import sync
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -112,10 +115,12 @@ def _weight_files(path: Path) -> list[Path]:
         return [path / WEIGHTS]
     if (path / INDEX).is_file():
         try:
-            index = json.loads((path / INDEX).read_text(encoding="utf-8"))
-            return [path / Path(file).name for file in sorted(set(index["weight_map"].values()))]
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{path / INDEX} is damaged: {error}") from error
+            files = read_object(path / INDEX).texts("weight_map").values()
+        except FileError as error:
+            raise CheckpointError(f"{INDEX} is damaged: {error}") from error
+        if not all(map(is_file_name, files)):
+            raise CheckpointError(f"{path / INDEX} is damaged: it names files of other folders")
+        return [path / file for file in sorted(set(files))]
     others = sorted(file.name for pattern in OTHER_FORMATS for file in path.glob(pattern))
     if others:
         raise CheckpointError(

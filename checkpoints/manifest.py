@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, NewerFormatError
 from checkpoints.shards import write_json
 from checkpoints.tensor_files import TensorFiles, digest
+from files.errors import FileError
+from files.json_files import Fields, read_object
+from files.shown import shown, shown_path
+from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
-FORMAT = 1
+MOST_TEXT = MEBIBYTE
+FORMAT = 2
+"""1 had no texts."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,14 @@ class TensorRecord:
         """The record of an array that is in `file`."""
         return cls(file, array.dtype.name, list(array.shape), digest(array))
 
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The record in a manifest. Raises FileError if it is none."""
+        file = fields.text("file")
+        if not is_file_name(file):
+            raise FileError(f"{shown(file)} is no name of a file in a checkpoint")
+        return cls(file, fields.text("dtype"), fields.counts("shape"), fields.text("sha256"))
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -46,6 +60,8 @@ class Manifest:
     step: int
     metadata: dict[str, Any]
     tensors: dict[str, TensorRecord]
+    texts: dict[str, str] = field(default_factory=dict)
+    """Text files beside the tensors, such as config.yml: name to SHA-256 of the content."""
 
     def write(self, folder: Path) -> None:
         """Write the manifest, with a digest of itself, into the step's folder."""
@@ -57,26 +73,45 @@ class Manifest:
         """Read the manifest in a step's folder.
 
         Raises:
-            CheckpointError: if it is missing or damaged, or a later version of this wrote it.
+            NewerFormatError: a later version of this wrote it.
+            CheckpointError: it is missing or damaged.
         """
         path = folder / FILE_NAME
+        if not path.exists():
+            raise CheckpointError(f"{shown_path(path)} is missing")
         try:
-            whole = json.loads(path.read_text(encoding="utf-8"))
-            content = whole["content"]
-            intact = whole["sha256"] == _digest(content)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
-        if not intact:
-            raise CheckpointError(f"{path} is not what was saved")
-        if content["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {content['format']}, but only {FORMAT} is known; "
-                "read it with the version that wrote it"
+            whole = read_object(path)
+            if whole.text("sha256") != _digest(whole.mapping("content")):
+                raise CheckpointError(f"{shown_path(path)} is not what was saved")
+            return cls._of(whole.object("content"), path)
+        except CheckpointError:
+            raise
+        except FileError as error:
+            raise CheckpointError(f"{FILE_NAME} is damaged: {error}") from error
+
+    @classmethod
+    def _of(cls, content: Fields, path: Path) -> Self:
+        written = content.count("format")
+        if written > FORMAT:
+            raise NewerFormatError(
+                f"{shown_path(path)} has format {written}, newer than the {FORMAT} that this "
+                "version reads: use the version that wrote it"
             )
-        tensors = {name: TensorRecord(**row) for name, row in content["tensors"].items()}
-        return cls(content["step"], content["metadata"], tensors)
+        tensors = {n: TensorRecord.read(row) for n, row in content.objects("tensors").items()}
+        texts = content.texts("texts") if written > 1 else {}
+        if not all(map(is_file_name, texts)):
+            raise FileError(f"{shown_path(path)} names texts that are no files of the checkpoint")
+        return cls(content.count("step"), content.mapping("metadata"), tensors, texts)
+
+    def check_texts(self, folder: Path) -> None:
+        """Raise CheckpointError unless every text file is as it was saved."""
+        for name, saved in self.texts.items():
+            try:
+                found = text_digest(read_bytes(folder / name, MOST_TEXT))
+            except FileError as error:
+                raise CheckpointError(str(error)) from error
+            if found != saved:
+                raise CheckpointError(f"{shown_path(folder / name)} is not what was saved")
 
     def open(self, folder: Path) -> TensorFiles:
         """The tensors in a step's folder, after a check of everything but their values.
@@ -102,3 +137,13 @@ class Manifest:
 
 def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def text_digest(content: bytes) -> str:
+    """SHA-256 of a text file, as hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def is_file_name(name: str) -> bool:
+    """Whether it names a file in its folder, and nothing outside."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from checkpoints.tensor_files import DTYPES
+from files.writing import sync
 
 RESERVED_NAME = "__metadata__"  # of the format
 
@@ -64,14 +64,10 @@ def write_shard(path: Path, shard: dict[str, np.ndarray]) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file that survives a loss of power."""
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_synced(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file that survives a loss of power."""
+    path.write_text(text, encoding="utf-8")
     sync(path)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of files of a directory, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,15 +13,15 @@ from typing import Any, Self
 import numpy as np
 from safetensors import SafetensorError
 
-from checkpoints.errors import CheckpointError, CheckpointWarning
+from checkpoints.errors import CheckpointError, CheckpointWarning, NewerFormatError
 from checkpoints.folders import (
     new_step_folder,
     remove_leftovers,
     remove_older,
     step_folders,
 )
-from checkpoints.manifest import FILE_NAME, Manifest, TensorRecord
-from checkpoints.shards import as_stored, shards_of, write_shard
+from checkpoints.manifest import FILE_NAME, Manifest, TensorRecord, text_digest
+from checkpoints.shards import as_stored, shards_of, write_shard, write_synced
 from checkpoints.tensor_files import TensorFiles
 
 SHARD_BYTES = 2**30
@@ -73,6 +73,7 @@ class CheckpointStore:
         tensors: Mapping[str, np.ndarray],
         metadata: Mapping[str, Any],
         wait: bool = False,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Save a step, as the newest.
 
@@ -85,6 +86,7 @@ class CheckpointStore:
             wait: False copies all tensors and returns; the copy is written in the background.
                 True returns when the step is on disk, and copies nothing: a mapping that makes
                 each array on access needs memory for one safetensors file only.
+            texts: text files to have beside the tensors, by name, such as config.yml.
 
         Raises:
             CheckpointError: if this save, or with `wait=False` the one before, cannot be written.
@@ -93,11 +95,12 @@ class CheckpointStore:
         """
         self.wait()
         record: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
+        texts = dict(texts or {})
         if wait:
-            self._write(step, tensors, record)
+            self._write(step, tensors, record, texts)
             return
         copies = {name: as_stored(name, tensors[name]).copy() for name in tensors}
-        self._pending = self._writer.submit(self._write, step, copies, record)
+        self._pending = self._writer.submit(self._write, step, copies, record, texts)
 
     def wait(self) -> None:
         """Return when nothing is being saved.
@@ -116,7 +119,7 @@ class CheckpointStore:
         damaged, a `CheckpointWarning` says which and why.
 
         Raises:
-            CheckpointError: if there is no good one.
+            CheckpointError: if there is no good one, or a later version of this wrote the newest.
         """
         self.wait()
         problems: list[str] = []
@@ -125,6 +128,8 @@ class CheckpointStore:
                 continue
             try:
                 checkpoint = _read(folder.path)
+            except NewerFormatError:
+                raise
             except CheckpointError as error:
                 self._damaged.add(folder.path)
                 problems.append(f"the checkpoint of step {folder.step} is damaged ({error})")
@@ -160,7 +165,11 @@ class CheckpointStore:
         self.close()
 
     def _write(
-        self, step: int, tensors: Mapping[str, np.ndarray], metadata: dict[str, Any]
+        self,
+        step: int,
+        tensors: Mapping[str, np.ndarray],
+        metadata: dict[str, Any],
+        texts: Mapping[str, str],
     ) -> None:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -173,7 +182,10 @@ class CheckpointStore:
                     file = f"tensors-{number:05d}.safetensors"
                     records |= {name: TensorRecord.of(array, file) for name, array in shard.items()}
                     write_shard(folder / file, shard)
-                Manifest(step, metadata, records).write(folder)
+                for name, text in texts.items():
+                    write_synced(folder / name, text)
+                digests = {name: text_digest(text.encode()) for name, text in texts.items()}
+                Manifest(step, metadata, records, digests).write(folder)
             if self._to_keep is not None:
                 remove_older(self._directory, self._to_keep, self._damaged)
         except (OSError, SafetensorError) as error:
@@ -213,6 +225,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 def _read(folder: Path) -> Checkpoint:
     """Read the folder of a step and verify all of it; `CheckpointError` if it is damaged."""
     manifest = Manifest.read(folder)
+    manifest.check_texts(folder)
     tensors = manifest.open(folder)
     tensors.verify()
     return Checkpoint(manifest.step, tensors, manifest.metadata, folder)

@@ -21,6 +21,8 @@ from typing import Any, Self, get_type_hints
 
 from config.errors import ConfigError, nearest
 from config.values import ValueType
+from files.shown import shown, shown_name, shown_names
+from files.yaml_files import place_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Section:
                 object.__setattr__(self, name, value)
             elif not isinstance(value, annotation):
                 raise ConfigError(
-                    f"{type(self).__name__}.{name} is {value!r}, "
+                    f"{type(self).__name__}.{name} is {shown(value)}, "
                     f"but must be a {annotation.__name__} section"
                 )
         self.validate()
@@ -44,30 +46,34 @@ class Section:
         """Check what no single field can show. Sections override it and raise `ConfigError`."""
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], path: str = "") -> Self:
+    def from_dict(cls, data: Mapping[str, Any], path: str = "", place: str = "") -> Self:
         """Build the section from plain data, such as YAML gives; fields left out keep defaults.
 
         Args:
             data: field names to values, nested for nested sections.
             path: dotted name of this section, for messages.
+            place: what messages about the section as a whole begin with: "file, line 3: ".
 
         Raises:
             ConfigError: for an unknown name, a value of the wrong type, or one against a rule.
         """
         annotations = field_annotations(cls)
         if not isinstance(data, Mapping):
-            names = ", ".join(annotations)
-            raise ConfigError(f"{path} is {data!r}, but must be a section with the fields {names}")
+            names = shown_names(annotations)
+            raise ConfigError(
+                f"{place}{path} is {shown(data)}, but must be a section with the fields {names}"
+            )
         values = {}
         for name, value in data.items():
-            dotted = join(path, str(name))
+            dotted, there = join(path, shown_name(name)), place_of(data, name)
             if name not in annotations:
-                raise ConfigError(f"unknown field {dotted}{nearest(str(name), annotations)}")
+                close = nearest(str(name), annotations)
+                raise ConfigError(f"{there}unknown field {dotted}{close}")
             annotation = annotations[name]
             if is_section(annotation):
-                values[name] = annotation.from_dict(value, dotted)
+                values[name] = annotation.from_dict(value, dotted, there)
             else:
-                values[name] = _checked(annotation, value, dotted)
+                values[name] = _checked(annotation, value, dotted, there)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,8 +140,8 @@ def _own_field_docs(section: type[Section]) -> dict[str, str]:
     return docs
 
 
-def _checked(annotation: Any, value: Any, name: str) -> Any:
+def _checked(annotation: Any, value: Any, name: str, place: str = "") -> Any:
     try:
         return ValueType.of(annotation).check(value, name)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{place}{error}") from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from files.shown import LONGEST, shown_names
+
 
 class UserError(Exception):
     """A mistake outside the program. The message is one sentence that says what to do about it."""
@@ -20,6 +22,8 @@ class Notice(UserWarning):
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:
     """The known names that `name` may be a misspelling of, the likeliest first."""
+    if len(name) > LONGEST:
+        return []
     return get_close_matches(name, list(known), n=3, cutoff=0.6)
 
 
@@ -29,4 +33,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = close_names(name, names)
     if close:
         return "; did you mean " + " or ".join(close) + "?"
-    return "; there are: " + ", ".join(names)
+    return "; there are: " + shown_names(names)

@@ -9,6 +9,8 @@ from config.errors import ConfigError, nearest
 from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from config.t5 import T5Config
+from files.shown import shown
+from files.yaml_files import place_of
 
 FAMILIES: dict[str, type[RunConfig]] = {
     "t5": T5Config,
@@ -23,8 +25,9 @@ def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
         ConfigError: if it names none, or one that does not exist.
     """
     family = data.get("family")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
-            f"preset {preset!r} has the model family {family!r}{nearest(str(family), FAMILIES)}"
+            f"{place_of(data, 'family')}preset {shown(preset)} has the model family "
+            f"{shown(family)}{nearest(shown(family), FAMILIES)}"
         )
     return FAMILIES[family]

@@ -8,16 +8,18 @@ xl_pod16:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from config.base import Section
 from config.errors import ConfigError, nearest
+from files.errors import FileError
+from files.shown import shown, shown_name
+from files.yaml_files import Located, place_of, read_yaml
 
 DIRECTORY = Path(__file__).parent
+LONGEST_LINE_OF_BASES = 16
 
 ConfigT = TypeVar("ConfigT", bound=Section)
 
@@ -44,19 +46,21 @@ def load_config(
 
 def preset_names(file: str | Path) -> list[str]:
     """The names of the presets in a file, in its order."""
-    return list(_read_yaml(_preset_file(file)))
+    return list(_presets_of(_preset_file(file)))
 
 
-def preset_data(file: str | Path, preset: str) -> dict[str, Any]:
+def preset_data(file: str | Path, preset: str) -> Located:
     """A preset as plain data, with everything it inherits; arguments as for `load_config`."""
     if preset.endswith((".yml", ".yaml")):
-        return _read_yaml(Path(preset))
+        return _presets_of(Path(preset))
     return _resolve(_preset_file(file), preset, ())
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
     """`base` with the values of `over` laid over it, mappings merged key by key."""
-    merged = dict(base)
+    places = [data.places if isinstance(data, Located) else {} for data in (base, over)]
+    kept = {key: place for key, place in places[0].items() if key not in over}
+    merged = Located(base, kept | places[1])
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
@@ -65,54 +69,42 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> dict[str, Any]:
+def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Located:
     if (path, preset) in seen:
-        cycle = " -> ".join([*(name for _, name in seen), preset])
+        cycle = " -> ".join([*(shown_name(name) for _, name in seen), shown_name(preset)])
         raise ConfigError(f"the presets of {path.name} inherit in a circle: {cycle}")
-    presets = _read_yaml(path)
+    if len(seen) == LONGEST_LINE_OF_BASES:
+        raise ConfigError(
+            f"preset {shown(seen[0][1])} of {path.name} has more than {len(seen)} bases, one on "
+            "top of the other"
+        )
+    presets = _presets_of(path)
     if preset not in presets:
-        raise ConfigError(f"unknown preset {preset!r} in {path.name}{nearest(preset, presets)}")
-    data = presets[preset]
-    if not isinstance(data, dict):
-        raise ConfigError(f"preset {preset!r} of {path.name} is {data!r}, but must be a mapping")
-    own = {key: value for key, value in data.items() if key != "base"}
+        raise ConfigError(
+            f"unknown preset {shown(preset)} in {path.name}{nearest(preset, presets)}"
+        )
+    data, place = presets[preset], place_of(presets, preset)
+    if not isinstance(data, Located):
+        raise ConfigError(
+            f"{place}preset {shown(preset)} of {path.name} is {shown(data)}, but must be a mapping"
+        )
     if "base" not in data:
-        return own
-    file, _, base = str(data["base"]).rpartition("/")
-    base_path = path.with_name(f"{file}.yml") if file else path
-    return merge(_resolve(base_path, base, (*seen, (path, preset))), own)
+        return data
+    base = data.pop("base")
+    if not isinstance(base, str):
+        raise ConfigError(f"{place_of(data, 'base')}base is {shown(base)}, but must be text")
+    file, _, name = base.rpartition("/")
+    base_path = path.parent / f"{file}.yml" if file else path
+    return merge(_resolve(base_path, name, (*seen, (path, preset))), data)
+
+
+def _presets_of(path: Path) -> Located:
+    try:
+        return read_yaml(path)
+    except FileError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _preset_file(file: str | Path) -> Path:
     path = Path(file)
     return path if path.suffix else DIRECTORY / f"{file}.yml"
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text file") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ConfigError(f"{path}, line {line}: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a mapping, not {type(data).__name__}")
-    return data
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that does not let the second of two equal keys win in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", node.value[index][0].start_mark
-                )
-        return super().construct_mapping(node, deep)

@@ -16,6 +16,7 @@ from config.values import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    PathText,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -188,10 +189,10 @@ class Execution(Section):
 class Checkpoint(Section):
     """Where training state comes from and goes to."""
 
-    load: str | None = None
+    load: PathText | None = None
     """Checkpoint directory, directory or hub name of a Hugging Face model; random or null: none."""
 
-    save: str | None = None
+    save: PathText | None = None
     """Directory to save checkpoints in."""
 
     steps: PositiveInt | None = None
@@ -211,7 +212,7 @@ class Data(Section):
     dataset: Literal["sample", "mnli"] = "mnli"
     """sample: the corpus in data/sample; mnli: GLUE/MNLI, downloaded when it is not cached."""
 
-    tokenizer: str | None = None
+    tokenizer: PathText | None = None
     """Directory or hub name of a tokenizer. null: the one that belongs to the data set."""
 
 

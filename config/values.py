@@ -14,6 +14,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from files.shown import shown
+
 Scalar = bool | int | float | str | None
 
 
@@ -25,6 +27,9 @@ class Rule:
     holds: Callable[[Any], bool]
 
 
+LARGEST_INT = 2**63 - 1
+"""Of every integer: what 64 bits hold, and so NumPy, JAX and the formats of files."""
+
 PositiveInt = Annotated[int, Rule("a positive integer", lambda value: value > 0)]
 NonNegativeInt = Annotated[int, Rule("an integer, 0 or more", lambda value: value >= 0)]
 PositiveFloat = Annotated[float, Rule("a positive number", lambda value: value > 0)]
@@ -33,6 +38,8 @@ Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= valu
 Probability = Annotated[
     float, Rule("a number from 0 up to, not including, 1", lambda value: 0 <= value < 1)
 ]
+
+PathText = Annotated[str, Rule("text that can be a path or name", lambda value: _is_path(value))]
 
 _NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _WORDS: dict[str, Scalar] = {"true": True, "false": False}
@@ -99,7 +106,7 @@ class ValueType:
         converted = _as_float(value) if self.kind is float else value
         if isinstance(converted, Scalar) and self._admits(converted):
             return converted
-        raise ValueError(f"{name} is {value!r}, but must be {self.describe()}")
+        raise ValueError(f"{name} is {shown(value)}, but must be {self._wanted(converted)}")
 
     def parse(self, text: str, name: str) -> Scalar:
         """Read a command-line argument; raises as `check` does."""
@@ -112,6 +119,12 @@ class ValueType:
             value = _as_int(text)
         return self.check(value, name)
 
+    def _wanted(self, value: object) -> str:
+        """What a value should be: the limit of all integers only for one above it."""
+        if type(value) is int and self.kind is int and abs(value) > LARGEST_INT:
+            return "an integer below 2^63"
+        return self.describe()
+
     def _admits(self, value: Scalar) -> bool:
         if type(value) is not self.kind:  # not isinstance, since a bool is an int
             return False
@@ -119,7 +132,26 @@ class ValueType:
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
+        if isinstance(value, int) and abs(value) > LARGEST_INT:
+            return False
+        if isinstance(value, str) and not _is_unicode(value):
+            return False
         return self.rule is None or self.rule.holds(value)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is not empty, printable, and no longer than names in a file system are."""
+    lengths = [len(part.encode()) for part in text.split("/")]
+    return text.isprintable() and text.strip() != "" and len(text) < 4096 and max(lengths) <= 255
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether files can hold it: no zero character, and no bytes of an argument but UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 def _as_float(value: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from data import hub
+from files.json_files import read_json_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,13 +74,11 @@ def load_corpus(dataset: DatasetName, split: Split) -> Corpus:
 
 def _sample_rows(split: Split) -> list[dict[str, Any]]:
     path = SAMPLE_FOLDER / f"{split}.jsonl"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+    if not path.exists():
         raise hub.DataUnavailable(
             f"{path} is missing: write it with python -m data.sample.generate"
-        ) from error
-    return [json.loads(line) for line in text.splitlines()]
+        )
+    return read_json_lines(path)
 
 
 def load_tokenizer(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from config.errors import UserError
+from files.writing import write_text
 
 FILE_NAME = "validation.json"
 NO_LABEL = "no label"
@@ -95,15 +95,11 @@ class ValidationReport:
             The file's path.
 
         Raises:
-            UserError: it cannot be written.
+            WriteError: it cannot be written.
         """
         path = directory / FILE_NAME
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
+        write_text("the report", path, text + "\n")
         return path
 
     def summary(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from config.cli import CommandLine
 from config.sections import RunConfig
+from files.writing import check_file, write_text
 from planning.machines import Machine, machine, machines
 from planning.needs import Needs
 from planning.picture import draw_plan
@@ -39,18 +40,21 @@ def planned(line: CommandLine, needs_of: Callable[[RunConfig], Needs]) -> bool:
     """Show the plan if the command line asks for one, and say whether it did.
 
     Raises:
-        UserError: the machine is not in the hardware table.
+        UserError: the machine is not in the hardware table, or a file cannot be written.
     """
     options = line.options
-    if not (options.plan or options.plan_json or options.plan_picture):
+    if not (options.plan or options.plan_json is not None or options.plan_picture is not None):
         return False
+    for what, path in (("the plan", options.plan_json), ("the picture", options.plan_picture)):
+        if path is not None:
+            check_file(what, path)
     target = machine(options.machine) if options.machine else default_machine(line.config)
     made = report(line.preset, needs_of(line.config), target)
     if options.plan:
         print(as_text(made))
-    if options.plan_json:
+    if options.plan_json is not None:
         _write_json(made, Path(options.plan_json))
-    if options.plan_picture:
+    if options.plan_picture is not None:
         draw_plan(made, Path(options.plan_picture))
         print(f"the picture is in {options.plan_picture}", file=sys.stderr)
     return True
@@ -63,5 +67,5 @@ def default_machine(config: RunConfig) -> Machine:
 
 
 def _write_json(made: Report, path: Path) -> None:
-    path.write_text(json.dumps(made.as_dict(), indent=2) + "\n", encoding="utf-8")
+    write_text("the plan", path, json.dumps(made.as_dict(), indent=2) + "\n")
     print(f"the plan is in {path}", file=sys.stderr)

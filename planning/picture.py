@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from files.writing import write_file
 from planning.report import Report
 from planning.text import gigabytes, place
 
@@ -18,7 +19,11 @@ _WIDTH, _MARGIN = 10, 0.15  # inches
 
 
 def draw_plan(report: Report, path: Path) -> None:
-    """Draw times by resource and memory of the phases into a PNG file."""
+    """Draw times by resource and memory of the phases into a PNG file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
     layout = ConstrainedLayoutEngine(w_pad=_MARGIN, h_pad=_MARGIN)
     figure = Figure(figsize=(_WIDTH, 0.42 * len(report.rows) + 2), dpi=120, layout=layout)
     FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
@@ -36,7 +41,7 @@ def draw_plan(report: Report, path: Path) -> None:
         axes.set_axisbelow(True)
         axes.margins(y=0.01)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    write_file("the picture", path, lambda draft: figure.savefig(draft, format="png"))
 
 
 def _devices(report: Report) -> str:

@@ -10,13 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from files.writing import write_file
 from records.metrics import Row, column
 
 LOSS_COLOUR, RATE_COLOUR = "#1f5fa8", "#b3541e"
 
 
 def draw_loss_curve(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw rows with `step`, `loss` and `learning_rate` into a PNG file."""
+    """Draw rows with `step`, `loss` and `learning_rate` into a PNG file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
@@ -31,7 +36,7 @@ def draw_loss_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     for axes in (above, below):
         axes.grid(color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    write_file("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
 
 
 def smooth(values: Sequence[float], span: float) -> np.ndarray:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.errors import Notice
+from files.errors import FileError
+from files.json_files import parse_json
+from files.shown import shown_path
+from files.text import decoded
+from files.writing import write_file, writing
 
 Row = dict[str, float]
 
@@ -18,34 +28,83 @@ class MetricsFile:
         """Make the file ready for a run that starts at `first_step`.
 
         Rows of that step and later ones, which a run left that is now resumed from before them,
-        are dropped: the resumed run writes them again.
+        are dropped: the resumed run writes them again. Lines that are no rows, since something
+        damaged the file, go to a file beside it, and a notice says so.
+
+        Raises:
+            WriteError: the file cannot be written.
         """
-        kept = [row for row in read_metrics(path) if row["step"] < first_step]
-        draft = path.with_suffix(".tmp")
-        draft.write_text("".join(_line(row) for row in kept), encoding="utf-8")
-        os.replace(draft, path)
+        good, damaged = _read(path)
+        if damaged:
+            _set_aside(path, damaged)
+        kept = "".join(_line(row) for row in good if row["step"] < first_step)
+        write_file("the metrics", path, lambda draft: draft.write_text(kept, encoding="utf-8"))
         self._path = path
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Write one row; it must have a `step`."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(row))
+        """Write one row, whole or not at all; it must have a `step`.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        with writing("the metrics", self._path), self._path.open("ab", buffering=0) as file:
+            before = file.tell()
+            line = _line(row).encode()
+            try:
+                complete = file.write(line) == len(line)
+            except OSError:
+                file.truncate(before)
+                raise
+            if not complete:
+                file.truncate(before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a file, none if it does not exist.
+    """The rows of a file, none if it does not exist; lines that are no rows are passed over.
 
-    A last line that a killed run left incomplete is passed over.
+    Raises:
+        OSError: the file is there, but cannot be read.
     """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [_row(line) for line in lines[:-1]]  # after the last newline stands what is incomplete
+    return _read(path).good
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
     """One value of each row, nan where the row lacks it."""
     return [row.get(name, math.nan) for row in rows]
+
+
+class _Content(NamedTuple):
+    good: list[Row]
+    damaged: list[bytes]
+
+
+def _read(path: Path) -> _Content:
+    """The rows of a file, and the lines that are none.
+
+    After the last newline stands what a killed run left incomplete: it is neither.
+    """
+    found = _Content([], [])
+    if path.exists():
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+            row = _row(line, path, number)
+            if row is None:
+                found.damaged.append(line)
+            else:
+                found.good.append(row)
+    return found
+
+
+def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
+    beside = path.with_name(f"{path.stem}.damaged{path.suffix}")
+    with writing("what is damaged of the metrics", beside), beside.open("ab") as file:
+        file.writelines(line + b"\n" for line in lines)
+    warnings.warn(
+        f"{len(lines)} damaged line{'s' if len(lines) > 1 else ''} of {shown_path(path)} "
+        f"went to {beside.name}; the others are kept",
+        Notice,
+        stacklevel=2,
+    )
 
 
 def _line(row: Mapping[str, float]) -> str:
@@ -56,8 +115,18 @@ def _line(row: Mapping[str, float]) -> str:
     return json.dumps(plain) + "\n"
 
 
-def _row(line: str) -> Row:
-    return {
-        name: float(value) if isinstance(value, str) else value
-        for name, value in json.loads(line).items()
-    }
+def _row(line: bytes, path: Path, number: int) -> Row | None:
+    """The row that a line holds, or None if it holds none."""
+    try:
+        found = parse_json(decoded(line, path, number), path, number)
+        if not isinstance(found, dict) or type(found.get("step")) is not int or found["step"] < 0:
+            return None
+        return {name: _number(value) for name, value in found.items()}
+    except (FileError, ValueError, OverflowError):
+        return None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("not a number")
+    return float(value) if isinstance(value, str) or abs(value) > 2**63 else value

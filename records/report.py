@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from config.screen import say
 from config.sections import RunConfig
+from files.shown import shown_name
 from records.progress import Progress
 from records.run_directory import RunDirectory
 from records.throughput import Throughput
@@ -33,6 +37,7 @@ class Report:
         Raises:
             UserError: if the directory cannot be written or Weights & Biases not be used.
         """
+        self._failing: set[str] = set()
         self._title = f"{preset}: {config.training.global_batch_size} samples a step"
         self._directory = RunDirectory(path, config, first_step)
         self._wandb = WandbLog(config, wandb_name, path) if wandb else None
@@ -54,10 +59,12 @@ class Report:
         rate = self._throughput.samples_per_second
         if rate is not None:
             row["samples_per_second"] = rate
-        self._directory.log(row)
+        with self._unless_it_fails("metrics.jsonl"):
+            self._directory.log(row)
         self._progress.update(row)
         if self._wandb:
-            self._wandb.log(row)
+            with self._unless_it_fails("Weights & Biases"):
+                self._wandb.log(row)
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +72,19 @@ class Report:
     def __exit__(self, kind: object, *exc: object) -> None:
         """Close everything; the loss curve is drawn after a failure too."""
         self._progress.close()
-        self._directory.draw(self._title)
+        with self._unless_it_fails("the loss curve"):
+            self._directory.draw(self._title)
         if self._wandb:
-            self._wandb.close(failed=kind is not None)
+            with self._unless_it_fails("Weights & Biases"):
+                self._wandb.close(failed=kind is not None)
+
+    @contextmanager
+    def _unless_it_fails(self, what: str) -> Iterator[None]:
+        """Go on without a record that cannot be written, and say so once: no run ends for that."""
+        try:
+            yield
+        except Exception as error:  # whatever the disk, Weights & Biases or Matplotlib raise
+            if what not in self._failing:
+                self._failing.add(what)
+                reason = " ".join(str(error).split()) or type(error).__name__
+                say(f"warning: {what} is not written, the run goes on: {shown_name(reason, 200)}")

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-import yaml
-
-from config.errors import UserError
 from config.sections import RunConfig
+from files.writing import write_text, writing
+from files.yaml_files import yaml_text
 from records.loss_curve import draw_loss_curve
 from records.metrics import MetricsFile, read_metrics
 
@@ -31,21 +30,21 @@ class RunDirectory:
             UserError: if nothing can be written there.
         """
         self.path = path
-        try:
+        with writing("the run directory", path):
             path.mkdir(parents=True, exist_ok=True)
-            (path / CONFIG).write_text(
-                yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8"
-            )
             self._metrics = MetricsFile(path / METRICS, first_step)
-        except OSError as error:
-            raise UserError(f"cannot write the run directory {path}: {error.strerror}") from error
+            write_text("the configuration", path / CONFIG, yaml_text(config.to_dict()))
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Append one step to metrics.jsonl."""
+        """Append one step to metrics.jsonl. Raises WriteError if it cannot be."""
         self._metrics.append(row)
 
     def draw(self, title: str) -> None:
-        """Draw loss_curve.png from metrics.jsonl, if that holds any step."""
+        """Draw loss_curve.png from metrics.jsonl, if that holds any step.
+
+        Raises:
+            OSError, WriteError: the one cannot be read, or the other not be written.
+        """
         rows = read_metrics(self.path / METRICS)
         if rows:
             draw_loss_curve(rows, self.path / LOSS_CURVE, title)

@@ -17,6 +17,7 @@ APPLICATION_FOLDERS = (
     "config",
     "data",
     "evaluation",
+    "files",
     "huggingface",
     "modelling",
     "planning",

@@ -9,7 +9,9 @@ from checkpoints import CheckpointStore
 from config.screen import say
 from config.sections import RunConfig
 from data.loader import Loader
-from modelling.finetuning import FineTuning
+from files.yaml_files import yaml_text
+from finetuning import FineTuning
+from records.run_directory import CONFIG
 from training.skipped_steps import SkippedSteps
 
 
@@ -39,7 +41,8 @@ class Checkpoints:
         if self._store is None:
             return
         tensors = self._model.tensors(self._config.checkpoint.optim_state)
-        self._store.save(step, tensors, self._metadata(), wait)
+        texts = {CONFIG: yaml_text(self._config.to_dict())}
+        self._store.save(step, tensors, self._metadata(), wait, texts)
         self.step = step
         if wait:
             say(f"saved step {step} in {self._config.checkpoint.save}")

@@ -1,0 +1,17 @@
+"""What is wrong with a file."""
+
+from __future__ import annotations
+
+from config.errors import UserError
+
+
+class FileError(UserError):
+    """A file that cannot be read or written, or that holds what it should not."""
+
+
+class WriteError(FileError):
+    """A file or folder that cannot be written: no permission, no space, no such place."""
+
+
+class InUseError(FileError):
+    """A folder that another process writes into."""

@@ -1,0 +1,171 @@
+"""Reading JSON from outside, and checking that what it holds is of the kind it should be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from files.errors import FileError
+from files.shown import shown, shown_name, shown_path
+from files.text import MEBIBYTE, check_regular, decoded, read_text
+
+LONGEST_LINE = 16 * MEBIBYTE
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
+    """The data in a JSON file.
+
+    Args:
+        most: bytes above which it is refused.
+
+    Raises:
+        FileError: with file and line, if it is not JSON.
+    """
+    return parse_json(read_text(path, most), path)
+
+
+def read_object(path: Path, most: int = 64 * MEBIBYTE) -> Fields:
+    """The object in a JSON file, to be read field by field. Raises as `read_json`."""
+    return Fields(read_json(path, most), shown_path(path))
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """The data of each line of a JSON Lines file. Raises as `json_lines`."""
+    check_regular(path)
+    try:
+        with path.open("rb") as lines:
+            return [data for _, data in json_lines(path, lines)]
+    except OSError as error:
+        raise FileError(f"cannot read {shown_path(path)}: {error.strerror}") from None
+
+
+def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+    """The data of each line of JSON Lines, with its number from 1; blank lines are passed over.
+
+    Args:
+        path: of the file, for messages.
+        lines: as iterating over a file opened in binary mode gives them, so that only line feeds
+            end a line: U+2028 within a text does not.
+
+    Raises:
+        FileError: with file and line, for one that is not JSON.
+    """
+    for number, line in enumerate(lines, 1):
+        if len(line) > LONGEST_LINE:
+            raise FileError(f"{shown_path(path)}, line {number} has more than {LONGEST_LINE} bytes")
+        text = decoded(line, path, number)
+        if text.strip():
+            yield number, parse_json(text, path, number)
+
+
+def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
+    """JSON text as data; each name once, numbers finite, texts whole characters.
+
+    Args:
+        path, first_line: where the text stands, for messages.
+
+    Raises:
+        FileError: with file and line.
+    """
+    place = f"{shown_path(path)}, line {first_line}"
+    try:
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if _HALF_CHARACTER.search(text):
+            json.dumps(data, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise FileError(f"{shown_path(path)}, line {line} is not JSON: {error.msg}") from None
+    except UnicodeEncodeError:
+        raise FileError(f"{place}: a text has half a character (a lone surrogate)") from None
+    except RecursionError:
+        raise FileError(f"{place} is nested too deep") from None
+    except ValueError as error:  # also a number of more digits than Python reads
+        reason = str(error).partition(";")[0]
+        raise FileError(f"{shown_path(path)} is not JSON: {shown_name(reason)}") from None
+    return data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the name {shown(twice)} stands twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+class Fields:
+    """A JSON object, whose fields are read by the kind they must be.
+
+    Every method raises FileError, naming file and field, if the field is missing or of another
+    kind.
+    """
+
+    def __init__(self, data: Any, where: str) -> None:
+        """Args: `where`: the file, or the file and the object's dotted name in it."""
+        if not isinstance(data, dict):
+            raise FileError(f"{where} is {shown(data)}, but must be an object")
+        self.data: dict[str, Any] = data
+        self._where = where
+
+    def text(self, name: str) -> str:
+        """A text."""
+        return self._of(name, str, "text")
+
+    def count(self, name: str) -> int:
+        """An integer from 0 to 2^63 - 1."""
+        value = self._value(name)
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise self._error(name, "an integer, 0 or more")
+        return value
+
+    def counts(self, name: str) -> list[int]:
+        """A list of such integers."""
+        values = self._of(name, list, "a list of integers")
+        if not all(type(value) is int and 0 <= value < 2**63 for value in values):
+            raise self._error(name, "a list of integers, 0 or more")
+        return values
+
+    def object(self, name: str) -> Fields:
+        """An object."""
+        return Fields(self._value(name), f"{self._where}: {shown_name(name)}")
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object as it is."""
+        return self.object(name).data
+
+    def objects(self, name: str) -> Mapping[str, Fields]:
+        """An object of objects."""
+        inner = self.object(name)
+        return {key: inner.object(key) for key in inner.data}
+
+    def texts(self, name: str) -> dict[str, str]:
+        """An object of texts."""
+        inner = self.object(name)
+        return {key: inner.text(key) for key in inner.data}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.data
+
+    def _of(self, name: str, kind: type, noun: str) -> Any:
+        value = self._value(name)
+        if not isinstance(value, kind):
+            raise self._error(name, noun)
+        return value
+
+    def _value(self, name: str) -> Any:
+        if name not in self.data:
+            raise FileError(f"{self._where}: {shown_name(name)} is missing")
+        return self.data[name]
+
+    def _error(self, name: str, noun: str) -> FileError:
+        value = shown(self.data[name])
+        return FileError(f"{self._where}: {shown_name(name)} is {value}, but must be {noun}")

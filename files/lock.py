@@ -1,0 +1,77 @@
+"""One writer for a folder.
+
+The lock is the kernel's (flock) on a file in the folder, so it ends with its process, however that
+dies. The file stays and says who had it last.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from files.errors import FileError, InUseError
+from files.json_files import Fields, parse_json
+from files.shown import shown_name, shown_path
+from files.writing import writing
+
+FILE_NAME = ".lock"
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into the folder, which is made if it is not there.
+
+    On a file system that has no locks nothing is kept.
+
+    Raises:
+        InUseError: another process writes into it.
+        WriteError: it cannot be written.
+    """
+    with writing("the folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not inherited by programs that are started meanwhile: they would go on holding it.
+        descriptor = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _take(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(os.pread(descriptor, 4096, 0), folder / FILE_NAME)
+        raise InUseError(
+            f"{shown_path(folder)} is in use: {holder} writes into it; "
+            "end that one first, or give another folder"
+        ) from None
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return
+        with writing("the lock of", folder):
+            raise
+    since = datetime.now().astimezone().isoformat(" ", "seconds")
+    note = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+    with writing("the lock of", folder):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(note).encode(), 0)
+
+
+def _holder(note: bytes, path: Path) -> str:
+    """Who has the lock, as far as the file tells."""
+    try:
+        found = Fields(parse_json(note.decode(errors="replace"), path), str(path))
+        process, host, since = found.count("process"), found.text("host"), found.text("since")
+    except FileError:
+        return "another process"
+    return f"process {process} on {shown_name(host)}, since {shown_name(since)},"

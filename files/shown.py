@@ -1,0 +1,65 @@
+"""Values from outside as they stand in messages: short, on one line, whatever they are."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable
+from pathlib import Path
+
+LONGEST = 70
+"""Characters of a value in a message."""
+
+MOST_NAMES = 12
+"""Names that a message lists."""
+
+
+class _Short(reprlib.Repr):
+    """`repr` within limits, also of what contains itself or has more digits than Python prints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 3
+        self.maxstring = self.maxother = LONGEST
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() < 200:
+            return repr(value)
+        return f"an integer of about {int(value.bit_length() * 0.30103) + 1} digits"
+
+
+_SHORT = _Short()
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, shortened."""
+    return _cut(_SHORT.repr(value))
+
+
+def shown_name(name: object, longest: int = LONGEST) -> str:
+    """A name or path as it is, shortened in the middle; what cannot be printed is escaped."""
+    text = str(name)
+    if not text.isprintable():
+        text = repr(text[: 4 * longest])[1:-1]
+    return _cut(text, longest)
+
+
+def shown_path(path: str | Path) -> str:
+    """A path, shortened in the middle if it is very long."""
+    return shown_name(path, 2 * LONGEST)
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """A list of names, shortened at its end."""
+    every = [shown_name(name) for name in names]
+    more = len(every) - MOST_NAMES
+    if more <= 0:
+        return ", ".join(every)
+    return f"{', '.join(every[:MOST_NAMES])} and {more} more"
+
+
+def _cut(text: str, longest: int = LONGEST) -> str:
+    if len(text) <= longest:
+        return text
+    head = (longest - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"

@@ -1,0 +1,123 @@
+"""Writing files: whole or not at all, and known to be possible before the work begins."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from files.errors import WriteError
+from files.shown import shown_path
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux and of most of its file systems
+
+
+@contextmanager
+def writing(what: str, path: str | Path) -> Iterator[None]:
+    """Turn a failure of the disk inside the context into one sentence.
+
+    Args:
+        what: the file or folder is for, such as "the plan".
+
+    Raises:
+        WriteError: "cannot write {what} {path}: {reason}".
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WriteError(f"cannot write {what} {shown_path(path)}: {reason}") from error
+    except ValueError as error:
+        if "null" not in str(error):  # "embedded null byte", which no path can have
+            raise
+        raise WriteError(f"cannot write {what} {shown_path(path)}: {error}") from error
+
+
+def write_text(what: str, path: Path, text: str) -> None:
+    """Write a text file, see `write_file`."""
+    write_file(what, path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file and the folders it is in. A file that is there is replaced at once, or stays.
+
+    Args:
+        what: it is, for messages.
+        write: called with the path of a draft to write.
+
+    Raises:
+        WriteError: it cannot be written; no draft is left.
+    """
+    with writing(what, path):
+        if path.exists() and not path.is_file():  # such as /dev/stdout; a folder is an error
+            write(path)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target = path.resolve()  # through a link, which stays one
+        draft = target.with_name(f".{os.getpid()}.draft{target.suffix}")
+        try:
+            write(draft)
+            sync(draft)
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of files of a directory, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_file(what: str, path: str | Path) -> None:
+    """Raise WriteError unless `write_file` can write there. Leaves nothing behind."""
+    path = Path(path)
+    with writing(what, path):
+        if _mode(path) is not None and stat.S_ISDIR(_mode(path) or 0):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it")
+        if _mode(path) is None or stat.S_ISREG(_mode(path) or 0):
+            _check_place(path.parent)
+            _check_names(path)
+
+
+def check_folder(what: str, path: str | Path) -> None:
+    """Raise WriteError unless files can be written into the folder, which need not be there yet.
+
+    Leaves nothing behind.
+    """
+    with writing(what, path):
+        _check_place(Path(path))
+        _check_names(Path(path))
+
+
+def _check_place(folder: Path) -> None:
+    """Write a nameless file into the folder, or into the one in which it would be made."""
+    absolute = Path(os.path.abspath(folder))
+    there = next(place for place in (absolute, *absolute.parents) if _mode(place) is not None)
+    if not stat.S_ISDIR(_mode(there) or 0):
+        raise NotADirectoryError(errno.ENOTDIR, f"{shown_path(there)} is not a folder")
+    with tempfile.TemporaryFile(dir=there) as probe:
+        probe.write(b"\0" * 4096)
+        probe.flush()
+
+
+def _check_names(path: Path) -> None:
+    absolute = os.path.abspath(path)
+    longest = max(len(os.fsencode(part)) for part in Path(absolute).parts)
+    if longest > _LONGEST_NAME or len(os.fsencode(absolute)) > _LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+def _mode(path: Path) -> int | None:
+    """Kind and permissions of what is at a path; None if nothing is."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None

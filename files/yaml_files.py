@@ -1,0 +1,165 @@
+"""Reading and writing YAML: plain data, each value with the place it stands at.
+
+A part of YAML is enough for configurations, and the rest is where files from outside do harm:
+anchors and aliases (a kilobyte that unfolds to a gigabyte), tags (objects, code), several
+documents, and values that turn into dates are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from files.errors import FileError
+from files.shown import shown, shown_name, shown_path
+from files.text import read_text
+
+MOST_BYTES = 2**18
+DEEPEST = 20
+"""Levels of nesting; a configuration has four."""
+
+_PREFIX = "tag:yaml.org,2002:"
+_SCALARS = ("null", "bool", "int", "float", "str")
+# libyaml's parser gives events one by one and does not call itself; PyYAML's own is the stand-in.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_RESOLVER, _CONSTRUCTOR = yaml.resolver.Resolver(), yaml.constructor.SafeConstructor()
+
+
+class Located(dict[str, Any]):
+    """A mapping that knows where its values stand.
+
+    Attributes:
+        places: "file, line n" by key, as far as they come from a file.
+    """
+
+    def __init__(self, values: Mapping[str, Any] = {}, places: Mapping[str, str] = {}) -> None:
+        super().__init__(values)
+        self.places = dict(places)
+
+
+def place_of(data: Mapping[str, Any], key: str) -> str:
+    """How a message about a value begins: "file, line n: ", or nothing if it is not from a file."""
+    place = data.places.get(key) if isinstance(data, Located) else None
+    return f"{place}: " if place else ""
+
+
+def read_yaml(path: Path) -> Located:
+    """The mapping that a file holds: texts, numbers, true, false, null, lists and mappings.
+
+    Keys are text as they are written.
+
+    Raises:
+        FileError: with file and line, if it is anything else.
+    """
+    text = read_text(path, MOST_BYTES)
+    try:
+        data = _document(yaml.parse(text, _Loader), path)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark  # at the end of the text, libyaml counts a line that is not there
+        line = min(mark.line, text.rstrip().count("\n")) + 1 if mark else 1
+        problem = shown_name(error.problem or "is not YAML")
+        raise FileError(f"{shown_path(path)}, line {line}: {problem}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = shown_name(str(error).partition("\n")[0])
+        raise FileError(f"{shown_path(path)} is not YAML: {reason}") from None
+    if not isinstance(data, Located):
+        kind = "nothing" if data is None else type(data).__name__
+        raise FileError(f"{shown_path(path)} must hold a mapping, not {kind}")
+    return data
+
+
+def yaml_text(data: Mapping[str, Any]) -> str:
+    """Plain data as `read_yaml` reads it back, in the order it has."""
+    return yaml.safe_dump(dict(data), sort_keys=False)
+
+
+class _Open(NamedTuple):
+    """A list or mapping whose end was not read yet. `keys` holds the key whose value is next."""
+
+    into: list[Any] | Located
+    keys: list[str]
+
+
+def _document(events: Iterator[yaml.Event], path: Path) -> Any:
+    """Put the events of one document together, without recursion."""
+    result: list[Any] = []
+    stack = [_Open(result, [])]
+    for event in events:
+        match event:
+            case yaml.DocumentStartEvent() if result:
+                raise _error(path, event.start_mark, "a second document begins, but one is read")
+            case yaml.AliasEvent():
+                raise _error(path, event.start_mark, f"*{shown_name(event.anchor)} is an alias: "
+                             "write the value out")  # fmt: skip
+            case yaml.NodeEvent(anchor=str(name)):
+                raise _error(path, event.start_mark, f"&{shown_name(name)} is an anchor: "
+                             "write the value out where it is used")  # fmt: skip
+            case yaml.ScalarEvent():
+                _add(stack[-1], event, path, None)
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                if len(stack) > DEEPEST:
+                    raise _error(path, event.start_mark, f"nested deeper than {DEEPEST} levels")
+                kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
+                _check_tag(event, (kind,), path)
+                new = _Open(Located() if kind == "map" else [], [])
+                _add(stack[-1], event, path, new.into)
+                stack.append(new)
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                stack.pop()
+    return result[0] if result else None
+
+
+def _add(parent: _Open, event: Any, path: Path, container: list[Any] | Located | None) -> None:
+    """Add what an event brings, the `container` or a scalar, to the list or mapping it is in."""
+    if isinstance(parent.into, list):
+        parent.into.append(_scalar(event, path) if container is None else container)
+    elif parent.keys:
+        key = parent.keys.pop()
+        parent.into[key] = _scalar(event, path) if container is None else container
+    elif container is not None:
+        raise _error(path, event.start_mark, "a name must be text, not a list or mapping")
+    else:
+        key = event.value
+        if key in parent.into.places:
+            raise _error(path, event.start_mark, f"the key {shown(key)} stands twice")
+        parent.into.places[key] = _place(path, event.start_mark)
+        parent.keys.append(key)
+
+
+def _scalar(event: Any, path: Path) -> Any:
+    """A text, number, bool or None. A number that cannot be one stays text, as dates do."""
+    _check_tag(event, _SCALARS, path)
+    tag = event.tag
+    if tag is None or tag == "!":
+        tag = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
+    node = yaml.ScalarNode(tag, event.value)
+    try:
+        match tag.removeprefix(_PREFIX):
+            case "null":
+                return None
+            case "bool":
+                return _CONSTRUCTOR.construct_yaml_bool(node)
+            case "int" if ":" not in event.value:  # YAML 1.1 reads 1:30 as 90
+                return _CONSTRUCTOR.construct_yaml_int(node)
+            case "float" if ":" not in event.value:
+                return _CONSTRUCTOR.construct_yaml_float(node)
+    except (ValueError, OverflowError, KeyError, IndexError):
+        pass
+    return event.value
+
+
+def _check_tag(event: Any, kinds: tuple[str, ...], path: Path) -> None:
+    if event.tag not in (None, "!", *(_PREFIX + kind for kind in kinds)):
+        tag = shown_name(event.tag)
+        raise _error(path, event.start_mark, f"the tag {tag} is not read: write a plain value")
+
+
+def _place(path: Path, mark: Any) -> str:
+    return f"{shown_path(path)}, line {mark.line + 1}" if mark else shown_path(path)
+
+
+def _error(path: Path, mark: Any, what: str) -> FileError:
+    return FileError(f"{_place(path, mark)}: {what}")
