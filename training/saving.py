@@ -10,7 +10,7 @@ from config.screen import say
 from config.sections import RunConfig
 from data.loader import Loader
 from files.yaml_files import yaml_text
-from finetuning import FineTuning
+from modelling.finetuning import FineTuning
 from records.run_directory import CONFIG
 from training.skipped_steps import SkippedSteps
 
