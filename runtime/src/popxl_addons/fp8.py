@@ -153,13 +153,23 @@ class FP8Product(MatrixProduct):
                 x, weight, format=recipe.format, rule=recipe.rule, output_type=output_type
             )
         facts = {
-            name: VariableFactory(value, name=name, kind="fp8", is_input=name == SCALE)
+            name: FP8Factory(name, value, is_input=name == SCALE)
             for name, value in recipe.variables.items()
         }
         scale = self.add_variable_factory(facts.pop(SCALE))
         for name, factory in facts.items():
             self.keep_variable(factory, name)
         return ops.fp8.linear(x, weight, scale, format=recipe.format, output_type=output_type)
+
+
+class FP8Factory(VariableFactory):
+    """Makes variables of a product's state, the same on all replicas."""
+
+    kind = "fp8"
+
+    def __init__(self, name: str, value: np.ndarray, is_input: bool) -> None:
+        super().__init__(value, name=name)
+        self.is_input = is_input
 
 
 def fp8_products(facts: NamedVariableFactories) -> list[str]:

@@ -55,6 +55,8 @@ class VariableFactory:
         replica_grouping: replicas that share a value; default: all.
         shard_over: number of replicas the variable is sharded over. A sharded variable can only
             be made in a remote buffer.
+
+    Attributes:
         kind: what the variable is: "parameter": optimizers train it; "fp8": state of a product in
             FP8 (see `popxl_addons.fp8`): optimizers leave it alone, and it is never sharded.
         is_input: whether graphs take it; if not, it is only made and kept beside the others.
@@ -64,6 +66,9 @@ class VariableFactory:
         ValueError: there are no items.
     """
 
+    kind: Kind = "parameter"
+    is_input: bool = True
+
     def __init__(
         self,
         data_iter: DataIter,
@@ -72,12 +77,9 @@ class VariableFactory:
         by_ref: bool = False,
         replica_grouping: ReplicaGrouping | None = None,
         shard_over: int = 1,
-        kind: Kind = "parameter",
-        is_input: bool = True,
     ) -> None:
         self.data_iter = _draws(data_iter)
         self.name = name
-        self.kind, self.is_input = kind, is_input
         self.by_ref = by_ref
         self.replica_grouping = (
             popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
