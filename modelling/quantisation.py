@@ -24,7 +24,7 @@ def packed_shapes(
     """Shapes of the parts of a weight (in features, out features).
 
     Returns:
-        Of the packed values, uint16, four to a word; of scale and bias, in the weight's dtype.
+        Of the packed values, uint16, four to a word; of scale and bias, float16.
 
     Raises:
         ValueError: the groups do not divide the input features, or are no whole words.
@@ -49,6 +49,5 @@ def quantised(weight: np.ndarray, parts: NamedTensors) -> dict[Variable, np.ndar
         parts: the variables `PARTS`.
     """
     size = parts.packed.shape[-1] * PER_WORD
-    wide = weight.astype(parts.scale.dtype.as_numpy(), copy=False)
-    data = group_quantize_compress_numpy(wide, size, -2)
+    data = group_quantize_compress_numpy(weight, size, -2)
     return {parts.get(name): array for name, array in zip(PARTS, data, strict=True)}

@@ -35,7 +35,7 @@ class Stack(Module):
         for i in range(self.layers):
             own = layer.copy()
             if first is not None and i == 0:
-                own.update(first)
+                own.update(first, overwrite=True)  # into levels that both have
             yield self.add_variable_inputs(i, own)
 
     def at_one_position(

@@ -7,12 +7,12 @@ only the first `rotary_dim` features are.
 from __future__ import annotations
 
 from config.gptj import GPTJConfig, GPTJModel
-from modelling.layers import FusedLinear, Groups, Heads, causal_bias
+from modelling.layers import FusedLinear, Groups, Heads, causal_bias, heads_first
 from popxl import Tensor, ops
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
 
 Tables = tuple[Tensor, Tensor]
-"""Sines and cosines of the angles of positions, float32 (..., positions, rotary_dim / 2)."""
+"""Sines and cosines of the angles of positions, float32 ([batch,] positions, rotary_dim / 2)."""
 
 
 def rotary_tables(model: GPTJModel, positions: int) -> Tables:
@@ -29,10 +29,10 @@ def tables_at(tables: Tables, positions: Tensor) -> Tables:
         positions: int32 (batch,).
 
     Returns:
-        Tables (batch, 1, 1, rotary_dim / 2).
+        Tables (batch, 1, rotary_dim / 2).
     """
     batch = positions.shape[0]
-    sin, cos = (ops.gather(t, positions).reshape((batch, 1, 1, t.shape[-1])) for t in tables)
+    sin, cos = (ops.gather(t, positions).reshape((batch, 1, t.shape[-1])) for t in tables)
     return sin, cos
 
 
@@ -67,7 +67,7 @@ class SelfAttention(Heads):
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values: (batch, heads, length, head_size) each."""
-        q, k, v = self.split(*self.qkv(x))
+        q, k, v = map(self.of_heads, self.qkv(x))
         rotary_dim = self.model.attention.rotary_dim
         q, k = (rotary_pos_embed(t, *tables, rotary_dim) for t in (q, k))
-        return q, k, v
+        return heads_first(q), heads_first(k), heads_first(v)

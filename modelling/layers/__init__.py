@@ -5,6 +5,7 @@ Between `Groups.open_sharded` and `Groups.close_sharded` each replica has its pa
 """
 
 from modelling.layers.attention import Attention as Attention
+from modelling.layers.attention import heads_first as heads_first
 from modelling.layers.attention import merge_heads as merge_heads
 from modelling.layers.attention import split_heads as split_heads
 from modelling.layers.dropout import Dropout as Dropout

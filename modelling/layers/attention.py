@@ -15,9 +15,14 @@ from popxl import Tensor
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(b, s, h*d) -> (b, h, s, d)."""
+    """(b, s, h*d) -> (b, s, h, d)."""
     batch, length, features = x.shape
-    return x.reshape((batch, length, heads, features // heads)).transpose((0, 2, 1, 3))
+    return x.reshape((batch, length, heads, features // heads))
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """(b, s, h, d) -> (b, h, s, d)."""
+    return x.transpose((0, 2, 1, 3))
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -72,4 +77,4 @@ class Attention(addons.Module):
         if self.slices == 1 or q.shape[2] == 1:  # a single query, in generation, is not cut
             return self.step(q, k, v, biases, seed)
         call = self.call_module(self.sliced, autodiff="auto" if self.differentiable else "none")
-        return call(q, k, v, biases, seed)
+        return call(q, k, v, biases, seed)[0]

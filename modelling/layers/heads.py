@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config.sections import RunConfig
-from modelling.layers.attention import Attention, merge_heads, split_heads
+from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.linear import Linear
@@ -56,9 +56,13 @@ class Heads(Layer):
         """Attention of this replica's heads; see `Attention.build`."""
         return self.attention(q, k, v, biases, self.groups.own_seed(seed))
 
+    def of_heads(self, projection: Tensor) -> Tensor:
+        """(batch, n, heads * head_size) -> (batch, n, heads, head_size)."""
+        return split_heads(projection, self.heads)
+
     def split(self, *projections: Tensor) -> tuple[Tensor, ...]:
         """Each (batch, n, heads * head_size) -> (batch, heads, n, head_size)."""
-        return tuple(split_heads(t, self.heads) for t in projections)
+        return tuple(heads_first(self.of_heads(t)) for t in projections)
 
     def merge(self, heads: Tensor) -> Tensor:
         """What `attend` returns -> this replica's part of the sum, (batch, queries, hidden)."""

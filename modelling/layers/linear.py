@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import popxl
-from modelling.layers.layer import Layer
+from modelling.layers.layer import Layer, cast
 from modelling.quantisation import PARTS, packed_shapes
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
+
+_PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
 
 
 class Linear(Layer):
@@ -50,9 +52,9 @@ class Linear(Layer):
         shapes = packed_shapes(shape, self.group_size)
         packed, scale, bias = (
             self.weight(f"weight.{part}", s, d, self.grouping)
-            for part, s, d in zip(PARTS, shapes, (popxl.uint16, dtype, dtype), strict=True)
+            for part, s, d in zip(PARTS, shapes, _PART_DTYPES, strict=True)
         )
-        return group_quantize_decompress(packed, scale, bias, dim=0)
+        return cast(group_quantize_decompress(packed, scale, bias, dim=0), dtype)
 
 
 class FusedLinear(Linear):

@@ -59,7 +59,6 @@ class LossPhase(Phase):
             store_streams={loss: self.loss_stream},
             store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,
-            rows=2,  # with a row input, as all phases have
             io_mode="compute",
         )
         self.fwd = self.bwd = serialised.graph

@@ -23,12 +23,18 @@ _SCALAR = popxl.TensorSpec((), popxl.float32)
 
 @dataclass(frozen=True)
 class OptimizerStore:
-    """The optimizer state of a phase, and the graphs that update its variables."""
+    """The optimizer state of a phase, and the graphs that update its variables.
+
+    Attributes:
+        steps: the update of each variable.
+        names: of what `load` gives.
+    """
 
     facts: NamedVariableFactories
     buffers: NamedRemoteBuffers
     clips: bool
     steps: dict[str, addons.GraphWithNamedArgs]
+    names: list[str]
     load: addons.GraphWithNamedArgs
     store: addons.GraphWithNamedArgs
     store_variables: addons.GraphWithNamedArgs
@@ -36,22 +42,24 @@ class OptimizerStore:
     @classmethod
     def create(cls, variables: VariableStore, entries: int, settings: Settings) -> OptimizerStore:
         """State and graphs for all variables; vectors (norms, biases) have no weight decay."""
-        facts, steps = NamedVariableFactories(), {}
-        loaded = dict(zip(variables.facts.keys_flat(), variables.load.graph.outputs, strict=True))
-        for name, shard in loaded.items():
+        made, steps = {}, {}
+        loaded = dict(zip(variables.names, variables.load.graph.outputs, strict=True))
+        for name in variables.facts.keys_flat():
+            shard = loaded[name]
             factory = variables.facts.get(name)
             decay = len(factory.shape_on_replica) > 1
-            var_facts, steps[name] = _adam_graph(
+            made[name], steps[name] = _adam_graph(
                 shard.spec, factory.replica_grouping, settings, decay
             )
-            facts.insert(name, var_facts)
+        facts = NamedVariableFactories.from_dict(made)
         buffers = named_variable_buffers(facts, entries, False)
-        load, _ = load_remote_graph(buffers)
+        load, names = load_remote_graph(buffers)
         return cls(
             facts,
             buffers,
             settings.config.training.optimizer.gradient_clipping is not None,
             steps,
+            names,
             load,
             store_remote_graph(buffers),
             store_remote_graph(variables.buffers),
@@ -75,7 +83,7 @@ class OptimizerStore:
             norm: global norm of the unscaled gradients, float32 scalar.
         """
         shards = variables.load_shards(row)
-        state = addons.NamedTensors.pack(self.facts.keys_flat(), self.load.call(row))
+        state = addons.NamedTensors.pack(self.names, self.load.call(row))
         shards_before, state_before = shards.map(ops.identity), state.map(ops.identity)
         for name, step in self.steps.items():
             step.bind(state.get(name)).call(

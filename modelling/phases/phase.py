@@ -86,7 +86,7 @@ class Phase:
             store_streams={},
             store_buffers=stores,
             seed_input=seed,
-            rows=max(self.entries, 2),  # with a row input, also for a single layer
+            rows=self.entries,
             io_mode="compute",
         )
         self.fwd, self.bwd = fwd.graph, bwd.graph

@@ -16,7 +16,8 @@ def fixed_row(
     buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
 ) -> RemoteHandle:
     """A row of a buffer, whichever row a phase is at."""
-    return RemoteHandle(buffer, lambda _: popxl.constant(row, popxl.int32), shard_group)
+    offset = (lambda _: popxl.constant(row, popxl.int32)) if row else None
+    return RemoteHandle(buffer, offset, shard_group)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class VariableStore:
         buffers: their remote buffers; one entry for each layer of the phase.
         grads: buffers of float32 gradients, sharded as the variables are.
         shard_groups: for each variable, the replicas it is sharded over (a group of 1: not).
+        names: of what `load` and `gather` give.
         load: graph that loads the entry of a layer.
         gather: graph from what `load` gives to whole variables.
     """
@@ -33,6 +34,7 @@ class VariableStore:
     buffers: NamedRemoteBuffers
     grads: NamedRemoteBuffers
     shard_groups: dict[str, popxl.ReplicaGrouping]
+    names: list[str]
     load: addons.GraphWithNamedArgs
     gather: addons.GraphWithNamedArgs
 
@@ -56,18 +58,19 @@ class VariableStore:
             buffers,
             buffers.map(lambda b: _float32_buffer(b, entries)),
             {n: groupings[n] if over[n] > 1 else alone for n in shapes},
+            names,
             load,
             gather,
         )
 
     def load_shards(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row` as this replica stores them."""
-        return addons.NamedTensors.pack(self.facts.keys_flat(), self.load.call(row))
+        return addons.NamedTensors.pack(self.names, self.load.call(row))
 
     def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row`, gathered."""
         shards = self.load_shards(row)
-        return addons.NamedTensors.pack(self.facts.keys_flat(), self.gather.bind(shards).call())
+        return addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
 
     def square_weight(self, name: str) -> float:
         """Weight of a replica's sum of squares of a gradient in the sum over all replicas.

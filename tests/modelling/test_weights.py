@@ -172,17 +172,18 @@ def test_a_programs_variables_and_optimizer_state(theirs, tensor_parallel):
 
 def _trees(rows: tuple[Row, ...], tensor_parallel: int, ir: popxl.Ir) -> NamedTensors:
     """Variables of a layer as the optimizer's program has them."""
-    fwd, optim = NamedTensors(), NamedTensors()
+    fwd: dict[str, popxl.Tensor] = {}
+    optim: dict[str, popxl.Tensor] = {}
     zeros = {w.name: np.zeros(w.shape, np.float32) for row in rows for w in row.weights}
     for row in rows:
         sharded = row.axis is not None and tensor_parallel > 1
         grouping = ir.replica_grouping(group_size=1) if sharded else None
         data = row.to_host(zeros, tensor_parallel)
-        fwd.insert(row.path, popxl.variable(data, replica_grouping=grouping))
+        fwd[row.path] = popxl.variable(data, replica_grouping=grouping)
         moment = popxl.variable(data, replica_grouping=grouping)
-        optim.insert(f"{row.path}.first_order", moment)
-        optim.insert(f"{row.path}.step", popxl.variable(np.float32(0)))
-    return NamedTensors(fwd=fwd, optim=optim)
+        optim[f"{row.path}.first_order"] = moment
+        optim[f"{row.path}.step"] = popxl.variable(np.float32(0))
+    return NamedTensors(fwd=NamedTensors.from_dict(fwd), optim=NamedTensors.from_dict(optim))
 
 
 def test_the_modules_have_the_rows_variables():

@@ -33,7 +33,7 @@ def test_shard_puts_the_parts_on_a_new_first_axis(axis):
 def test_shard_needs_a_divisible_axis():
     with pytest.raises(ValueError, match="cannot be cut into 4"):
         shard(X, 4, 1)
-    with pytest.raises(ValueError, match="no axis 2"):
+    with pytest.raises(IndexError, match="no axis 2"):
         shard(X, 2, 2)
 
 
@@ -109,3 +109,11 @@ def test_squeeze_safe_keeps_longer_axes():
 
 def test_negative_axes_count_from_the_back():
     assert handle_negative_axis(X, -1) == 1
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3), 2), ((2, 3), -3), ((), 0), ((), -1)])
+def test_an_axis_out_of_range_is_an_index_error(shape, axis):
+    with pytest.raises(IndexError, match=f"has no axis {axis}"):
+        handle_negative_axis(np.zeros(shape), axis)
+    with pytest.raises(IndexError):
+        shard(np.zeros(shape), 1, axis)

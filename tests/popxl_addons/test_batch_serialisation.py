@@ -15,6 +15,7 @@ from popxl_addons import (
     autodiff_with_accumulation,
     recompute_graph,
 )
+from popxl_addons import host_store as addons_store
 from popxl_addons.layers import Linear
 from popxl_addons.remote import load_remote_graph, named_variable_buffers
 from popxl_addons.transforms.batch_serialisation import (
@@ -123,7 +124,7 @@ class Phased:
             {out: stores} if to_stream else {},
             {} if to_stream else {out: stores},
         )
-        result.graph.call()
+        result.graph.call(0)
 
     def feed(self, buffer, row):
         stream = popxl.h2d_stream(SPEC.shape, SPEC.dtype)
@@ -185,7 +186,7 @@ def test_rows_may_be_computed_from_the_row_index():
         t, by = graph.inputs
         buffer = batch_serial_buffer(t, steps=2, rows=3)
         result = batch_serialise(
-            named(graph), 2, {t: (buffer, None)}, {},
+            named(graph), 2, {t: (buffer, 0)}, {},
             {graph.outputs[0]: RemoteHandle(buffer, lambda row: 2 - row)}, rows=3,
         )  # fmt: skip
         assert len(result.graph.graph.inputs) == 2
@@ -200,6 +201,89 @@ def test_rows_may_be_computed_from_the_row_index():
     with popxl.Session(ir) as session:
         out = session.run()
     assert [out[s] for s in streams] == [2, 2, 0, 0, 3, 3]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_inputs_are_the_row_the_seed_and_the_rest_in_order(rows):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        scalar, seed = popxl.TensorSpec((), popxl.float32), popxl.TensorSpec((2,), popxl.uint32)
+
+        def build(a, x, s, b):
+            return x * a + b + ops.random_uniform(s, ())
+
+        graph = ir.create_graph(build, scalar, scalar, seed, scalar)
+        a, x, s, b = graph.inputs
+        stream = popxl.h2d_stream((), popxl.float32)
+        result = batch_serialise(named(graph), 2, {x: stream}, {}, {}, seed_input=s, rows=rows)
+        row, *others = result.graph.graph.inputs
+        assert (row.shape, row.dtype) == ((), popxl.int32)
+        assert (others[0].shape, others[0].dtype) == ((2,), popxl.uint32)
+        remapped = result.remap_tensors(NamedTensors(a=a, b=b, s=s))
+        assert others == [remapped.s, remapped.a, remapped.b]
+
+
+def test_the_gradient_graph_takes_the_row_and_the_seed_first():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        w, seed = popxl.TensorSpec((4,), popxl.float32), popxl.TensorSpec((2,), popxl.uint32)
+        fwd = named(ir.create_graph(lambda x, w, s: ops.dropout(x * w, s, p=0.5), w, w, seed))
+        x, w, s = fwd.graph.inputs
+        grad = recompute_graph(fwd.autodiff(grads_required=[x]))
+        stream = popxl.h2d_stream((4,), popxl.float32)
+        f, b = batch_serialise_fwd_and_grad(
+            fwd, grad, NamedTensors(w=w), 2,
+            load_handles={x: stream, grad.graph.inputs[0]: stream},
+            store_streams={}, store_buffers={}, seed_input=s,
+        )  # fmt: skip
+        for result in (f, b):
+            dtypes = [t.dtype for t in result.graph.graph.inputs]
+            assert dtypes == [popxl.int32, popxl.uint32, popxl.float32]
+        assert b.graph.args.w is b.graph.graph.inputs[2]
+
+
+def test_a_step_s_entry_follows_from_its_row():
+    """Row r at offset o: (r + o) * steps + i; None: i; f: f(r) * steps + i."""
+    ir, steps = popxl.Ir(), 2
+    with ir.main_graph:
+        scalar = popxl.TensorSpec((), popxl.float32)
+        buffer = popxl.remote_buffer((), popxl.float32, 12)
+        offsets = [0, 2, None, lambda row: row * 2 + 1]
+        found = []
+        for i, offset in enumerate(offsets):
+            copy = ir.create_graph(lambda t: t * 1.0, scalar)
+            handle = (buffer, offset) if i % 2 else RemoteHandle(buffer, offset)
+            result = batch_serialise(named(copy), steps, {}, {}, {copy.outputs[0]: handle}, rows=3)
+            for entry in range(12):
+                ops.remote_store(buffer, entry, popxl.constant(0.0, popxl.float32))
+            result.graph.call(popxl.constant(2, popxl.int32) if i else 2, 1.0)
+            values = [ops.remote_load(buffer, e).reshape((1,)) for e in range(12)]
+            found.append(popxl.d2h_stream((12,), popxl.float32))
+            ops.host_store(found[-1], ops.concat(values))
+    with popxl.Session(ir) as session:
+        out = session.run()
+    at = [np.flatnonzero(out[s]).tolist() for s in found]
+    assert at == [[4, 5], [8, 9], [0, 1], [10, 11]]
+
+
+@pytest.mark.parametrize(
+    ("offset", "entries"), [(0, 6), (1, 8), (None, 2), (lambda row: row, 6)], ids=str
+)
+@pytest.mark.parametrize("before", [1, 20])
+def test_buffers_grow_to_what_is_used(offset, entries, before):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        spec = popxl.TensorSpec((), popxl.float32)
+        source, target = (popxl.remote_buffer((), popxl.float32, before) for _ in range(2))
+        graph = ir.create_graph(lambda t: t + 1.0, spec)
+        load, store = {graph.inputs[0]: (source, offset)}, {graph.outputs[0]: (target, offset)}
+        result = batch_serialise(named(graph), 2, load, {}, store, rows=3)
+        assert source.entries == target.entries == max(before, entries)
+        result.graph.call(0)
+        target.entries = 30  # more, now that it is written to
+        last = addons_store(ops.remote_load(target, 29))
+    with popxl.Session(ir) as session:
+        assert session.run()[last] == 0
 
 
 def test_steps_draw_their_own_numbers_alike_forwards_and_backwards():
@@ -223,8 +307,8 @@ def test_steps_draw_their_own_numbers_alike_forwards_and_backwards():
         )  # fmt: skip
         assert list(f.stored_buffers) == [x]  # it came from a stream: kept for the backward pass
         value = popxl.constant(np.array([1, 2], np.uint32))
-        f.graph.call(value)
-        b.graph.call(value)
+        f.graph.call(0, value)
+        b.graph.call(0, value)
     data_in = np.ones((STEPS, 64), np.float32)
     with popxl.Session(ir) as session:
         out = session.run({data: data_in, d_data: data_in})

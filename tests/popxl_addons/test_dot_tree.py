@@ -40,14 +40,46 @@ def test_sanitise_leaves_only_what_a_name_can_hold():
 
 
 def test_insert_creates_levels_and_refuses_to_replace(tree):
-    tree.insert("b.new.z", 5)
-    assert tree.b.new.z == 5
-    with pytest.raises(KeyError, match="overwrite"):
+    tree.insert("new.level.z", 5)
+    assert tree.new.level.z == 5
+    with pytest.raises(ValueError, match="overwrite"):
         tree.insert("a", 4)
     tree.insert("a", 4, overwrite=True)
     assert tree.a == 4
-    with pytest.raises(KeyError, match="leaf"):
-        tree.insert("a.below", 1)
+    with pytest.raises(ValueError, match="leaf"):
+        tree.insert("a.below", 1, overwrite=True)
+
+
+def test_the_first_part_of_a_key_must_be_new():
+    tree = DotTree()
+    tree.insert("a.b.x", 1)
+    for key in ("a.b.y", "a.b.x", "a.c", "a"):
+        with pytest.raises(ValueError, match="'a' exists already"):
+            tree.insert(key, 2)
+    assert tree.to_dict() == {"a.b.x": 1}
+    tree.insert("a.b.y", 2, overwrite=True)
+    assert tree.to_dict() == {"a.b.x": 1, "a.b.y": 2}
+
+
+@pytest.mark.parametrize(
+    "key", ["", "a-b", "-1", -1, "a..b", ".a", "a.", "a.b c", "1a", "a.0x", "layer/0", "²"]
+)
+def test_keys_are_names_or_digits(key):
+    tree = DotTree()
+    with pytest.raises(ValueError, match="must be a Python name or digits"):
+        tree.insert(key, 1)
+    assert key not in tree
+    assert tree.len() == 0
+    with pytest.raises(ValueError, match="is no key"):
+        DotTree.from_dict({key: 1})
+
+
+@pytest.mark.parametrize("key", [0, "0", "007", "a", "_a", "a1", "class", "ü", "a.0.b", "0.1"])
+def test_a_key_is_kept_as_it_is(key):
+    tree = DotTree()
+    tree.insert(key, 1)
+    assert tree.keys_flat() == [str(key)]
+    assert tree.get(key) == 1
 
 
 def test_assignment_inserts(tree):
@@ -69,10 +101,12 @@ def test_pop_removes(tree):
 
 
 def test_update_merges_trees(tree):
-    tree.update(DotTree(b=DotTree(z=9), c=1))
-    assert tree.to_dict() == {"b.x": 1, "b.deep.y": 2, "b.z": 9, "a": 3, "c": 1}
-    with pytest.raises(KeyError):
-        tree.update(DotTree(a=0))
+    tree.update(DotTree(c=DotTree(x=1, y=2)))
+    with pytest.raises(ValueError, match=r"\['b'\] exist already"):
+        tree.update(DotTree(new=0, b=DotTree(z=9)))
+    assert "new" not in tree
+    tree.update(DotTree(b=DotTree(z=9), a=0), overwrite=True)
+    assert tree.to_dict() == {"b.x": 1, "b.deep.y": 2, "b.z": 9, "a": 0, "c.x": 1, "c.y": 2}
 
 
 def test_filter_keys_takes_leaves_and_levels_in_tree_order(tree):
@@ -81,7 +115,7 @@ def test_filter_keys_takes_leaves_and_levels_in_tree_order(tree):
 
 def test_copy_shares_leaves_but_no_levels(tree):
     for other in (tree.copy(), copy.deepcopy(tree)):
-        other.insert("b.deep.z", 1)
+        other.insert("b.deep.z", 1, overwrite=True)
         assert "b.deep.z" not in tree
 
 

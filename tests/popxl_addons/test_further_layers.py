@@ -90,42 +90,91 @@ def test_layer_norm_over_replicas(parts):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_distributed_layer_norm_module():
-    def build(x):
-        # Each replica has its own part, so the weights' grouping is one replica a group.
-        alone = popxl.gir().replica_grouping(group_size=1)
-        factories, graph = LayerNormDistributed(alone).create_graph(x)
-        return list(graph.bind(factories.init()).call(x))
-
-    x = rng.normal(3, 2, size=(2, 5, 4)).astype(np.float32)
-    (y,) = replicas_run(2, build, {"x": x})
-    whole = np.concatenate(list(y), -1)
-    np.testing.assert_allclose(whole.mean(-1), 0, atol=1e-5)
-    np.testing.assert_allclose(whole.std(-1), 1, rtol=1e-3)
+@pytest.mark.parametrize(
+    ("replicas", "stride", "parts"), [(4, 1, 2), (4, 2, 2), (8, 1, 4), (8, 4, 2), (2, 1, None)]
+)
+def test_distributed_layer_norm_is_cut_over_the_group_it_is_given(replicas, stride, parts):
+    """The groups are those whose members have the parts of a sample, in any layout."""
+    features, variables = 8, {}
+    layer = torch.nn.LayerNorm(features)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        group = None if parts is None else ir.replica_grouping(stride=stride, group_size=parts)
+        members = [range(replicas)] if group is None else group.groups
+        size = features // len(members[0])
+        stream = popxl.h2d_stream((3, size), popxl.float32)
+        x = ops.host_load(stream)
+        factories, graph = LayerNormDistributed(group).create_graph(x)
+        variables = factories.init()
+        (y,) = graph.bind(variables).call(x)
+        out = popxl.d2h_stream(y.shape, y.dtype)
+        ops.host_store(out, y)
+    samples = rng.normal(3, 2, size=(len(members), 3, features)).astype(np.float32)
+    feed = np.zeros((replicas, 3, size), np.float32)
+    for sample, replica_group in zip(samples, members, strict=True):
+        feed[list(replica_group)] = np.split(sample, len(replica_group), -1)
+    with popxl.Session(ir, "cpu") as session:
+        for name in ("weight", "bias"):
+            whole = getattr(layer, name).detach().numpy()
+            session.write_variable_data(variables.get(name), whole.reshape(-1, size))
+        found = session.run({stream: feed})[out]
+    for sample, replica_group in zip(samples, members, strict=True):
+        wanted = layer(torch.tensor(sample)).detach().numpy()
+        got = np.concatenate(list(found[list(replica_group)]), -1)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 # ---- rotary -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("rotary_dim", [8, 4])
-def test_rotary_embedding_is_that_of_gpt_j(rotary_dim):
-    batch, heads, sequence, size = 2, 3, 5, 8
-    x = rng.normal(size=(batch, heads, sequence, size)).astype(np.float32)
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("rotary_dim", [8, 4, None, 0])
+def test_rotary_embedding_is_that_of_gpt_j(rotary_dim, by_sample):
+    batch, sequence, heads, size = 2, 5, 3, 8
+    rotated = rotary_dim or size
+    x = rng.normal(size=(batch, sequence, heads, size)).astype(np.float32)
+    # Positions of each sample: one after the other, or a sample's own.
+    at = np.arange(sequence) + (np.array([[0], [7]]) if by_sample else np.zeros((1, 1), int))
+    tables = trig_tables(sequence + 7, rotated)
 
     class Rotary(Module):
         def build(self, t):
-            sin, cos = trig_table_constants(sequence, rotary_dim)
+            sin, cos = (popxl.constant(a[at if by_sample else at[0]]) for a in tables)
             return rotary_pos_embed(t, sin, cos, rotary_dim)
 
     (y,) = run_module(Rotary(), TensorInput(x))
-    sin, cos = create_sinusoidal_positions(sequence, rotary_dim).chunk(2, -1)
-    t = torch.tensor(x).transpose(1, 2)  # theirs is (batch, sequence, heads, size)
-    turned = apply_rotary_pos_emb(t[..., :rotary_dim], sin[None], cos[None])
-    wanted = torch.cat([turned, t[..., rotary_dim:]], -1).transpose(1, 2)
+    sin, cos = create_sinusoidal_positions(sequence + 7, rotated)[torch.tensor(at)].chunk(2, -1)
+    t = torch.tensor(x)
+    turned = apply_rotary_pos_emb(t[..., :rotated], sin, cos)
+    wanted = torch.cat([turned, t[..., rotated:]], -1)
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_tables_are_computed_in_their_dtype(dtype):
+    """As numpy and torch compute them in that dtype, and not in a wider one."""
+    sin, cos = trig_tables(2048, 64, np_dtype=dtype)
+    assert sin.dtype == cos.dtype == dtype
+    assert sin.shape == cos.shape == (2048, 32)
+    exponents = np.arange(0, 64, 2, dtype=dtype) / np.array(64, dtype)
+    angles = np.arange(2048, dtype=dtype)[:, None] / np.array(10000, dtype) ** exponents
+    assert angles.dtype == dtype
+    # One rounding of the frequency is left open: x * (1 / f) and x / f.
+    tolerance = 2 * np.finfo(dtype).eps * np.abs(angles).astype(np.float64)
+    wide = [np.sin(angles.astype(np.float64)), np.cos(angles.astype(np.float64))]
+    for found, wanted in zip((sin, cos), wide, strict=True):
+        assert (np.abs(found - wanted) <= tolerance + np.finfo(dtype).eps).all()
+    if dtype == "float32":
+        theirs = create_sinusoidal_positions(2048, 64).numpy()
+        tolerance = np.concatenate([tolerance, tolerance], -1) + 1e-7
+        assert (np.abs(np.concatenate([sin, cos], -1) - theirs) <= tolerance).all()
+        exact = np.sin(np.outer(np.arange(2048.0), 10000.0 ** -(np.arange(0, 64, 2) / 64)))
+        assert np.abs(sin - exact).max() > 1e-5
 
 
 def test_rotation_keeps_lengths_so_its_gradient_turns_back():
     sin, cos = trig_tables(5, 8)
-    x = rng.normal(size=(1, 5, 8)).astype(np.float32)
+    x = rng.normal(size=(1, 1, 5, 2, 8)).astype(np.float32)
 
     def build(x):
         tables = popxl.constant(sin), popxl.constant(cos)
@@ -143,23 +192,51 @@ def test_tables_must_fit():
         trig_tables(5, 7)
     ir = popxl.Ir()
     with ir.main_graph:
-        t = popxl.constant(np.zeros((5, 8), np.float32))
-        with pytest.raises(ValueError, match=r"\(5, 2\), but got \(5, 4\)"):
+        t = popxl.constant(np.zeros((2, 5, 3, 8), np.float32))
+        with pytest.raises(ValueError, match=r"\(5, 2\) or \(2, 5, 2\), but got \(5, 4\)"):
             rotary_pos_embed(t, *trig_table_constants(5, 8), rotary_dim=4)
+        with pytest.raises(ValueError, match="heads, head size"):
+            rotary_pos_embed(t[0], *trig_table_constants(5, 8))
 
 
 # ---- four bits ----------------------------------------------------------------------------------
+def test_the_first_of_four_values_is_in_the_highest_bits():
+    packed, scale, bias = group_quantize_compress_numpy(np.array([[0.0, 15, 1, 2, 3, 4, 5, 6]]), 8)
+    assert [hex(word) for word in packed[0, 0]] == ["0xf12", "0x3456"]
+    assert packed.shape == (1, 1, 2)
+    assert (scale.item(), bias.item()) == (1, 0)
+    assert packed.dtype == np.uint16
+    assert scale.dtype == bias.dtype == np.float16
+
+
+@pytest.mark.parametrize("last_axis", [True, False])
+def test_scale_and_bias_may_lack_their_last_axis(last_axis):
+    parts = group_quantize_compress_numpy(rng.normal(size=(6, 8)).astype(np.float32), 4)
+
+    def build():
+        words, *others = (popxl.constant(a) for a in parts)
+        cut = [t if last_axis else t.reshape(t.shape[:-1]) for t in others]
+        return [group_quantize_decompress(words, *cut)]
+
+    (found,) = single_run(build)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, group_quantize_decompress_numpy(*parts))
+
+
 @pytest.mark.parametrize(("shape", "size", "dim"), [((8, 12), 4, -1), ((8, 12), 8, 0)])
 def test_values_come_back_up_to_half_a_step(shape, size, dim):
-    x = rng.normal(size=shape).astype(np.float32)
+    x = rng.normal(size=shape).astype(np.float16).astype(np.float32)
     packed, scale, bias = group_quantize_compress_numpy(x, size, dim)
     assert packed.dtype == np.uint16
     assert packed.size * 4 == x.size
     back = group_quantize_decompress_numpy(packed, scale, bias, dim)
     assert back.shape == x.shape
+    assert back.dtype == np.float16
     step = np.broadcast_to(scale, (*scale.shape[:-1], size)).reshape(*scale.shape[:-2], -1)
     error = np.moveaxis(np.abs(back - x), dim, -1)
-    assert (error <= step / 2 * 1.001).all()
+    # Scale and value are rounded to float16; the scale is used up to 15 times.
+    rounding = np.finfo(np.float16).eps / 2 * (15 * step + 2 * np.abs(x).max())
+    assert (error <= step.astype(np.float32) / 2 + rounding).all()
     assert error.max() > 0
 
     def build():
@@ -167,7 +244,7 @@ def test_values_come_back_up_to_half_a_step(shape, size, dim):
         return [group_quantize_decompress(*tensors, dim=dim)]
 
     (on_device,) = single_run(build)
-    np.testing.assert_allclose(on_device, back, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(on_device, back)
 
 
 def test_equal_values_are_exact():
@@ -181,6 +258,22 @@ def test_groups_must_fit():
         group_quantize_compress_numpy(np.zeros((2, 12)), 6, -1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "scale", "dim", "message"),
+    [
+        ((3, 2), (3, 1), -1, "uint16 of shape"),
+        ((3, 2, 1), (3, 3, 1), -1, "need a scale of shape"),
+        ((3, 2, 1), (3, 2, 1), 2, "dim must be"),
+    ],
+)
+def test_packed_tensors_must_fit(shape, scale, dim, message):
+    with popxl.Ir().main_graph:
+        words = popxl.constant(np.zeros(shape, np.uint16))
+        half = popxl.constant(np.zeros(scale, np.float16))
+        with pytest.raises(ValueError, match=message):
+            group_quantize_decompress(words, half, half, dim)
+
+
 @pytest.mark.parametrize("dim", [-1, 0])
 def test_quantised_linear(dim):
     layer = torch.nn.Linear(8, 12)
@@ -192,7 +285,8 @@ def test_quantised_linear(dim):
     )
     weight = layer.weight.detach().numpy().T
     rounded = group_quantize_decompress_numpy(*group_quantize_compress_numpy(weight, 4, dim), dim)
-    np.testing.assert_allclose(y, x @ rounded + layer.bias.detach().numpy(), rtol=1e-4, atol=1e-5)
+    wanted = x @ rounded.astype(np.float32) + layer.bias.detach().numpy()
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
 
 
 # ---- sparse and layout --------------------------------------------------------------------------

@@ -38,10 +38,10 @@ def test_layer_norm():
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_embedding(axis):
-    table = rng.normal(size=(7, 3)).astype(np.float32)
+    table = rng.normal(size=(16, 3)).astype(np.float32)
     indices = np.array([[1, 6], [0, 1]], np.int32)
     (y,) = run_module(
-        Embedding(popxl.float32, 7, 3, axis),
+        Embedding(popxl.float32, 7, 3, axis),  # rows 7 to 15 are padding
         TensorInput(indices),
         weights=lambda v: {v.weight: table if axis == 0 else table.T},
     )
@@ -49,9 +49,24 @@ def test_embedding(axis):
     np.testing.assert_array_equal(y, wanted)
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "shards", "size"),
+    [(10, 1, 16), (16, 1, 16), (17, 1, 32), (33, 2, 32), (65, 4, 32)],
+)
+def test_shards_of_a_vocabulary_are_whole_multislices(vocabulary, shards, size):
+    assert Embedding.get_vocab_shard_size(vocabulary, shards) == size
+    offsets = Embedding.get_offsets(vocabulary, shards)
+    assert offsets.tolist() == [size * i for i in range(shards)]
+    with popxl.Ir(replication=shards).main_graph:
+        alone = popxl.gir().replica_grouping(group_size=1)
+        layer = Embedding(popxl.float32, vocabulary, 3, replica_grouping=alone)
+        factories, _ = layer.create_graph(popxl.TensorSpec((2,), popxl.int32))
+        assert factories.weight.shape == (size, 3)
+
+
 @pytest.mark.parametrize("shards", [2, 4])
 def test_embedding_with_a_vocabulary_cut_over_replicas(shards):
-    vocabulary, hidden = 10, 3
+    vocabulary, hidden = 50, 3
     table = rng.normal(size=(vocabulary, hidden)).astype(np.float32)
     words = rng.integers(0, vocabulary, size=(6,))
     size = Embedding.get_vocab_shard_size(vocabulary, shards)

@@ -32,7 +32,7 @@ def test_entries_are_loaded_and_stored_by_name(use_io_tiles):
         rows = [facts.init_remote(buffers, i, f"row{i}") for i in range(2)]
         load, names = load_remote_graph(buffers, 2, use_io_tiles)
         store = store_remote_graph(buffers, 2, use_io_tiles)
-        assert names == ["w", "deep.b"]
+        assert names == store.args.keys_flat() == ["deep.b", "w"]
         loaded = NamedTensors.pack(names, load.call(0))
         changed = loaded.map(lambda t: t * 2.0 + 1.0)
         store.bind(changed).call(1)
@@ -99,9 +99,35 @@ def test_buffers_of_tensors_and_specs():
         assert (cut.tensor_shape, cut.meta_shape) == ((3,), (2, 3))
 
 
-def test_too_few_entries_are_an_error():
+@pytest.mark.parametrize("graph_of", [load_remote_graph, store_remote_graph])
+def test_buffers_grow_to_the_entries_that_are_used(graph_of):
     ir = popxl.Ir()
     with ir.main_graph:
         buffers = named_variable_buffers(factories(), entries=2)
-        with pytest.raises(ValueError, match="'w' has 2 entries, not 3"):
-            load_remote_graph(buffers, 3)
+        graph_of(buffers, 3)
+        assert [b.entries for b in buffers.values_flat()] == [3, 3]
+        graph_of(buffers, 1)
+        assert [b.entries for b in buffers.values_flat()] == [3, 3]
+
+
+def test_names_are_sorted_as_text():
+    """Dotted names as a whole: "a.z" is before "a1", and "10" before "9"."""
+    ir = popxl.Ir()
+    names = ["b", "a1", "a.z", "a.b", "9", "10", "a_"]
+    with ir.main_graph:
+        facts = {n: VariableFactory(float(i), name="v") for i, n in enumerate(names)}
+        buffers = named_variable_buffers(NamedVariableFactories.from_dict(facts))
+        NamedVariableFactories.from_dict(facts).init_remote(buffers)
+        load, found = load_remote_graph(buffers)
+        store = store_remote_graph(buffers)
+        values = load.call(0)
+        store.bind(NamedTensors.pack(found, values)).call(0)
+        streams = [popxl.d2h_stream((), popxl.float32) for _ in values]
+        for stream, t in zip(streams, values, strict=True):
+            ops.host_store(stream, t)
+    assert found == sorted(names)
+    assert sorted(store.args.keys_flat()) == found
+    assert [store.args.get(n) for n in found] == list(store.graph.inputs[1:])
+    with popxl.Session(ir) as session:
+        out = session.run()
+    assert [out[s] for s in streams] == [names.index(n) for n in found]

@@ -33,6 +33,26 @@ def test_streams_are_made_from_specs_and_keep_order(ir):
     assert isinstance(OutputStreams(y=((), popxl.float32)).y, popxl.DeviceToHostStream)
 
 
+def test_streams_are_a_mapping_that_iterates_over_its_values(ir):
+    streams = InputStreams(a=((), popxl.int32), b=((), popxl.int32), c=((), popxl.int32))
+    a, b, c = streams
+    assert dict(streams) == dict(streams.items()) == {"a": a, "b": b, "c": c}
+    assert list(streams.keys()) == ["a", "b", "c"]
+    assert list(streams.values()) == [a, b, c]
+    assert (streams["b"], streams.b, streams[1], streams[-2], streams.get("b")) == (b,) * 5
+    assert (streams[1:], streams[:-1], streams[::2]) == ([b, c], [a, b], [a, c])
+    assert "a" in streams
+    assert "d" not in streams
+    assert streams.get("d") is None
+    assert len(streams) == 3
+    with pytest.raises(KeyError):
+        streams["d"]
+    with pytest.raises(IndexError):
+        streams[3]
+    with pytest.raises(AttributeError, match=r"no stream 'd': \['a', 'b', 'c'\]"):
+        _ = streams.d
+
+
 def test_host_load_and_store_make_fitting_streams(ir):
     data, stream, t = addons.host_load([1.0, 2.0], popxl.float16, name="x")
     out = addons.host_store(t + 1.0)

@@ -34,7 +34,8 @@ def session(value=1.0, names=("a", "b"), memmap_dir=None, max_checkpoints=1):
         state = NamedTensors()
         for name, dtype in zip(names, dtypes, strict=True):
             factory = NamedVariableFactories(v=VariableFactory(value, dtype, by_ref=True))
-            state.insert(f"part.{name}", factory.init(name, memmap_dir=memmap_dir).v)
+            variable = factory.init(name, memmap_dir=memmap_dir).v
+            state.insert(f"part.{name}", variable, overwrite=True)
             ops.var_updates.accumulate_(state.part[name], x)
         ops.host_store(outputs.y, x + state.part[names[0]])
     return TaskSession(inputs, outputs, state, max_checkpoints, ir=ir, device_desc="cpu")

@@ -149,7 +149,7 @@ def train_step(xs: np.ndarray, targets: np.ndarray, sizes: Sizes):
         (t,), (out,) = copy.graph.inputs, copy.graph.outputs
         to_row_0 = {out: (blocks.x_buffer, 0)}
         fill = batch_serialise(copy, sizes.micro_batches, {t: x_stream}, {}, to_row_0)
-        fill.graph.call()
+        fill.graph.call(0)
 
         # Phase 2: all layers, forwards.
         ops.repeat(ir.create_graph(blocks.forward_layer, _INDEX), sizes.layers, _index(0))
@@ -165,7 +165,7 @@ def train_step(xs: np.ndarray, targets: np.ndarray, sizes: Sizes):
             store_streams={loss: loss_stream},
             store_buffers={dx: RemoteHandle(blocks.dx_buffer, sizes.layers)},
         )
-        serial_head.graph.call()
+        serial_head.graph.call(0)
 
         # Phase 4: all layers, backwards, each with its optimizer step.
         last = _index(sizes.layers - 1)

@@ -25,6 +25,8 @@ class Graph:
     _tensors: dict[str, Tensor]  # by name, in order of creation
     _call_sites: list[Op]  # ops that run this graph
     _hooks: dict[int, Callable[[Op], Any]]
+    _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
+    _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
 
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")
@@ -35,6 +37,7 @@ class Graph:
         self._ir_, self._name = ir, name
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
         self._tensors, self._hooks = {}, {}
+        self._gradient_is_written, self._written_gradients = False, {}
         return self
 
     # ---- identity -------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ __all__ = [
 
 
 def handle_negative_axis(x: np.ndarray, axis: int) -> int:
-    """`axis` counted from the front. Raises ValueError if `x` has no such axis."""
+    """`axis` counted from the front. Raises IndexError if `x` has no such axis."""
     if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"an array of shape {x.shape} has no axis {axis}")
+        raise IndexError(f"an array of shape {x.shape} has no axis {axis}")
     return axis % x.ndim
 
 

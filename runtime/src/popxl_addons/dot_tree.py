@@ -17,9 +17,10 @@ _UNSAFE = re.compile(r"\W")
 
 
 def sanitise(name: str | int) -> str:
-    """One part of a key: text in which everything that a Python name cannot hold is `_`.
+    """Text in which everything that a part of a key cannot hold is `_`.
 
-    Integers keep their digits, so that children of a list are `"0"`, `"1"`, ...
+    Integers keep their digits, so that children of a list are `"0"`, `"1"`, ... `insert` rewrites
+    no keys: a program that has names of another origin makes keys of them with this.
 
     Raises:
         ValueError: the name is empty.
@@ -31,7 +32,19 @@ def sanitise(name: str | int) -> str:
 
 
 def _parts(key: str | int) -> list[str]:
-    return [sanitise(part) for part in str(key).split(".")]
+    return str(key).split(".")
+
+
+def _checked_parts(key: str | int) -> list[str]:
+    """Raises ValueError unless each part is a Python identifier or a number of digits."""
+    parts = _parts(key)
+    for part in parts:
+        if not (part.isidentifier() or (part.isascii() and part.isdigit())):
+            raise ValueError(
+                f"{key!r} is no key of a tree: each part between dots must be a Python name or "
+                f"digits, but {part!r} is neither"
+            )
+    return parts
 
 
 class DotTree(Generic[L]):
@@ -93,17 +106,25 @@ class DotTree(Generic[L]):
     def insert(self, key: str | int, value: Any, overwrite: bool = False) -> None:
         """Add a leaf or a subtree. Missing levels of a dotted key are created.
 
+        Args:
+            overwrite: replace what is there; levels of a dotted key that exist gain the new name
+                and keep the others.
+
         Raises:
-            KeyError: the key exists and `overwrite` is not set, or goes through a leaf.
+            ValueError: a part of the key is neither a Python name nor digits; the first part
+                exists already and `overwrite` is not set; or the key goes through a leaf.
         """
-        *path, last = _parts(key)
+        *path, last = parts = _checked_parts(key)
+        if parts[0] in self._map and not overwrite:
+            raise ValueError(
+                f"{parts[0]!r} exists already, so {str(key)!r} cannot be inserted: pass "
+                "overwrite=True to replace it"
+            )
         node: Any = self
         for part in path:
             node = node._map.setdefault(part, type(self)())
             if not isinstance(node, DotTree):
-                raise KeyError(f"cannot insert {str(key)!r}: {part!r} is a leaf")
-        if last in node._map and not overwrite:
-            raise KeyError(f"{str(key)!r} exists already: pass overwrite=True to replace it")
+                raise ValueError(f"cannot insert {str(key)!r}: {part!r} is a leaf")
         node._map[last] = value
 
     def pop(self, key: str | int) -> Any:
@@ -117,16 +138,24 @@ class DotTree(Generic[L]):
     def __contains__(self, key: object) -> bool:
         try:
             self.get(key)  # type: ignore[arg-type]
-        except (KeyError, ValueError):
+        except KeyError:
             return False
         return True
 
     # ---- whole trees ----------------------------------------------------------------------------
     def update(self, values: DotTree[L] | Mapping[str, L], overwrite: bool = False) -> None:
-        """Insert every leaf of `values`. Raises KeyError as `insert` does."""
-        flat = values.to_dict() if isinstance(values, DotTree) else values
-        for key, leaf in flat.items():
-            self.insert(key, leaf, overwrite)
+        """Insert every leaf of `values`.
+
+        Raises:
+            ValueError: as for `insert`; without `overwrite` no name of the first level may be in
+                both. Nothing is changed then.
+        """
+        new = values if isinstance(values, DotTree) else type(self).from_dict(values)
+        both = [key for key in new._map if key in self._map]
+        if both and not overwrite:
+            raise ValueError(f"{both} exist already: pass overwrite=True to replace them")
+        for key, leaf in new.to_dict().items():
+            self.insert(key, leaf, overwrite=True)
 
     def copy(self: CLS) -> CLS:
         """A tree with the same leaves and subtrees of its own."""
@@ -144,7 +173,7 @@ class DotTree(Generic[L]):
 
         The order stays that of this tree. Names it does not have are ignored.
         """
-        wanted = {".".join(_parts(key)) for key in keys}
+        wanted = {str(key) for key in keys}
         chosen = {
             name: leaf
             for name, leaf in self.to_dict().items()
@@ -190,10 +219,14 @@ class DotTree(Generic[L]):
 
     @classmethod
     def from_dict(cls: type[CLS], d: Mapping[Any, Any]) -> CLS:
-        """The tree with these leaves or subtrees; keys may be dotted."""
+        """The tree with these leaves or subtrees; keys may be dotted.
+
+        Raises:
+            ValueError: a key is none, as for `insert`, or lies below a leaf.
+        """
         out = cls()
         for key, value in d.items():
-            out.insert(key, value)
+            out.insert(key, value, overwrite=True)
         return out
 
     def unpack(self) -> tuple[list[str], list[L]]:

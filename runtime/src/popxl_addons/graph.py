@@ -20,17 +20,93 @@ Inputs = TensorLike | list[popxl.Tensor]
 AutodiffMethod = Literal["auto", "build_grad", "autodiff"]
 
 
-class Aux(dict[str, Any]):
-    """Values a module's `build` keeps for its `build_grad`; also reachable as attributes."""
+class _Named:
+    """Values by name, also reachable as attributes. What may be done with them, and when, is the
+    subclasses' matter. Python's own attributes begin with an underscore."""
+
+    def __init__(self) -> None:
+        self._map: dict[str, Any] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._map
+
+    def __getitem__(self, key: str) -> Any:
+        raise NotImplementedError
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise NotImplementedError
 
     def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):
+            raise AttributeError(key)
         try:
             return self[key]
-        except KeyError:
-            raise AttributeError(f"nothing was kept as aux[{key!r}]") from None
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
 
     def __setattr__(self, key: str, value: Any) -> None:
-        self[key] = value
+        if key.startswith("_"):
+            object.__setattr__(self, key, value)
+        else:
+            self[key] = value
+
+
+class Aux(_Named):
+    """Values that a module's `build` keeps for its `build_grad`.
+
+    They can be set while `build` runs, and read while `build_grad` runs; `in` works always.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._exposed = False  # whether the forward graph has outputs for them
+
+    def __getitem__(self, key: str) -> Any:
+        raise RuntimeError(f"aux[{key!r}] is read outside build_grad, where it has no value")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._map[key] = value
+
+
+class VarGrad(_Named):
+    """Gradients of a module's variables, which its `build_grad` sets.
+
+    Args:
+        variables: of the forward graph; None where `build_grad` does not run.
+    """
+
+    def __init__(self, variables: NamedTensors | None = None) -> None:
+        super().__init__()
+        self._variables = None if variables is None else variables.to_dict()
+
+    def _variable(self, name: str) -> popxl.Tensor:
+        if self._variables is None:
+            raise RuntimeError(f"var_grad[{name!r}] is used outside build_grad")
+        if name not in self._variables:
+            raise KeyError(f"there is no variable {name!r}: {list(self._variables)}")
+        return self._variables[name]
+
+    def __getitem__(self, key: str) -> popxl.Tensor:
+        self._variable(key)
+        if key not in self._map:
+            raise KeyError(f"var_grad has no {key!r} yet")
+        return self._map[key]
+
+    def __setitem__(self, key: str, value: popxl.Tensor) -> None:
+        variable = self._variable(key)
+        if not isinstance(value, popxl.Tensor):
+            raise TypeError(f"var_grad[{key!r}] must be a tensor, not {value!r}")
+        check_like(f"var_grad[{key!r}]", value, variable)
+        self._map[key] = value
+
+
+def check_like(what: str, gradient: popxl.Tensor, t: popxl.Tensor) -> None:
+    """Raise ValueError unless `gradient`, described by `what`, has the shapes of `t`."""
+    if (gradient.shape, gradient.meta_shape) != (t.shape, t.meta_shape):
+        raise ValueError(
+            f"{what} must have shape {t.shape} and meta_shape {t.meta_shape}, but has "
+            f"{gradient.shape} and {gradient.meta_shape}"
+        )
 
 
 class BoundGraph:
@@ -88,6 +164,10 @@ class GraphWithNamedArgs:
         from_module: the module that built the graph.
         aux: what the module kept for its `build_grad`.
         called_graphs_grad_info: gradients to use for graphs that `graph` calls.
+
+    Attributes:
+        called_graphs_grad_info: a dict of them, which programs may change.
+        autodiff_applied: whether `autodiff` has been called.
     """
 
     def __init__(
@@ -104,6 +184,7 @@ class GraphWithNamedArgs:
         self._grad_graph_info = grad_graph_info
         self._from_module = from_module
         self._aux = Aux() if aux is None else aux
+        self._build_outputs = graph.outputs  # without those that differentiating it adds
         self.called_graphs_grad_info = as_called_graphs_grad_info(called_graphs_grad_info)
         self.autodiff_applied = False
 
@@ -174,7 +255,7 @@ class GraphWithNamedArgs:
             result = module.create_grad_graph(self, grads_provided, grads_required)
         else:
             infos = {
-                **self.called_graphs_grad_info,
+                **as_called_graphs_grad_info(self.called_graphs_grad_info),
                 **as_called_graphs_grad_info(called_graphs_grad_info),
             }
             info = popxl.transforms.autodiff(self.graph, grads_provided, grads_required, infos)
@@ -194,6 +275,7 @@ class GraphWithNamedArgs:
             self._aux,
             self.called_graphs_grad_info,
         )
+        out._build_outputs = self._build_outputs
         out.autodiff_applied = self.autodiff_applied
         return out
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from typing import Any, Literal
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, get_args
 
 import popxl
 from popxl import Ir, ReplicaGrouping, Tensor, dtypes
 from popxl.transforms import GradGraphInfo
-from popxl_addons.dot_tree import sanitise
 from popxl_addons.grad_info import fwd, fwd_grad, make_grad_graph_info
-from popxl_addons.graph import Aux, GraphWithNamedArgs
+from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad
 from popxl_addons.graph_cache import GraphCache
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.utils import OrderedDict, duplicate_items, overrides
@@ -25,9 +24,8 @@ from popxl_addons.variable_factory import (
 )
 from popxl_addons.written_gradient import written_gradient
 
-logger = logging.getLogger(__name__)
-
 Tensors = None | Tensor | Iterable[Tensor]
+InliningError = Literal["error", "warning", "none"]
 ChooseTensors = Callable[[GraphWithNamedArgs], Iterable[Tensor]]
 
 
@@ -49,33 +47,43 @@ class Module(popxl.Module):
     Args:
         cache: let `create_graph` return the same graph again for like arguments.
         grad_inlining_error: what happens when a module with its own `build_grad` is called
-            inside another graph, where that gradient cannot be used: "error", "warning", "none".
+            inside another graph, where that gradient cannot be used: "error" (RuntimeError),
+            "warning" (UserWarning), "none".
 
     Attributes:
-        aux: what `build` keeps for `build_grad`: tensors, or containers of them.
-        var_grad: gradients of variables by name, set by `build_grad`.
+        aux: what `build` keeps for `build_grad`, of any type: `self.aux["x"] = x`. It can be read
+            only while `build_grad` runs.
+        var_grad: gradients of variables by name, set and read only while `build_grad` runs.
         called_graphs_grad_info: gradients of called graphs, used when the graph is differentiated.
+
+    Raises:
+        ValueError: another `grad_inlining_error`.
     """
 
     def __init__(
         self,
         cache: bool = False,
-        grad_inlining_error: Literal["error", "warning", "none"] = "error",
+        grad_inlining_error: InliningError = "error",
     ) -> None:
+        if grad_inlining_error not in get_args(InliningError):
+            raise ValueError(
+                f"grad_inlining_error must be one of {', '.join(get_args(InliningError))}, not "
+                f"{grad_inlining_error!r}"
+            )
         self._submodules: dict[str, Module] = {}
         self._name_scope: str | None = None
         self._graph_cache = GraphCache() if cache else None
         self._cached: dict[popxl.Graph, tuple[NamedVariableFactories, GraphWithNamedArgs]] = {}
         self._creating_graph = False
         self.grad_inlining_error = grad_inlining_error
+        self.aux = Aux()
+        self.var_grad = VarGrad()
         self._clear()
 
     def _clear(self) -> None:
-        """Forget what the last build left, here and in the sub-modules."""
+        """Forget the variables of the last build, here and in the sub-modules."""
         self._factories = NamedVariableFactories()
         self._args = NamedTensors()
-        self.aux = Aux()
-        self.var_grad = NamedTensors()
         self.called_graphs_grad_info: dict[popxl.Graph, GradGraphInfo] = {}
         for module in self._submodules.values():
             module._clear()
@@ -120,7 +128,7 @@ class Module(popxl.Module):
 
     def get(self, key: str | int) -> Any:
         """The sub-module or variable input called `key`. Raises KeyError if there is none."""
-        name = sanitise(key)
+        name = str(key)
         return self._submodules[name] if name in self._submodules else self._args.get(name)
 
     def __getitem__(self, item: str | int) -> Any:
@@ -177,7 +185,7 @@ class Module(popxl.Module):
             overwrite: replace a variable of that name.
 
         Raises:
-            KeyError: the module has a variable of that name already.
+            ValueError: the module has a variable of that name already.
         """
         self._check_new(name, overwrite)
         made = add_variable_input(name, data_iter, dtype, by_ref, replica_grouping)
@@ -212,17 +220,17 @@ class Module(popxl.Module):
         Returns:
             The inputs, to bind that graph to.
         """
-        name = sanitise(name)
+        name = str(name)
         self._check_new(name, overwrite)
         names, factories = variable_f.inputs.unpack()
         inputs = NamedTensors.pack(names, [f.create_input(name) for f in factories])
-        self._factories.insert(name, variable_f.copy(), overwrite)
-        self._args.insert(name, inputs, overwrite)
+        self._factories.insert(name, variable_f.copy(), overwrite=True)
+        self._args.insert(name, inputs, overwrite=True)
         return inputs.copy()
 
     def _check_new(self, name: str, overwrite: bool) -> None:
         if name in self._factories and not overwrite:
-            raise KeyError(
+            raise ValueError(
                 f"module {type(self).__qualname__} has a variable {name!r} already: to use a "
                 "module twice in a graph create its graph once and call it twice, or make two "
                 "modules; overwrite=True replaces the variable"
@@ -283,6 +291,7 @@ class Module(popxl.Module):
         self, create: Callable[..., popxl.Graph], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
         self._clear()
+        self.aux = Aux()
         self._creating_graph = True
         try:
             return self._finish(create(self, *args, **kwargs))
@@ -297,12 +306,13 @@ class Module(popxl.Module):
         found = sorted(self._collect(), key=lambda item: position[item[1]])
         args = NamedTensors.from_dict({name: t for name, t, _ in found if t is not None})
         factories = NamedVariableFactories.from_dict({name: f for name, _, f in found})
+        graph._gradient_is_written = self.implements_grad_graph
+        infos = self._collect_grad_infos()
+        for called in _reachable(graph):
+            infos.update(called._written_gradients)
+        graph._written_gradients = dict(infos)
         named = GraphWithNamedArgs(
-            graph,
-            args,
-            from_module=self,
-            aux=self.aux,
-            called_graphs_grad_info=self._collect_grad_infos(),
+            graph, args, from_module=self, aux=self.aux, called_graphs_grad_info=infos
         )
         return factories, named
 
@@ -313,25 +323,31 @@ class Module(popxl.Module):
         autodiff: Literal["auto", "build_grad", "autodiff", "none"] = "auto",
         grads_provided: ChooseTensors | None = None,
         grads_required: ChooseTensors | None = None,
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., tuple[Tensor, ...]]:
         """Call a module as a graph of its own, with its own gradient graph.
 
         Args:
             name: of its variables in this module; default: the attribute it was set as.
-            autodiff: how its gradient is made, see `GraphWithNamedArgs.autodiff`; "none": not now.
+            autodiff: what gradient graph is made now, and used when this module's graph is
+                differentiated: "auto": the module's own `build_grad`, if it has one; "build_grad"
+                or "autodiff": see `GraphWithNamedArgs.autodiff`; "none": none. A module without
+                `build_grad` needs none: the transform differentiates what a graph calls.
             grads_provided, grads_required: choose tensors of the created graph for that.
 
         Returns:
-            A function that takes the arguments of `module.build` and returns its outputs:
-            `y = self.call_module(self.linear)(x)`.
+            A function that takes the arguments of `module.build` and returns the tuple of its
+            outputs: `(y,) = self.call_module(self.linear)(x)`.
         """
         scope = name or module._name_scope or type(module).__name__
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
             factories, graph = module.create_graph(*args, **kwargs)
             number_of_outputs = len(graph.graph.outputs)
-            variables = self.add_variable_inputs(scope, factories)
-            if autodiff != "none":
+            has_variables = factories.len() > 0
+            variables = self.add_variable_inputs(scope, factories) if has_variables else None
+            if autodiff in ("build_grad", "autodiff") or (
+                autodiff == "auto" and module.implements_grad_graph
+            ):
                 grad = graph.autodiff(
                     grads_provided(graph) if grads_provided else None,
                     grads_required(graph) if grads_required else None,
@@ -339,8 +355,7 @@ class Module(popxl.Module):
                 )
                 self.called_graphs_grad_info[graph.graph] = grad.grad_graph_info
             outputs = graph.bind(variables).call(*_tensors(args), *_tensors(kwargs.values()))
-            chosen = outputs[:number_of_outputs]
-            return chosen[0] if number_of_outputs == 1 else chosen or None
+            return outputs[:number_of_outputs]
 
         return call
 
@@ -353,9 +368,9 @@ class Module(popxl.Module):
     def build_grad(self, *args: Any, **kwargs: Any) -> Tensors:
         """The gradient of `build`, written by hand.
 
-        It gets the gradient of each output, finds in `self.aux` what `build` kept there, puts the
-        gradients of variables into `self.var_grad`, and returns those of the other inputs, in
-        order, with None where there is none.
+        It gets the gradient of each provided output, finds in `self.aux` what `build` kept there,
+        puts the gradients of variables into `self.var_grad`, and returns those of the required
+        inputs that are no variables, in order, with None where there is none.
         """
         raise NotImplementedError(f"{type(self).__qualname__} has no `build_grad`")
 
@@ -367,20 +382,35 @@ class Module(popxl.Module):
     ) -> GraphWithNamedArgs:
         """Create the gradient graph of `fwd_graph`, made by this module, with `build_grad`.
 
+        The forward graph gains an output for each tensor in `self.aux`, in the order of insertion.
+
         Args:
-            grads_provided: outputs whose gradients are given; default: all.
-            grads_required: inputs whose gradients are returned, in this order; default: all for
-                which `build_grad` gives one.
+            grads_provided: outputs whose gradients are given; default: those of `build`.
+            grads_required: inputs whose gradients are wanted; default: all.
+
+        Returns:
+            A graph that takes the given gradients, then each tensor that `build_grad` reads from
+            `self.aux`, in the order of reading; and that returns what `build_grad` does, then the
+            gradients of the variables, in the order of `grads_required`.
 
         Raises:
-            ValueError: a required gradient is not given by `build_grad`.
+            ValueError: `grads_provided` or `grads_required` are no outputs or inputs, or do not
+                fit `build_grad`; a required variable gets no gradient; `build_grad` returns more
+                gradients than there are required inputs, or one of another shape.
         """
-        provided = list(fwd_graph.graph.outputs if grads_provided is None else grads_provided)
-        required = None if grads_required is None else list(grads_required)
         try:
-            return written_gradient(self, fwd_graph, provided, required)
+            return written_gradient(self, fwd_graph, grads_provided, grads_required)
         finally:
             self._clear()
+
+    @contextmanager
+    def _differentiating(self, aux: Aux, var_grad: VarGrad) -> Iterator[VarGrad]:
+        """While `build_grad` runs."""
+        kept, self.aux, self.var_grad = self.aux, aux, var_grad
+        try:
+            yield var_grad
+        finally:
+            self.aux, self.var_grad = kept, VarGrad()
 
     def _complain_about_inlining(self) -> None:
         message = (
@@ -391,7 +421,19 @@ class Module(popxl.Module):
         if self.grad_inlining_error == "error":
             raise RuntimeError(message)
         if self.grad_inlining_error == "warning":
-            logger.warning(message)
+            warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _reachable(graph: popxl.Graph) -> dict[popxl.Graph, None]:
+    """The graphs that running `graph` may run, besides itself."""
+    found: dict[popxl.Graph, None] = {}
+    todo = list(graph.called_graphs)
+    while todo:
+        called = todo.pop()
+        if called not in found:
+            found[called] = None
+            todo += called.called_graphs
+    return found
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:

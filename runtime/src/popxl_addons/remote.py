@@ -105,10 +105,17 @@ def _variable_buffer(factory: VariableFactory, entries: int, shards: int) -> pop
 
 
 # ---- load and store -----------------------------------------------------------------------------
-def _check_entries(buffers: NamedRemoteBuffers, entries: int) -> None:
-    for name, buffer in buffers.to_dict().items():
-        if buffer.entries < entries:
-            raise ValueError(f"remote buffer {name!r} has {buffer.entries} entries, not {entries}")
+def grow(buffer: popxl.RemoteBuffer, entries: int) -> None:
+    """Let a buffer have at least so many entries."""
+    buffer.entries = max(buffer.entries, entries)
+
+
+def _sorted(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:
+    """The buffers in the order of their dotted names, grown to `entries`."""
+    ordered = NamedRemoteBuffers.from_dict(dict(sorted(buffers.to_dict().items())))
+    for buffer in ordered.values_flat():
+        grow(buffer, entries)
+    return ordered
 
 
 def load_remote(
@@ -160,20 +167,22 @@ def load_remote_graph(
     """Create a graph that loads an entry of each buffer.
 
     Args:
-        entries: how many entries the buffers must have.
+        entries: buffers with fewer entries are grown to so many.
         use_io_tiles: load on IO tiles.
 
     Returns:
         The graph, whose only input is the index of the entry (a number or an int32 scalar), and
-        the names of its outputs: `NamedTensors.pack(names, graph.call(entry))`.
+        the names of its outputs, which are sorted: `NamedTensors.pack(names, graph.call(entry))`.
     """
-    _check_entries(buffers, entries)
+    ordered = _sorted(buffers, entries)
+    names = sorted(buffers.keys_flat())
 
-    def load(entry: popxl.Tensor) -> tuple[popxl.Tensor, ...]:
-        return load_remote(buffers, entry, use_io_tiles).tensors
+    def load(entry: popxl.Tensor) -> list[popxl.Tensor]:
+        loaded = load_remote(ordered, entry, use_io_tiles)
+        return [loaded.get(name) for name in names]
 
     graph = popxl.gcg().ir.create_graph(load, _ENTRY)
-    return GraphWithNamedArgs(graph), buffers.keys_flat()
+    return GraphWithNamedArgs(graph), names
 
 
 def store_remote_graph(
@@ -181,12 +190,16 @@ def store_remote_graph(
 ) -> GraphWithNamedArgs:
     """Create a graph that stores an entry of each buffer.
 
+    Args:
+        entries: buffers with fewer entries are grown to so many.
+        use_io_tiles: store from IO tiles.
+
     Returns:
-        The graph, whose named inputs are the tensors, and whose first input is the index of the
-        entry: `graph.bind(tensors).call(entry)`.
+        The graph, whose named inputs are the tensors, in the order of their names, and whose first
+        input is the index of the entry: `graph.bind(tensors).call(entry)`.
     """
-    _check_entries(buffers, entries)
-    names, bs = buffers.unpack()
+    names = sorted(buffers.keys_flat())
+    bs = [_sorted(buffers, entries).get(name) for name in names]
     specs = [popxl.TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape) for b in bs]
 
     def store(entry: popxl.Tensor, tensors: list[popxl.Tensor]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import popxl
 from popxl import Tensor
 from popxl_addons.grad_info import Connection, fwd, fwd_grad, make_grad_graph_info
-from popxl_addons.graph import Aux, GraphWithNamedArgs
-from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad, check_like
 from popxl_addons.utils import suffix_graph_name
 
 if TYPE_CHECKING:
@@ -19,75 +19,149 @@ if TYPE_CHECKING:
 def written_gradient(
     module: Module,
     fwd_graph: GraphWithNamedArgs,
-    provided: Sequence[Tensor],
-    required: Sequence[Tensor] | None,
+    grads_provided: Iterable[Tensor] | None,
+    grads_required: Iterable[Tensor] | None,
 ) -> GraphWithNamedArgs:
     """See `Module.create_grad_graph`."""
     forward = fwd_graph.graph
+    provided = _provided(module, fwd_graph, grads_provided)
+    inputs, variables = _required(fwd_graph, grads_required)
+    _expose(fwd_graph)
     graph = forward.ir.create_empty_graph(suffix_graph_name(forward.name, "grad"))
     with graph:
         grads = [_input_like(t, "grad_") for t in provided]
-        values = _ForwardValues(forward)
-        module.aux, module.var_grad = Aux(values.replaced(fwd_graph._aux)), NamedTensors()
-        by_input = _by_input(module, fwd_graph, _as_list(module.build_grad(*grads)))
-        wanted = list(by_input if required is None else required)
-        missing = [t.name for t in wanted if t not in by_input]
+        values = _ForwardValues(fwd_graph._aux)
+        with module._differentiating(values, VarGrad(fwd_graph.args)) as var_grad:
+            results = _as_list(module.build_grad(*grads))
+        found = _checked(module, inputs, results)
+        missing = [name for name in variables if name not in var_grad]
+        if grads_required is not None:
+            missing += [t.name for t in inputs if t not in found]
         if missing:
-            raise ValueError(
-                f"build_grad of {type(module).__qualname__} gives no gradient of {missing}"
-            )
-        for t in wanted:
-            popxl.graph_output(by_input[t])
-    expected = [*map(fwd_grad, provided), *values.connections]
-    info = make_grad_graph_info(graph, forward, expected, [fwd_grad(t) for t in wanted])
+            raise ValueError(f"build_grad of {_name(module)} gives no gradient of {missing}")
+        found.update({t: var_grad[name] for name, t in variables.items()})
+        for gradient in found.values():
+            popxl.graph_output(gradient)
+    expected = [*map(fwd_grad, provided), *values._connections]
+    info = make_grad_graph_info(graph, forward, expected, map(fwd_grad, found))
     return GraphWithNamedArgs.from_grad_graph(info)
 
 
-class _ForwardValues:
-    """Inputs of the current graph, made for those tensors of the forward graph that it needs.
+def _name(module: Module) -> str:
+    return type(module).__qualname__
 
-    Attributes:
-        connections: what the inputs are, in their order.
+
+# ---- what is given and wanted -------------------------------------------------------------------
+def _provided(
+    module: Module, fwd_graph: GraphWithNamedArgs, chosen: Iterable[Tensor] | None
+) -> list[Tensor]:
+    """The outputs whose gradients are given; default: those of `build`."""
+    outputs = fwd_graph.graph.outputs
+    provided = list(fwd_graph._build_outputs if chosen is None else chosen)
+    for t in provided:
+        if t not in outputs:
+            raise ValueError(f"grads_provided: {t!r} is no output of {fwd_graph.graph.id!r}")
+    try:
+        inspect.signature(module.build_grad).bind(*provided)
+    except TypeError as error:
+        raise ValueError(
+            f"build_grad of {_name(module)} does not take the gradients of {len(provided)} outputs "
+            f"({error}): pass grads_provided"
+        ) from None
+    return provided
+
+
+def _required(
+    fwd_graph: GraphWithNamedArgs, chosen: Iterable[Tensor] | None
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The inputs whose gradients are wanted: those that are no variables; and variables by name."""
+    required = list(fwd_graph.graph.inputs if chosen is None else chosen)
+    names = {t: name for name, t in fwd_graph.args.to_dict().items()}
+    for t in required:
+        if t not in fwd_graph.graph.inputs:
+            raise ValueError(f"grads_required: {t!r} is no input of {fwd_graph.graph.id!r}")
+    return [t for t in required if t not in names], {names[t]: t for t in required if t in names}
+
+
+# ---- values of the forward graph ----------------------------------------------------------------
+def _expose(fwd_graph: GraphWithNamedArgs) -> None:
+    """Make what `build` kept outputs of the forward graph, once.
+
+    A tensor that was kept itself is an output of its own, after those of `build`, so that gradient
+    graphs that programs write by hand find it there. One in a container, which is our extension,
+    becomes an output only where there is no other way to it: outputs cost memory.
+    """
+    graph, aux = fwd_graph.graph, fwd_graph._aux
+    if aux._exposed:
+        return
+    with graph:
+        for value in aux._map.values():
+            if isinstance(value, Tensor):
+                popxl.graph_output(value)
+        for t in _contained(aux._map):
+            if t not in graph.inputs and t not in graph.outputs:
+                popxl.graph_output(t)
+    aux._exposed = True
+
+
+def _contained(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _contained(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _contained(item)
+
+
+class _ForwardValues(Aux):
+    """`self.aux` while `build_grad` runs: what `build` kept, with inputs of the gradient graph in
+    the place of its tensors. An input is made when a value is read first.
     """
 
-    def __init__(self, forward: popxl.Graph) -> None:
-        self.connections: list[Connection] = []
-        self._forward = forward
+    def __init__(self, kept: Aux) -> None:
+        super().__init__()
+        self._map = kept._map
+        self._connections: list[Connection] = []  # what the inputs are, in their order
         self._made: dict[Tensor, Tensor] = {}
 
-    def replaced(self, value: Any) -> Any:
-        """What `build` kept, with inputs in the place of forward tensors."""
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._map:
+            raise KeyError(f"build kept nothing as aux[{key!r}]: {list(self._map)}")
+        return self._replaced(self._map[key])
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise RuntimeError(
+            f"aux[{key!r}] is set in build_grad: self.aux brings values from build to build_grad"
+        )
+
+    def _replaced(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if value not in self._made:
-                self._made[value] = self._input(value)
+                self._connections.append(fwd(value))
+                self._made[value] = _input_like(value, "fwd_")
             return self._made[value]
         if isinstance(value, Mapping):
-            return {key: self.replaced(v) for key, v in value.items()}
+            return {key: self._replaced(v) for key, v in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value)(self.replaced(v) for v in value)
+            return type(value)(self._replaced(v) for v in value)
         return value
 
-    def _input(self, t: Tensor) -> Tensor:
-        self.connections.append(fwd(t))
-        if t not in (*self._forward.inputs, *self._forward.outputs):
-            with self._forward:
-                popxl.graph_output(t)
-        return _input_like(t, "fwd_")
 
-
-def _by_input(
-    module: Module, fwd_graph: GraphWithNamedArgs, results: Sequence[Tensor | None]
+# ---- results ------------------------------------------------------------------------------------
+def _checked(
+    module: Module, inputs: Sequence[Tensor], results: Sequence[Tensor | None]
 ) -> dict[Tensor, Tensor]:
-    """Gradients by input of the forward graph."""
-    named = set(fwd_graph.args.tensors)
-    positional = [t for t in fwd_graph.graph.inputs if t not in named]
-    if len(results) > len(positional):
+    """Gradients by input. None stands for an input without one."""
+    if len(results) > len(inputs):
         raise ValueError(
-            f"build_grad of {type(module).__qualname__} returns {len(results)} gradients, but "
-            f"the graph has {len(positional)} inputs besides its variables"
+            f"build_grad of {_name(module)} returns {len(results)} gradients, but those of "
+            f"{len(inputs)} inputs that are no variables are required"
         )
-    found = {t: g for t, g in zip(positional, results, strict=False) if g is not None}
-    found.update(fwd_graph.args.to_mapping(module.var_grad))
+    found = {t: g for t, g in zip(inputs, results, strict=False) if g is not None}
+    for t, g in found.items():
+        check_like(f"the gradient that build_grad of {_name(module)} returns for {t.name!r}", g, t)
     return found
 
 

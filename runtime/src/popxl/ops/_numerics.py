@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 Lowering = Callable[..., Any]
 
@@ -19,6 +20,14 @@ _HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
 def widen(x: Any) -> Any:
     """`x` in float32 if it is float16 or bfloat16, otherwise unchanged."""
     return x.astype(jnp.float32) if x.dtype in _HALVES else x
+
+
+def rounded(x: Any) -> Any:
+    """`x` with the precision of its type. XLA may keep that of float32 between two ops of a half
+    type; this is for results that are defined by their roundings."""
+    info = jnp.finfo(x.dtype)
+    # In float32, since a reduction to the precision that a type has anyway is taken out.
+    return lax.reduce_precision(widen(x), info.nexp, info.nmant).astype(x.dtype)
 
 
 def is_float8(x: Any) -> bool:

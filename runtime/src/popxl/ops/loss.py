@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -84,10 +85,15 @@ def nll_loss(
 def _nll_with_grad(
     probs: Any, labels: Any, ignore_index: int | None, reduction: str, loss_grad: Any = 1.0
 ) -> tuple[Any, Any]:
-    loss = _nll(probs, labels, ignore_index, reduction, log_prob=False)
-    weights = _share(_kept(labels, ignore_index), reduction) * widen(jnp.asarray(loss_grad))
-    hit = jnp.arange(probs.shape[-1]) == labels.astype(jnp.int32)[..., None]
+    rows = probs.shape[:-1]
+    if labels.size != math.prod(rows):
+        raise ValueError(f"labels {labels.shape} must be one for each row of probs {probs.shape}")
+    by_row = labels.reshape(rows)
+    loss = _nll(probs, by_row, ignore_index, reduction, log_prob=False)
+    weights = _share(_kept(by_row, ignore_index), reduction) * widen(jnp.asarray(loss_grad))
+    hit = jnp.arange(probs.shape[-1]) == by_row.astype(jnp.int32)[..., None]
     dx = (widen(probs) - hit) * weights[..., None]
+    loss = loss.reshape(labels.shape) if reduction == "none" else loss
     return loss, dx.astype(probs.dtype)
 
 
@@ -107,8 +113,9 @@ def nll_loss_with_softmax_grad(
 
     Args:
         probs: (..., classes), the output of a softmax over the last axis.
+        labels: integer classes of any shape, one for each row of `probs`.
         loss_grad: gradient of the loss, a number or a scalar tensor: the loss scale.
-        labels, ignore_index, reduction: as for `nll_loss`.
+        ignore_index, reduction: as for `nll_loss`; the loss of "none" has the shape of `labels`.
 
     Returns:
         The loss, and dE/dx of the shape and dtype of `probs`.

@@ -195,6 +195,11 @@ class _Autodiff:
     ) -> GradGraphInfo:
         if graph in self.given:
             return self.given[graph]
+        if graph._gradient_is_written:
+            raise popart_exception(
+                f"the gradient of graph {graph.id!r} is written by hand, and is not that of its "
+                "ops: pass it in called_graphs_grad_info"
+            )
         key = (graph, tuple(provided), tuple(required), expose)
         if key not in self._memo:
             self._memo[key] = self.differentiate(graph, provided, required, expose)

@@ -10,7 +10,7 @@ from popxl_addons.layers.initialisers import normal
 from popxl_addons.module import Module
 
 MULTISLICE_MAGIC_NUMBER = 16
-"""Programs pad the hidden size to a multiple of it for the IPU's sake; it has no effect here."""
+"""Rows of a shard of the vocabulary are padded to a multiple of it."""
 
 
 class Embedding(Module):
@@ -20,7 +20,8 @@ class Embedding(Module):
     the indices are relative to the shard (the index minus `offsets[group]`), indices of other
     shards give zeros, and the sum over the groups is the embedding: follow it with an all-reduce.
 
-    Variables: `weight` (vocab_shard_size, hidden_size), or transposed for `axis` 1.
+    Variables: `weight` (vocab_shard_size, hidden_size), or transposed for `axis` 1. Rows beyond the
+    vocabulary are padding: pad host data with `array_munging.pad_axis`.
 
     Args:
         dtype: of the weight and the output.
@@ -52,8 +53,9 @@ class Embedding(Module):
 
     @staticmethod
     def get_vocab_shard_size(vocab_size: int, n_shards: int) -> int:
-        """Rows of each shard: the last one may be padded."""
-        return -(-vocab_size // n_shards)
+        """Rows of each shard: the vocabulary's share, rounded up to whole multislices of 16."""
+        rows = -(-vocab_size // n_shards)
+        return -(-rows // MULTISLICE_MAGIC_NUMBER) * MULTISLICE_MAGIC_NUMBER
 
     @staticmethod
     def get_offsets(vocab_size: int, n_shards: int) -> np.ndarray:

@@ -12,11 +12,12 @@ from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
 class LayerNormDistributed(Module):
     """Normalise over features of which each replica of a tensor-parallel group has a part.
 
-    Variables: `weight` and `bias`, both (features / parts,).
+    Variables: `weight` and `bias`, both (features / parts,). The replicas that share them are the
+    transpose of `replica_grouping`, so that host data are (parts, features / parts).
 
     Args:
-        replica_grouping: replicas that share the variables; the parts are in its transpose.
-            Default: all replicas share them, and each has all features.
+        replica_grouping: replicas over which the features are cut, as many parts as a group has
+            replicas; default: all replicas.
     """
 
     def __init__(self, replica_grouping: ReplicaGrouping | None = None) -> None:
@@ -26,7 +27,7 @@ class LayerNormDistributed(Module):
     def build(self, x: popxl.Tensor, eps: float = 1e-05) -> popxl.Tensor:
         """x: (..., features / parts) -> the same shape."""
         grouping = self.replica_grouping or popxl.gcg().ir.replica_grouping()
-        shape = x.shape[-1:]
-        w = self.add_variable_input("weight", ones(shape), x.dtype, replica_grouping=grouping)
-        b = self.add_variable_input("bias", zeros(shape), x.dtype, replica_grouping=grouping)
-        return layer_norm_distributed(x, w, b, eps, grouping.transpose())
+        shape, sharing = x.shape[-1:], grouping.transpose()
+        w = self.add_variable_input("weight", ones(shape), x.dtype, replica_grouping=sharing)
+        b = self.add_variable_input("bias", zeros(shape), x.dtype, replica_grouping=sharing)
+        return layer_norm_distributed(x, w, b, eps, grouping)

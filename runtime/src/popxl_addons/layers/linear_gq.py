@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import popxl
-from popxl import ReplicaGrouping
+from popxl import ReplicaGrouping, ops
 from popxl.utils import to_numpy
 from popxl_addons.layers.initialisers import normal, zeros
 from popxl_addons.module import Module
@@ -52,12 +52,12 @@ class LinearGQ(Module):
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         size = self.group_size or shape[self.dim]
-        value = normal(shape)().astype(x.dtype.as_numpy())
-        packed = group_quantize_compress_numpy(value, size, self.dim)
+        packed = group_quantize_compress_numpy(normal(shape)(), size, self.dim)
         names = ("weight", "weight_decompression_scale", "weight_decompression_bias")
         parts = [self._variable(name, data) for name, data in zip(names, packed, strict=True)]
         words, scale, low = parts
-        y = x @ group_quantize_decompress(words, scale, low, self.dim)
+        weight = group_quantize_decompress(words, scale, low, self.dim)
+        y = x @ (weight if weight.dtype == x.dtype else ops.cast(weight, x.dtype))
         if not self.bias:
             return y
         return y + self._variable("bias", zeros(shape[1:])().astype(x.dtype.as_numpy()))

@@ -10,6 +10,7 @@ import numpy as np
 import popxl
 from popxl import ops
 from popxl.transforms import GradGraphInfo
+from popxl_addons.dot_tree import sanitise
 from popxl_addons.grad_info import make_grad_graph_info
 from popxl_addons.graph import GraphWithNamedArgs, names_of
 from popxl_addons.graph_common import CalledGraphsGradInfoLike
@@ -89,17 +90,15 @@ def _accumulators(
     groups = {} if replica_groupings is None else replica_groupings.to_dict()
     factories = NamedVariableFactories()
     for t in accumulated:
-        name = names.get(t, t.name.replace("/", "."))
-        factories.insert(
+        name = names.get(t) or ".".join(map(sanitise, t.name.split("/")))
+        factory = VariableFactory(
+            partial(np.zeros, t.shape, np.float32),
+            popxl.float32,
             f"accum.{name}",
-            VariableFactory(
-                partial(np.zeros, t.shape, np.float32),
-                popxl.float32,
-                f"accum.{name}",
-                by_ref=True,
-                replica_grouping=groups.get(name, groups.get(f"accum.{name}")),
-            ),
+            by_ref=True,
+            replica_grouping=groups.get(name, groups.get(f"accum.{name}")),
         )
+        factories.insert(f"accum.{name}", factory, overwrite=True)
     factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
     return factories
 

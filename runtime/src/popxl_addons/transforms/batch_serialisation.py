@@ -17,7 +17,7 @@ from popxl.ops.random import create_random_seed
 from popxl_addons.grad_info import is_fwd
 from popxl_addons.graph import GraphWithNamedArgs, names_of
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.remote import create_remote_buffer
+from popxl_addons.remote import create_remote_buffer, grow
 from popxl_addons.rts import gather_replica_sharded_tensor
 from popxl_addons.transforms.autodiff import copy_input
 from popxl_addons.utils import null_context as null_context
@@ -41,14 +41,22 @@ class RemoteHandle:
 
     Attributes:
         buffer: the buffer.
-        row_offset: added to the row index that the serialised graph is called with; or a function
-            from that index, an int32 scalar, to the row.
+        row_offset: added to the row index r that the serialised graph is called with: step i is
+            at entry (r + row_offset) * steps + i. A function f from that index, an int32 scalar,
+            to the row: f(r) * steps + i. None: entry i, whichever the row.
         shard_group: if entries are sharded: the replicas that hold the parts; default: all.
     """
 
     buffer: RemoteBuffer
-    row_offset: int | Callable[[popxl.Tensor], popxl.Tensor] = 0
+    row_offset: int | Callable[[popxl.Tensor], popxl.Tensor] | None = 0
     shard_group: ReplicaGrouping | None = None
+
+    def entries(self, steps: int, rows: int) -> int:
+        """How many entries `steps` steps for each of `rows` rows need."""
+        if self.row_offset is None:
+            return steps
+        offset = self.row_offset if isinstance(self.row_offset, int) else 0
+        return steps * (offset + rows)
 
 
 LoadHandle = HostToDeviceStream | RemoteBufferWithOffset | RemoteHandle
@@ -60,8 +68,9 @@ class BatchSerialResult:
     """A serialised graph.
 
     Attributes:
-        graph: takes the row index (int32 scalar, only if there are several rows), then those
-            inputs of the original graph that are not loaded. It has no outputs.
+        graph: takes the row index (int32 scalar), the seed (uint32 (2,), if there is one), then
+            the other inputs of the original graph that are not loaded, in their order. It has no
+            outputs. `graph.bind(weights).call(row, seed)`; the row may be a number.
         stored_buffers: where tensors of the original graph are stored.
     """
 
@@ -110,7 +119,7 @@ def batch_serialise(
             dropped.
         seed_input: input of `graph` that is a seed. Each step gets its own, which depends only on
             the seed and the step, so that a gradient graph draws the same numbers.
-        rows: number of rows; with several the result takes the row index first.
+        rows: number of rows. Buffers with fewer entries than they need are grown.
         io_mode: "compute", "io" or "io_overlapped": where transfers happen. A hint: XLA overlaps
             transfers with computation by itself, and results are the same.
 
@@ -185,7 +194,7 @@ def _as_handle(handle: Any) -> Any:
     """A stream or RemoteHandle for any way to write one."""
     if isinstance(handle, tuple):
         buffer, offset = handle
-        return RemoteHandle(buffer, offset or 0)
+        return RemoteHandle(buffer, offset)
     return RemoteHandle(handle) if isinstance(handle, RemoteBuffer) else handle
 
 
@@ -204,14 +213,18 @@ class _Loop:
 
     def result(self) -> BatchSerialResult:
         inner = self.graph.graph
-        kept = [t for t in inner.inputs if t not in self.loads]
+        for handle in (*self.loads.values(), *self.stores.values()):
+            if isinstance(handle, RemoteHandle):
+                grow(handle.buffer, handle.entries(self.steps, self.rows))
+        others = [t for t in inner.inputs if t not in self.loads and t not in self.seeds]
+        kept = [*self.seeds, *others]
         body = self._body(kept)
         serial = inner.ir.create_empty_graph(suffix_graph_name(inner.name, "batch_serial"))
         with serial:
-            row = [self._row_input()] if self.rows > 1 else []
+            row = self._row_input()
             inputs = {t: copy_input(t) for t in kept}
             first = popxl.constant(0, popxl.int32)
-            ops.repeat(body, self.steps, first, *row, *inputs.values())
+            ops.repeat(body, self.steps, first, row, *inputs.values())
         args = {n: inputs[t] for n, t in self.graph.args.to_dict().items() if t in inputs}
         return BatchSerialResult(
             GraphWithNamedArgs(serial, NamedTensors.from_dict(args)), dict(self.stores), inputs
@@ -227,7 +240,7 @@ class _Loop:
         body = inner.ir.create_empty_graph(suffix_graph_name(inner.name, "batch_serial_step"))
         with body:
             step = popxl.graph_input((), popxl.int32, "step")
-            row = self._row_input() if self.rows > 1 else None
+            row = self._row_input()
             values = {t: copy_input(t) for t in kept}
             for t in self.seeds:
                 values[t] = create_random_seed(values[t], step)
@@ -251,7 +264,7 @@ class _Loop:
         t: popxl.Tensor,
         source: HostToDeviceStream | RemoteHandle,
         step: popxl.Tensor,
-        row: popxl.Tensor | None,
+        row: popxl.Tensor,
     ) -> popxl.Tensor:
         if isinstance(source, RemoteHandle):
             entry = self._entry(source, step, row)
@@ -271,7 +284,7 @@ class _Loop:
         t: popxl.Tensor,
         handle: RemoteHandle,
         step: popxl.Tensor,
-        row: popxl.Tensor | None,
+        row: popxl.Tensor,
     ) -> None:
         if handle.buffer.meta_shape and not t.meta_shape:
             t = ops.collectives.replica_sharded_slice(t, handle.shard_group)
@@ -279,16 +292,13 @@ class _Loop:
         with self._io():
             ops.remote_store(handle.buffer, entry, t)
 
-    def _entry(
-        self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor | None
-    ) -> popxl.Tensor:
-        """row * steps + step, as an int32 scalar."""
+    def _entry(self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor) -> popxl.Tensor:
+        """The entry of a step, see `RemoteHandle`, as an int32 scalar."""
         offset = handle.row_offset
+        if offset is None:
+            return step
         if callable(offset):
-            at = offset(popxl.constant(0, popxl.int32) if row is None else row)
-            return at * self.steps + step
-        if row is None:
-            return step + offset * self.steps if offset else step
+            return offset(row) * self.steps + step
         return (row + offset if offset else row) * self.steps + step
 
 

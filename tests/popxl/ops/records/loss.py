@@ -60,4 +60,6 @@ RECORDS = [
            _with_grad("sum", float(rand(seed=9))), [PROBS, LABELS, rand(seed=9)], ("float32",)),
     _fused("_none", lambda p, l: ops.nll_loss_with_softmax_grad(p, l, reduction="none"),
            _with_grad("none")),
+    _fused("_rows", lambda p, l: ops.nll_loss_with_softmax_grad(p, l, reduction="none"),
+           _with_grad("none"), [PROBS, LABELS.reshape(2, 6)]),
 ]  # fmt: skip

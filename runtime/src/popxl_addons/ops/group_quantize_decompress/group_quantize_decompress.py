@@ -1,11 +1,12 @@
 """Weights in 4 bits: groups of neighbouring values share a scale and a bias.
 
-A group of values x is stored as integers q in 0..15 with x ≈ q * scale + bias. Four integers
-share a uint16, the first in its lowest bits.
+A group of values x is stored as integers q in 0..15 with x ≈ q * scale + bias; scale and bias are
+float16. Four integers share a uint16, the first in its highest bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import popxl
 from popxl import TensorSpec
 from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, define
+from popxl.ops._numerics import rounded
 
 __all__ = [
     "group_quantize_compress_numpy",
@@ -23,13 +25,13 @@ __all__ = [
 
 _LEVELS = 15
 _PER_WORD = 4
-_SHIFTS = np.arange(_PER_WORD, dtype=np.uint16) * 4
+_SHIFTS = np.arange(_PER_WORD, dtype=np.uint16)[::-1] * 4  # the first value is the highest
 
 
 def group_quantize_compress_numpy(
-    t: np.ndarray, group_size: int, dim: int
+    t: np.ndarray, group_size: int, dim: int = -1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Quantise float data.
+    """Quantise float data. All arithmetic is in float16.
 
     Args:
         t: array of n axes.
@@ -37,9 +39,9 @@ def group_quantize_compress_numpy(
         dim: axis along which neighbours form groups.
 
     Returns:
-        Packed uint16, scale and bias (in the dtype of `t`). Their axes are those of `t`, with
-        `dim` moved to the end and cut in two: (..., groups, group_size / 4), and (..., groups, 1)
-        for scale and bias.
+        Packed uint16, and scale and bias, float16. Their axes are those of `t`, with `dim` moved
+        to the end and cut in two: (..., groups, group_size / 4), and (..., groups, 1) for scale
+        and bias.
 
     Raises:
         ValueError: the group size does not fit.
@@ -49,48 +51,75 @@ def group_quantize_compress_numpy(
             f"group_size {group_size} must be a multiple of {_PER_WORD} that divides axis {dim} "
             f"of shape {t.shape}"
         )
-    moved = np.moveaxis(np.asarray(t, np.float32), dim, -1)
+    moved = np.moveaxis(np.asarray(t, np.float16), dim, -1)
     groups = moved.reshape(*moved.shape[:-1], -1, group_size)
-    low = groups.min(-1, keepdims=True)
-    scale = (groups.max(-1, keepdims=True) - low) / _LEVELS
-    # Quantise with the values that will be used to get back: scale and bias as they are stored.
-    scale, low = scale.astype(t.dtype), low.astype(t.dtype)
-    steps = np.where(scale == 0, 1, scale).astype(np.float32)
-    q = np.clip(np.rint((groups - low.astype(np.float32)) / steps), 0, _LEVELS).astype(np.uint16)
+    bias = groups.min(-1, keepdims=True)
+    scale = (groups.max(-1, keepdims=True) - bias) / np.float16(_LEVELS)
+    steps = np.where(scale == 0, np.float16(1), scale)
+    q = np.clip(np.rint((groups - bias) / steps), 0, _LEVELS).astype(np.uint16)
     words = q.reshape(*q.shape[:-1], -1, _PER_WORD) << _SHIFTS
-    return np.bitwise_or.reduce(words, -1), scale, low
+    return np.bitwise_or.reduce(words, -1), scale, bias
 
 
-def _unpacked(words: Any, scale: Any, bias: Any, dim: int) -> Any:
+def _unpacked(
+    words: Any, scale: Any, bias: Any, dim: int, rounded: Callable[[Any], Any] = lambda x: x
+) -> Any:
     """The values of packed arrays, of numpy or of the device."""
     q = (words[..., None] >> _SHIFTS) & 15
-    groups = q.reshape((*words.shape[:-1], -1)).astype(scale.dtype) * scale + bias
+    column = (*words.shape[:-1], 1)
+    scale, bias = scale.reshape(column), bias.reshape(column)
+    scaled = rounded(q.reshape((*words.shape[:-1], -1)).astype(scale.dtype) * scale)
+    groups = rounded(scaled + bias)
     moved = groups.reshape((*groups.shape[:-2], -1))
     axes = list(range(moved.ndim))
     axes.insert(dim % moved.ndim, axes.pop())
     return moved.transpose(axes)
 
 
+def _decompress(words: Any, scale: Any, bias: Any, dim: int) -> Any:
+    """As numpy does: the product is rounded, and then the sum."""
+    return _unpacked(words, scale, bias, dim, rounded)
+
+
 def group_quantize_decompress_numpy(
-    t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int
+    t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int = -1
 ) -> np.ndarray:
-    """The values that `group_quantize_compress_numpy` stored, up to half a step of their group."""
-    return _unpacked(t, group_scale, group_bias, dim)
+    """The values that `group_quantize_compress_numpy` stored, up to half a step of their group.
+
+    Returns:
+        float16.
+    """
+    scale, bias = (np.asarray(a, np.float16) for a in (group_scale, group_bias))
+    return _unpacked(np.asarray(t), scale, bias, dim)
 
 
 def _infer(t: TensorSpec, scale: TensorSpec, bias: TensorSpec, dim: int) -> list[TensorSpec]:
-    if scale.shape != (*t.shape[:-1], 1) or bias.shape != scale.shape:
+    if len(t.shape) != 3 or t.dtype != popxl.uint16:
         raise ValueError(
-            f"packed values {t.shape} need a scale and bias of shape {(*t.shape[:-1], 1)}"
+            "packed values must be uint16 of shape (n, groups, group_size / 4), but are "
+            f"{t.dtype.name} {t.shape}"
         )
-    shape = list(t.shape[:-2])
-    shape.insert(dim % (len(shape) + 1), t.shape[-2] * t.shape[-1] * _PER_WORD)
+    if not -2 <= dim < 2:
+        raise ValueError(f"dim must be an axis of the matrix of values, -2 to 1, but is {dim}")
+    for what, spec in (("scale", scale), ("bias", bias)):
+        if spec.shape not in (t.shape[:-1], (*t.shape[:-1], 1)):
+            raise ValueError(
+                f"packed values {t.shape} need a {what} of shape {(*t.shape[:-1], 1)}, but it has "
+                f"{spec.shape}"
+            )
+    if scale.dtype != bias.dtype or not scale.dtype.is_floating_point:
+        raise ValueError(
+            "scale and bias must have one floating-point dtype, but have "
+            f"{scale.dtype.name} and {bias.dtype.name}"
+        )
+    shape = [t.shape[0]]
+    shape.insert(dim % 2, t.shape[1] * t.shape[2] * _PER_WORD)
     return [TensorSpec(shape, scale.dtype)]
 
 
 _DECOMPRESS = define(
     "group_quantize_decompress",
-    _unpacked,
+    _decompress,
     infer=_infer,
     grad=NoGrad("quantised weights are not trained"),
 )
@@ -99,14 +128,17 @@ _DECOMPRESS = define(
 def group_quantize_decompress(
     t: popxl.Tensor, group_scale: popxl.Tensor, group_bias: popxl.Tensor, dim: int = -1
 ) -> popxl.Tensor:
-    """The values of a packed tensor, see `group_quantize_compress_numpy`.
+    """The values of a packed matrix, see `group_quantize_compress_numpy`.
 
     Args:
-        t: uint16 (..., groups, group_size / 4).
-        group_scale, group_bias: float (..., groups, 1).
+        t: uint16 (n, groups, group_size / 4).
+        group_scale, group_bias: float16 (n, groups, 1) or (n, groups).
         dim: axis of the result along which groups lie.
 
     Returns:
-        Values in the dtype of the scale.
+        A matrix in the dtype of the scale.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
     """
     return emit(_DECOMPRESS, [t, group_scale, group_bias], {"dim": dim})[0]

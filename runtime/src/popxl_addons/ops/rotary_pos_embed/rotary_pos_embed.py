@@ -17,6 +17,9 @@ def trig_tables(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sines and cosines of the angles position / base**(2i / rotary_dim).
 
+    All arithmetic is done in `np_dtype`, as the models do whose weights are used with it: tables
+    computed in float64 and rounded differ from theirs near the zeros of sine and cosine.
+
     Returns:
         sin and cos, each (seq_len, rotary_dim / 2).
 
@@ -25,16 +28,19 @@ def trig_tables(
     """
     if rotary_dim % 2:
         raise ValueError(f"rotary_dim must be even, but is {rotary_dim}")
-    frequencies = base ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
-    angles = np.outer(np.arange(seq_len), frequencies)
-    return np.sin(angles).astype(np_dtype), np.cos(angles).astype(np_dtype)
+    dtype = np.dtype(np_dtype)
+    number = dtype.type
+    exponents = np.arange(0, rotary_dim, 2).astype(dtype) / number(rotary_dim)
+    frequencies = number(1) / number(base) ** exponents
+    angles = np.arange(seq_len).astype(dtype)[:, None] * frequencies
+    return np.sin(angles), np.cos(angles)
 
 
 def trig_table_constants(
     seq_len: int, rotary_dim: int, base: int = 10000, dtype: popxl.dtype = popxl.float32
 ) -> tuple[popxl.Tensor, popxl.Tensor]:
-    """`trig_tables` as constants of the current graph."""
-    sin, cos = trig_tables(seq_len, rotary_dim, base)
+    """`trig_tables` as constants of the current graph, computed in `dtype`."""
+    sin, cos = trig_tables(seq_len, rotary_dim, base, dtype.as_numpy())
     return popxl.constant(sin, dtype, "sin"), popxl.constant(cos, dtype, "cos")
 
 
@@ -43,35 +49,47 @@ def rotary_pos_embed(
 ) -> popxl.Tensor:
     """Rotate each pair of neighbouring elements (2i, 2i + 1) by its position's angle.
 
+    Su et al., arXiv:2104.09864.
+
     Args:
-        t: (..., seq_len, head_dim).
-        sin, cos: (seq_len, rotary_dim / 2), see `trig_tables`; axes before these two, for
-            positions that differ between samples, broadcast against those of `t`.
+        t: (batch, sequence, heads, head size).
+        sin, cos: (sequence, rotary_dim / 2), see `trig_tables`, or (batch, sequence,
+            rotary_dim / 2) for positions that differ between samples.
         rotary_dim: how many of the first elements of each head are rotated; the others stay.
-            Default: all.
+            Default, and 0: all.
 
     Returns:
         The rotated tensor, in the dtype of `t`; computed in float32.
 
     Raises:
-        ValueError: the tables do not have the shape stated.
+        ValueError: `t` is not of rank 4, or the tables do not have the shape stated.
     """
-    rotary_dim = t.shape[-1] if rotary_dim is None else rotary_dim
-    wanted = (t.shape[-2], rotary_dim // 2)
-    if sin.shape[-2:] != wanted or cos.shape[-2:] != wanted:
+    if t.rank != 4:
         raise ValueError(
-            f"rotary_pos_embed of {t.shape} with rotary_dim {rotary_dim} needs tables of shape "
-            f"{wanted}, but got {sin.shape} and {cos.shape}"
+            f"rotary_pos_embed takes a tensor (batch, sequence, heads, head size), not {t.shape}"
         )
+    rotary_dim = rotary_dim or t.shape[-1]
+    sin, cos = (_over_heads(table, t, rotary_dim) for table in (sin, cos))
     kept, rotated = t[..., rotary_dim:], t[..., :rotary_dim]
     pairs = _wide(rotated).reshape((*t.shape[:-1], rotary_dim // 2, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
-    sin, cos = _wide(sin), _wide(cos)
     turned = [even * cos - odd * sin, odd * cos + even * sin]
     joined = ops.concat([x.reshape((*x.shape, 1)) for x in turned], -1)
     result = ops.reshape(joined, rotated.shape)
     result = result if t.dtype == popxl.float32 else ops.cast(result, t.dtype)
     return result if rotary_dim == t.shape[-1] else ops.concat([result, kept], -1)
+
+
+def _over_heads(table: popxl.Tensor, t: popxl.Tensor, rotary_dim: int) -> popxl.Tensor:
+    """A table that broadcasts against pairs (batch, sequence, heads, rotary_dim / 2) of `t`."""
+    batch, sequence, _, size = t.shape
+    wanted = (sequence, rotary_dim // 2)
+    if table.shape not in (wanted, (batch, *wanted)) or rotary_dim > size or rotary_dim % 2:
+        raise ValueError(
+            f"rotary_pos_embed of {t.shape} with rotary_dim {rotary_dim} needs tables of shape "
+            f"{wanted} or {(batch, *wanted)}, but got {table.shape}"
+        )
+    return _wide(table).reshape((*table.shape[:-1], 1, wanted[1]))
 
 
 def _wide(t: popxl.Tensor) -> popxl.Tensor:
