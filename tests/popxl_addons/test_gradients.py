@@ -6,6 +6,7 @@ import torch
 
 import popxl
 from popxl import ops
+from popxl._core.verify import verify_ir
 from popxl_addons import Module, NamedTensors, autodiff, autodiff_with_accumulation, recompute_graph
 from popxl_addons.grad_info import is_fwd
 from popxl_addons.layers import Linear
@@ -132,17 +133,64 @@ def test_repeat_graph_feeds_outputs_back():
     ir = popxl.Ir()
     with ir.main_graph:
         step = ir.create_graph(lambda x, by: x + by, *[popxl.TensorSpec((), popxl.float32)] * 2)
-        loop = repeat_graph(step, 5)
-        (y,) = ops.call(loop, popxl.constant(1.0), popxl.constant(2.0))
+        body = repeat_graph(step, 5)
+        assert step.called_graphs == (body,)
+        assert [op.name for op in step.ops] == ["repeat"]
+        (y,) = ops.call(step, popxl.constant(1.0), popxl.constant(2.0))
         stream = popxl.d2h_stream((), popxl.float32)
         ops.host_store(stream, y)
+    verify_ir(ir)
     with popxl.Session(ir) as session:
         assert session.run()[stream] == 11
 
 
-def test_graphs_made_by_transforms_verify():
-    from popxl._core.verify import verify_ir
+@pytest.mark.parametrize("count", [1, 0, -1])
+def test_a_graph_that_is_not_repeated_stays_as_it_is(count):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        ops.var_updates.accumulate_(popxl.variable(0.0), popxl.constant(1.0))
+    before = ir.main_graph.ops
+    assert repeat_graph(ir.main_graph, count) is ir.main_graph
+    assert ir.main_graph.ops == before
 
+
+def test_the_main_graph_is_repeated_with_its_variables_and_streams():
+    ir, count = popxl.Ir(), 4
+    with ir.main_graph:
+        total, first = popxl.variable(0.0, name="total"), popxl.variable(3.0, name="first")
+        stream = popxl.h2d_stream((), popxl.float32, "x")
+        x = ops.host_load(stream)
+        ops.var_updates.accumulate_(total, x * first + popxl.constant(1.0))
+        nested = ir.create_graph(
+            lambda v: ops.add_(v, popxl.constant(1.0)), popxl.TensorByRef(first)
+        )
+        ops.call(nested, first)
+        out = popxl.d2h_stream((), popxl.float32)
+        ops.host_store(out, total)
+    ops_before = len(ir.main_graph.ops)
+    body = repeat_graph(ir.main_graph, count)
+    ir.num_host_transfers = count
+    assert [op.name for op in ir.main_graph.ops] == ["repeat"]
+    assert len(body.ops) == ops_before
+    assert ir.main_graph.variables == (total, first)
+    verify_ir(ir)
+    xs = np.arange(1, count + 1, dtype=np.float32)
+    with popxl.Session(ir) as session:
+        found = session.run({stream: xs})[out]
+    np.testing.assert_array_equal(found, np.cumsum(xs * (3 + np.arange(count)) + 1))
+    assert session.get_tensor_data(first) == 3 + count
+
+
+def test_outputs_that_do_not_fit_the_inputs_are_refused_before_anything_is_changed():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = ir.create_graph(lambda x: ops.sum(x), SPEC)
+        with pytest.raises(ValueError, match="must fit its first inputs"):
+            repeat_graph(graph, 2)
+        assert [op.name for op in graph.ops] == ["sum"]
+
+
+def test_graphs_made_by_transforms_verify():
     ir = popxl.Ir()
     with ir.main_graph:
         _, fwd = Net().create_graph(SPEC)

@@ -13,7 +13,7 @@ from popxl_addons import InputStreams, Module, NamedTensors, OutputStreams, Weig
 from popxl_addons.named_tensors import print_named_tensors
 from popxl_addons.testing_utils import TensorInput, run_module
 from popxl_addons.utils import OrderedDict, duplicate_items, overrides, suffix_graph_name
-from tests.popxl_addons.helpers import replicas_run, single_run
+from tests.popxl_addons.helpers import single_run
 
 
 @pytest.fixture
@@ -62,29 +62,39 @@ def test_host_load_and_store_make_fitting_streams(ir):
 
 
 # ---- seeds --------------------------------------------------------------------------------------
-def test_each_replica_and_each_run_has_its_own_seed():
-    ir = popxl.Ir(replication=2)
+@pytest.mark.parametrize("group_size", [None, 1, 2, 4])
+def test_a_seed_is_the_variable_s_value_until_the_program_changes_it(group_size):
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        group = None if group_size is None else ir.replica_grouping(group_size=group_size)
+        variable, seed = addons.seed_variable(42, group)
+        stream = addons.host_store(seed)
+    groups = 4 // (group_size or 1)
+    with popxl.Session(ir) as session:
+        first, second = (session.run()[stream] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert (seed.shape, seed.dtype) == ((2,), popxl.uint32)
+    assert len({tuple(s) for s in first}) == groups
+    data = session.get_tensor_data(variable)
+    assert data.shape == ((groups, 2) if groups > 1 else (2,))
+    np.testing.assert_array_equal(data.reshape(groups, 2), first[:: group_size or 1])
+
+
+def test_a_program_makes_each_run_s_seed_from_the_last():
+    ir = popxl.Ir()
     with ir.main_graph:
         variable, seed = addons.seed_variable(42)
-        stream = addons.host_store(seed)
-    seeds = []
+        now, following = ops.split_random_seed(seed)
+        ops.var_updates.copy_var_update_(seed, following)
+        stream = addons.host_store(now)
     with popxl.Session(ir) as session:
-        for _ in range(2):
-            seeds += [tuple(s) for s in session.run()[stream]]
+        session.run()
+        session.weights_to_host()
         saved = session.get_tensor_data(variable).copy()
-    assert len(set(seeds)) == 4
-    with popxl.Session(ir) as session:  # goes on from what was saved
-        assert np.array_equal(session.get_tensor_data(variable), saved)
-        assert tuple(session.run()[stream][0]) not in seeds
-
-
-def test_replicas_of_a_group_share_a_seed():
-    def build():
-        return [addons.seed_variable(1, popxl.gir().replica_grouping(group_size=2))[1]]
-
-    (seeds,) = replicas_run(4, build)
-    assert np.array_equal(seeds[0], seeds[1])
-    assert not np.array_equal(seeds[1], seeds[2])
+        expected = session.run()[stream]
+    with popxl.Session(ir) as restored:
+        restored.write_variable_data(variable, saved)
+        np.testing.assert_array_equal(restored.run()[stream], expected)
 
 
 # ---- prints -------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 import json
+import re
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +15,16 @@ from popxl_addons.variable_factory import NamedVariableFactories, VariableFactor
 
 
 class Loader:
+    """As data loaders of applications: its position is a file."""
+
     def __init__(self, position=0):
         self.position = position
 
-    def state_dict(self):
-        return {"position": self.position}
+    def save(self, filename):
+        Path(filename).write_text(str(self.position))
 
-    def load_state_dict(self, state):
-        self.position = state["position"]
+    def resume(self, filename):
+        self.position = int(Path(filename).read_text())
 
 
 def session(value=1.0, names=("a", "b"), memmap_dir=None, max_checkpoints=1):
@@ -71,7 +75,7 @@ def test_variables_come_from_another_session_by_name(caplog):
     assert not caplog.text
     target.load_from_session(source, report_missing="warn")
     assert "part.other" in caplog.text
-    with pytest.raises(KeyError, match=r"part\.other"):
+    with pytest.raises(ValueError, match=r"part\.other"):
         target.load_from_session(source, report_missing="error")
 
 
@@ -89,18 +93,96 @@ def test_checkpoints_bring_everything_back(tmp_path):
     assert values(fresh) == {"part.a": 3, "part.b": 3}
     assert (fresh.session_state["steps"], fresh.session_state["epoch"]) == (1, 2)
     assert fresh.dataloader.position == 11
-    later = session()
-    later.load_checkpoint(str(tmp_path / "step_1"))
-    later.dataloader = Loader()
-    assert later.dataloader.position == 11
 
 
-def test_old_checkpoints_are_removed(tmp_path):
+def test_the_files_of_a_checkpoint(tmp_path):
+    s = session(3.0)
+    s.dataloader = Loader(7)
+    s.save_checkpoint(str(tmp_path / "c"))
+    files = {p.relative_to(tmp_path / "c").as_posix() for p in (tmp_path / "c").rglob("*.*")}
+    assert files == {
+        "model/part.a.npz", "model/part.b.npz", "session_info.json", "dataloader.bin",
+    }  # fmt: skip
+    with np.load(tmp_path / "c" / "model" / "part.a.npz", allow_pickle=False) as arrays:
+        assert list(arrays) == ["part.a"]
+        assert arrays["part.a"] == np.float32(3)
+    assert json.loads((tmp_path / "c" / "session_info.json").read_text()) == {"steps": 0}
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_files_made_elsewhere_are_loaded(tmp_path):
+    (tmp_path / "model").mkdir()
+    np.savez(tmp_path / "model" / "part.a.npz", **{"part.a": np.float32(4)})
+    half = np.array(5, popxl.bfloat16.as_numpy()).view(np.uint16)
+    np.savez(tmp_path / "model" / "part.b.npz", **{"part.b": half})
+    (tmp_path / "session_info.json").write_text('{"steps": 9}')
+    s = session()
+    s.load_checkpoint(str(tmp_path), "error")
+    assert values(s) == {"part.a": 4, "part.b": 5}
+    assert s.session_state["steps"] == 9
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [(("a", "c"), r"no data for .*part\.c"), (("a",), r"data for .*part\.b")]
+)
+def test_names_that_do_not_match_are_reported(tmp_path, caplog, names, message):
+    session(6.0).save_checkpoint(str(tmp_path / "c"))
+    target = session(1.0, names=(*names, "b")[:2] if len(names) > 1 else ("a", "b"))
+    if len(names) == 1:
+        target.state = NamedTensors.from_dict({"part.a": target.state.part.a})
+    target.load_checkpoint(str(tmp_path / "c"), "none")
+    assert not caplog.text
+    assert values(target)["part.a"] == 6
+    target.write_variable_data(target.state.part.a, np.float32(1))
+    with pytest.raises(ValueError, match=message):
+        target.load_checkpoint(str(tmp_path / "c"), "error")
+    assert values(target)["part.a"] == 1
+    target.load_checkpoint(str(tmp_path / "c"))
+    assert re.search(message, caplog.text)
+
+
+@pytest.mark.parametrize("lacks", ["save", "resume"])
+def test_a_dataloader_saves_and_resumes(lacks):
+    has = "resume" if lacks == "save" else "save"
+    s = session()
+    with pytest.raises(ValueError, match=f"needs a method '{lacks}'"):
+        s.dataloader = types.SimpleNamespace(**{has: lambda *a: None})
+    s.dataloader = None
+
+
+def test_a_dataloader_without_its_file_is_reported(tmp_path, caplog):
+    s = session()
+    s.save_checkpoint(str(tmp_path / "c"))
+    s.dataloader = Loader(3)
+    s.load_checkpoint(str(tmp_path / "c"))
+    assert "the dataloader starts anew" in caplog.text
+    assert s.dataloader.position == 3
+
+
+def test_old_checkpoints_of_the_session_are_removed(tmp_path):
+    session().save_checkpoint(str(tmp_path / "of_another"))
     s = session(max_checkpoints=2)
-    (tmp_path / "step_notes").mkdir()
-    for i in (1, 2, 3):
-        s.save_checkpoint(str(tmp_path / f"step_{i}"))
-    assert {p.name for p in tmp_path.iterdir()} == {"step_2", "step_3", "step_notes"}
+    for name in ("one", "two", "one", "three"):
+        s.save_checkpoint(str(tmp_path / name))
+    assert {p.name for p in tmp_path.iterdir()} == {"one", "three", "of_another"}
+    single = session()
+    for name in ("x", "y"):
+        single.save_checkpoint(str(tmp_path / "deep" / name))
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["y"]
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path):
+    """A folder without session_info.json is none; the old one lies beside it."""
+    s = session(2.0)
+    s.save_checkpoint(str(tmp_path / "c"))
+    s.dataloader = types.SimpleNamespace(save=lambda filename: 1 / 0, resume=None or (lambda: 0))
+    with pytest.raises(ZeroDivisionError):
+        s.save_checkpoint(str(tmp_path / "c"))
+    fresh = session()
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        fresh.load_checkpoint(str(tmp_path / "c"))
+    fresh.load_checkpoint(str(tmp_path / ".c.old"), "error")
+    assert values(fresh) == {"part.a": 2, "part.b": 2}
 
 
 def test_a_folder_must_be_a_checkpoint(tmp_path):
@@ -113,30 +195,34 @@ def test_state_info_must_be_json():
         session().add_session_state_info({"bad": object()})
 
 
-def test_a_checkpoint_can_start_memory_maps(tmp_path):
-    s = session(5.0)
+@pytest.mark.parametrize("from_maps", [True, False])
+def test_a_checkpoint_can_start_memory_maps(tmp_path, from_maps):
+    s = session(5.0, memmap_dir=str(tmp_path / "old") if from_maps else None)
     s.save_checkpoint(str(tmp_path / "c"))
-    document = json.loads((tmp_path / "c" / "session_state.json").read_text())
-    # Variables are called `<name>.v` where they are made, and part.<name> in the state.
-    for name in ("a", "b"):
-        (tmp_path / "c" / "variables" / f"part.{name}.npy").rename(
-            tmp_path / "c" / "variables" / f"{name}.v.npy"
-        )
-        document["dtypes"][f"{name}.v"] = document["dtypes"].pop(f"part.{name}")
-    (tmp_path / "c" / "session_state.json").write_text(json.dumps(document))
+    model = tmp_path / "c" / "model"
+    if from_maps:
+        assert {p.name for p in model.iterdir()} == {"a.v.npy", "b.v.npy"}
+    else:  # variables are called `<name>.v` where they are made, and part.<name> in the state
+        for name in ("a", "b"):
+            with np.load(model / f"part.{name}.npz") as arrays:
+                np.savez(model / f"{name}.v.npz", **{f"{name}.v": arrays[f"part.{name}"]})
+            (model / f"part.{name}.npz").unlink()
     initialise_memmap_dir_from_checkpoint(tmp_path / "c", tmp_path / "maps")
     mapped = session(1.0, memmap_dir=str(tmp_path / "maps"))
     assert values(mapped) == {"part.a": 5, "part.b": 5}
 
 
-def test_memory_maps_can_be_left_alone(tmp_path):
-    s = session(5.0)
+def test_memory_maps_are_copied_as_files(tmp_path):
+    s = session(5.0, memmap_dir=str(tmp_path / "source"))
     s.save_checkpoint(str(tmp_path / "c"))
+    copied, source = (tmp_path / f / "a.v.npy" for f in ("c/model", "source"))
+    assert copied.read_bytes() == source.read_bytes()
     mapped = session(1.0, memmap_dir=str(tmp_path / "maps"))
-    mapped.load_checkpoint(str(tmp_path / "c"), skip_memmap=True)
+    mapped.load_checkpoint(str(tmp_path / "c"), "error", skip_memmap=True)
     assert values(mapped) == {"part.a": 1, "part.b": 1}
-    mapped.load_checkpoint(str(tmp_path / "c"))
+    mapped.load_checkpoint(str(tmp_path / "c"), "error")
     assert values(mapped) == {"part.a": 5, "part.b": 5}
+    assert np.load(tmp_path / "maps" / "a.v.npy") == 5
 
 
 def test_many_variables_are_written_with_progress(caplog):

@@ -1,11 +1,11 @@
-"""A random seed that changes from run to run."""
+"""A random seed that is state of the program."""
 
 from __future__ import annotations
 
 import numpy as np
 
 import popxl
-from popxl import ReplicaGrouping, Tensor, Variable, ops
+from popxl import ReplicaGrouping, Tensor, Variable
 
 __all__ = ["seed_variable"]
 
@@ -13,15 +13,17 @@ __all__ = ["seed_variable"]
 def seed_variable(
     seed: int, replica_grouping: ReplicaGrouping | None = None
 ) -> tuple[Variable, Tensor]:
-    """Create a variable holding a seed, and draw a seed for this run from it.
+    """Create a variable holding a seed for each group of replicas.
+
+    Only the program changes it: `current, following = ops.split_random_seed(seed)`, and
+    `ops.var_updates.copy_var_update_(seed, following)` for other numbers in the next run.
 
     Args:
-        seed: start value, 0 <= seed < 2**64.
-        replica_grouping: replicas that draw the same seeds; default: each draws its own.
+        seed: start value, 0 <= seed < 2**64, from which the groups' seeds are drawn.
+        replica_grouping: replicas that have the same seed; default: each has its own.
 
     Returns:
-        The variable, uint32 (2,) on each replica, which is replaced in each run; and the seed to
-        use, uint32 (2,).
+        The variable, to be saved and restored; and its value on the device, uint32 (2,).
     """
     ir = popxl.gcg().ir
     grouping = ir.replica_grouping(group_size=1) if replica_grouping is None else replica_grouping
@@ -29,6 +31,4 @@ def seed_variable(
     variable = popxl.variable(
         np.asarray(seeds, np.uint32), popxl.uint32, "random_seed", replica_grouping=grouping
     )
-    seed_now, seed_next = ops.split_random_seed(variable)
-    ops.var_updates.copy_var_update_(variable, seed_next)
-    return variable, seed_now
+    return variable, variable

@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 
 ReportMissingMethods = Literal["none", "warn", "error"]
 
-_STATE_FILE = "session_state.json"
-_VARIABLES = "variables"
+_STATE_FILE = "session_info.json"
+_MODEL = "model"
+_DATALOADER = "dataloader.bin"
 
 
 class TaskSession(Session):
@@ -36,7 +37,7 @@ class TaskSession(Session):
         inputs: streams that `run` is given.
         outputs: streams that `run` returns.
         state: variables to save and load, by name.
-        max_checkpoints: how many checkpoints of a folder `save_checkpoint` keeps.
+        max_checkpoints: how many of the checkpoints that it saves this session keeps.
         args, kwargs: those of `popxl.Session`.
 
     Attributes:
@@ -64,20 +65,26 @@ class TaskSession(Session):
         self.max_checkpoints = max_checkpoints
         self.session_state: dict[str, Any] = {"steps": 0}
         self._dataloader: Any = None
+        self._saved: list[Path] = []  # checkpoints, oldest first
         super().__init__(*args, **kwargs)
 
     @property
     def dataloader(self) -> Any:
-        """The loader of the task's data, kept here for the program. Its position is saved if it
-        has `state_dict()` and `load_state_dict(state)`."""
+        """The loader of the task's data, kept here for the program, or None.
+
+        Its position is part of checkpoints: it has `save(filename)` and `resume(filename=...)`.
+
+        Raises:
+            ValueError: it is set to an object without these.
+        """
         return self._dataloader
 
     @dataloader.setter
     def dataloader(self, dataloader: Any) -> None:
+        for method in ("save", "resume"):
+            if dataloader is not None and not callable(getattr(dataloader, method, None)):
+                raise ValueError(f"a dataloader needs a method {method!r}: {dataloader!r} has none")
         self._dataloader = dataloader
-        saved = self.session_state.get("dataloader")
-        if saved is not None and hasattr(dataloader, "load_state_dict"):
-            dataloader.load_state_dict(saved)
 
     def add_session_state_info(self, info: dict[str, Any]) -> None:
         """Add entries to what is saved with checkpoints. Values must be JSON data."""
@@ -105,15 +112,11 @@ class TaskSession(Session):
         """Copy the variables that have the same name in another session.
 
         Args:
-            report_missing: what to do about variables of this session that `src` lacks.
+            report_missing: what to do about names that only one of the sessions has: nothing,
+                log a warning, or raise ValueError.
         """
-        self._load(src.get_named_tensors_data().to_dict(), report_missing, "the source session")
-
-    def _load(
-        self, data: Mapping[str, np.ndarray], report_missing: ReportMissingMethods, source: str
-    ) -> None:
-        names = self.state.to_dict()
-        _report([name for name in names if name not in data], report_missing, source)
+        data, names = src.get_named_tensors_data().to_dict(), self.state.to_dict()
+        _report(names, data, report_missing, "the source session")
         weights = {t: data[name] for name, t in names.items() if name in data}
         self.write_variables_data(weights)  # type: ignore[arg-type]
 
@@ -134,38 +137,38 @@ class TaskSession(Session):
 
     # ---- checkpoints ----------------------------------------------------------------------------
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save variables and session state in a folder, one .npy file for each variable.
+        """Save variables, session state and the dataloader's position in a folder.
 
-        The folder appears under its name only when it is complete. Of its siblings with the same
-        stem (`<stem><number>`), all but the latest `max_checkpoints` are removed.
+        It holds `model/<name>.npz` for each variable, with one array under the key `<name>`;
+        variables whose host data are memory maps are copied as the files they are into `model`.
+        `session_info.json` is `session_state`, and `dataloader.bin` what the dataloader saves.
+
+        The folder is a checkpoint once it has `session_info.json`, which is written last. Of the
+        checkpoints that this session saved, all but the latest `max_checkpoints` are removed.
         """
         target = Path(checkpoint_dir)
-        partial = target.with_name(f".{target.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / _VARIABLES).mkdir(parents=True)
-        if hasattr(self._dataloader, "state_dict"):
-            self.session_state["dataloader"] = self._dataloader.state_dict()
-        data = self.get_named_tensors_data().to_dict()
-        dtypes = {name: t.dtype.name for name, t in self.state.to_dict().items()}
-        for name, array in data.items():
-            stored = np.asarray(array, order="C").view(file_dtype(array.dtype))
-            np.save(memmap_path(partial / _VARIABLES, name), stored, allow_pickle=False)
-        document = {"session_state": self.session_state, "dtypes": dtypes}
-        (partial / _STATE_FILE).write_text(json.dumps(document, indent=2), encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
+        partial, previous = (target.with_name(f".{target.name}.{s}") for s in ("partial", "old"))
+        for folder in (partial, previous):
+            shutil.rmtree(folder, ignore_errors=True)
+        (partial / _MODEL).mkdir(parents=True)
+        for name, array in self.get_named_tensors_data().to_dict().items():
+            _save_array(partial / _MODEL, name, array)
+        if target.exists():
+            target.rename(previous)
         partial.rename(target)
+        if self._dataloader is not None:
+            self._dataloader.save(str(target / _DATALOADER))
+        info = json.dumps(self.session_state, indent=2)
+        written = target / f".{_STATE_FILE}"
+        written.write_text(info, encoding="utf-8")
+        written.rename(target / _STATE_FILE)
+        shutil.rmtree(previous, ignore_errors=True)
         self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
-        stem = newest.name.rstrip("0123456789")
-        others = [
-            p
-            for p in newest.parent.glob(f"{stem}*")
-            if p != newest and p.name[len(stem) :].isdigit() and (p / _STATE_FILE).exists()
-        ]
-        others.sort(key=lambda p: int(p.name[len(stem) :]), reverse=True)
-        for old in others[max(self.max_checkpoints - 1, 0) :]:
-            shutil.rmtree(old)
+        self._saved = [p for p in self._saved if p != newest] + [newest]
+        while len(self._saved) > max(self.max_checkpoints, 1):
+            shutil.rmtree(self._saved.pop(0), ignore_errors=True)
 
     def load_checkpoint(
         self,
@@ -173,53 +176,89 @@ class TaskSession(Session):
         report_missing: ReportMissingMethods = "warn",
         skip_memmap: bool = False,
     ) -> None:
-        """Load variables and session state.
+        """Load what `save_checkpoint` saved. A dataloader must be set before, to be resumed.
 
         Args:
-            report_missing: what to do about variables that the checkpoint lacks.
+            report_missing: what to do about variables that the checkpoint lacks, and about others
+                that it has: nothing, log a warning, or raise ValueError before anything is loaded.
             skip_memmap: leave variables alone whose host data is a memory map.
 
         Raises:
-            ValueError: the folder is no checkpoint.
-            KeyError: a variable is missing, with `report_missing="error"`.
+            ValueError: the folder is no checkpoint, or see `report_missing`.
         """
-        document = _read_document(Path(checkpoint_dir))
-        data = {
-            name: _load_array(Path(checkpoint_dir), name, dtype)
-            for name, dtype in document["dtypes"].items()
-        }
-        if skip_memmap:
-            current = self.get_named_tensors_data().to_dict()
-            for name, array in current.items():
-                if isinstance(array, np.memmap):
-                    data[name] = array
-        self._load(data, report_missing, checkpoint_dir)
-        self.session_state = document["session_state"]
+        folder = Path(checkpoint_dir)
+        info = _read_info(folder)
+        current = self.get_named_tensors_data().to_dict()
+        maps = {n: a for n, a in current.items() if isinstance(a, np.memmap)}
+        files = {n: folder / _MODEL / f"{n}.npz" for n in current if n not in maps}
+        files |= {n: folder / _MODEL / _file_of(a).name for n, a in maps.items()}
+        files |= {p.stem: p for p in (folder / _MODEL).glob("*.npz") if p.stem not in current}
+        found = {n: p for n, p in files.items() if p.exists()}
+        _report(current, found, report_missing, str(folder))
+        wanted = [n for n in current if n in found and not (skip_memmap and n in maps)]
+        variables = self.state.to_dict()
+        self.write_variables_data(
+            {variables[n]: _load_array(found[n], n, current[n].dtype) for n in wanted}  # type: ignore[misc]
+        )
+        self.session_state = info
         if self._dataloader is not None:
-            self.dataloader = self._dataloader  # restores its position
+            self._resume_dataloader(folder / _DATALOADER, report_missing)
+
+    def _resume_dataloader(self, path: Path, report_missing: ReportMissingMethods) -> None:
+        if path.exists():
+            self._dataloader.resume(filename=str(path))
+        else:
+            _tell(f"{path.parent} has no {path.name}: the dataloader starts anew", report_missing)
 
 
 # ---- files --------------------------------------------------------------------------------------
-def _read_document(folder: Path) -> dict[str, Any]:
+def _read_info(folder: Path) -> dict[str, Any]:
     path = folder / _STATE_FILE
     if not path.exists():
         raise ValueError(f"{folder} is no checkpoint: it has no {_STATE_FILE}")
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _load_array(folder: Path, name: str, dtype: str) -> np.ndarray:
-    array = np.load(memmap_path(folder / _VARIABLES, name), mmap_mode="r", allow_pickle=False)
-    wanted = popxl.dtype.from_name(dtype).as_numpy()
-    return np.asarray(array) if array.dtype == wanted else np.asarray(array).view(wanted)
+def _file_of(array: np.memmap) -> Path:
+    return Path(str(array.filename))
 
 
-def _report(missing: list[str], method: ReportMissingMethods, source: str) -> None:
-    if not missing or method == "none":
+def _save_array(folder: Path, name: str, array: np.ndarray) -> None:
+    if isinstance(array, np.memmap):
+        array.flush()
+        shutil.copyfile(_file_of(array), folder / _file_of(array).name)
         return
-    message = f"{source} has no data for the variables {missing}; they keep their values"
+    stored = np.asarray(array, order="C").view(file_dtype(array.dtype))
+    with (folder / f"{name}.npz").open("wb") as file:
+        np.savez(file, **{name: stored})  # type: ignore[arg-type]
+
+
+def _load_array(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
+    """The array of an .npz or .npy file, in `dtype` where the file holds that as integers."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            array = arrays[name]
+    else:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array.view(dtype) if array.dtype == file_dtype(dtype) != dtype else np.asarray(array)
+
+
+def _report(
+    wanted: Iterable[str], found: Iterable[str], method: ReportMissingMethods, source: str
+) -> None:
+    """Tell of names that are wanted and not found, and the other way round."""
+    wanted, found = set(wanted), set(found)
+    if missing := sorted(wanted - found):
+        _tell(f"{source} has no data for the variables {missing}; they keep their values", method)
+    if unknown := sorted(found - wanted):
+        _tell(f"{source} has data for {unknown}, which are no variables of this session", method)
+
+
+def _tell(message: str, method: ReportMissingMethods) -> None:
     if method == "error":
-        raise KeyError(message)
-    logger.warning(message)
+        raise ValueError(message)
+    if method == "warn":
+        logger.warning(message)
 
 
 def write_variables_pb(session: Session, weights: Mapping[Variable, np.ndarray]) -> None:
@@ -236,8 +275,13 @@ def initialise_memmap_dir_from_checkpoint(
 ) -> None:
     """Copy the variables of a checkpoint to where `memmap_dir` of `init` looks for them."""
     folder = Path(checkpoint_dir)
-    names = _read_document(folder)["dtypes"]
-    for name in names:
-        target = memmap_path(memmap_dir, name)
+    _read_info(folder)
+    for path in sorted((folder / _MODEL).iterdir()):
+        packed = path.suffix == ".npz"
+        target = memmap_path(memmap_dir, path.stem) if packed else Path(memmap_dir) / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(memmap_path(folder / _VARIABLES, name), target)
+        if packed:
+            with np.load(path, allow_pickle=False) as arrays:
+                np.save(target, arrays[path.stem], allow_pickle=False)
+        else:
+            shutil.copyfile(path, target)

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import popxl
-from popxl import Graph, Tensor, ops
+from popxl import Tensor, ops
 from popxl._core.aliases import owners
 from popxl.ops import CallSiteInfo
 from popxl.transforms import GradGraphInfo
 from popxl_addons.grad_info import is_fwd
+from popxl_addons.transforms.moving import move_ops
 
 __all__ = ["StageContext", "pipelined_execution"]
 
@@ -88,37 +89,6 @@ def pipelined_execution(steps: int) -> Iterator[StageContext]:
     before = set(graph.ops)
     yield StageContext()
     moved = [op for op in graph.ops if op not in before]
-    body, inputs = _move(graph, moved)
-    ops.repeat(body, steps, *inputs)
-
-
-def _move(graph: Graph, moved: list[Any]) -> tuple[Graph, list[Tensor]]:
-    """Move ops of `graph` into a graph of their own.
-
-    Returns:
-        That graph, and the tensors of `graph` for its inputs.
-    """
-    body = graph.ir.create_empty_graph("pipeline_step")
-    made = {t for op in moved for t in op.outputs}
-    outside = dict.fromkeys(t for op in moved for t in op.inputs if t not in made)
     changed = {o for op in moved for i in op.modified_inputs() for o in owners(op.inputs[i])}
-    with body:
-        inside = {
-            t: popxl.graph_input(
-                t.shape, t.dtype, t.name.replace("/", "_"), t in changed, t.meta_shape or None
-            )
-            for t in outside
-        }
-    outputs = [t for op in moved for t in op.outputs]
-    chosen = set(moved)
-    graph._ops[:] = [op for op in graph._ops if op not in chosen]
-    for op in moved:
-        op.inputs[:] = [inside.get(t, t) for t in op.inputs]
-        op.graph = body
-        body._ops.append(op)
-    for t in outputs:
-        # A tensor is registered by name in its graph, and hashed by both.
-        del graph._tensors[t.name]
-        t._graph = body
-        t._name = body._register_tensor(t, t.name)
-    return body, list(outside)
+    body, inputs = move_ops(graph, moved, "pipeline_step", lambda t: t in changed)
+    ops.repeat(body, steps, *inputs)
