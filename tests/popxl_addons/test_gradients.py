@@ -161,10 +161,11 @@ def test_the_main_graph_is_repeated_with_its_variables_and_streams():
         stream = popxl.h2d_stream((), popxl.float32, "x")
         x = ops.host_load(stream)
         ops.var_updates.accumulate_(total, x * first + popxl.constant(1.0))
-        nested = ir.create_graph(
-            lambda v: ops.add_(v, popxl.constant(1.0)), popxl.TensorByRef(first)
-        )
-        ops.call(nested, first)
+
+        def add_one(v: popxl.TensorByRef):
+            ops.add_(v, popxl.constant(1.0))
+
+        ops.call(ir.create_graph(add_one, first), first)
         out = popxl.d2h_stream((), popxl.float32)
         ops.host_store(out, total)
     ops_before = len(ir.main_graph.ops)

@@ -70,6 +70,13 @@ def test_buffers_are_sharded_as_asked():
         assert shapes(2) == [(3,), ()]
         assert shapes({"w": 2}) == [(3,), ()]
         assert shapes({"deep.b": 4}) == [(2, 3), ()]
+        for threshold, w in ((6, (2,)), (7, (2, 3))):
+            small = named_variable_buffers(facts, sharded_threshold=threshold)
+            assert small.w.tensor_shape == w
+            by_name = named_variable_buffers(
+                facts, shard_over_dict={"w": 4}, sharded_threshold=threshold
+            )
+            assert by_name.w.tensor_shape == w
 
 
 def test_factories_of_shards_know_their_number():

@@ -67,6 +67,13 @@ from popxl_addons.remote import named_variable_buffers as named_variable_buffers
 from popxl_addons.remote import store_remote_graph as store_remote_graph
 from popxl_addons.route_tensor import is_subgraph as is_subgraph
 from popxl_addons.route_tensor import route_tensor_into_graph as route_tensor_into_graph
+from popxl_addons.rts import (
+    all_gather_replica_sharded_graph as all_gather_replica_sharded_graph,
+)
+from popxl_addons.rts import gather_replica_sharded_tensor as gather_replica_sharded_tensor
+from popxl_addons.rts import reduce_replica_sharded_graph as reduce_replica_sharded_graph
+from popxl_addons.rts import reduce_replica_sharded_tensor as reduce_replica_sharded_tensor
+from popxl_addons.rts import replica_sharded_spec as replica_sharded_spec
 from popxl_addons.seed_variable import seed_variable as seed_variable
 from popxl_addons.stochastic_rounding import (
     enable_stochastic_rounding as enable_stochastic_rounding,

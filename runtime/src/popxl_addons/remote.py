@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,7 @@ def named_variable_buffers(
     factories: NamedVariableFactories,
     entries: int = 1,
     shard_over_dict: Mapping[str, int] | int | bool = True,
+    sharded_threshold: int = 0,
 ) -> NamedRemoteBuffers:
     """A buffer of `entries` entries for the variables of each factory, by its name.
 
@@ -76,21 +78,22 @@ def named_variable_buffers(
             replica group; False: not; a number for all; or numbers by name, where variables that
             are not named stay whole. Factories of sharded variables know their number, and FP8
             state stays whole.
+        sharded_threshold: of these, only variables of at least so many elements are sharded.
     """
     names, fs = factories.unpack()
     buffers = [
-        _variable_buffer(f, entries, _shards_wanted(name, f, shard_over_dict))
+        _variable_buffer(f, entries, _shards_wanted(name, f, shard_over_dict, sharded_threshold))
         for name, f in zip(names, fs, strict=True)
     ]
     return NamedRemoteBuffers.pack(names, buffers)
 
 
 def _shards_wanted(
-    name: str, factory: VariableFactory, wanted: Mapping[str, int] | int | bool
+    name: str, factory: VariableFactory, wanted: Mapping[str, int] | int | bool, threshold: int
 ) -> int:
     if factory.replica_sharded:
         return factory.shard_over
-    if factory.kind == "fp8":
+    if factory.kind == "fp8" or math.prod(factory.shape_on_replica) < threshold:
         return 1
     if wanted is True:
         return factory.replica_grouping.group_size
