@@ -22,7 +22,7 @@ from checkpoints import (
 from config.errors import UserError
 from config.sections import RunConfig
 from data.hub import is_reachable
-from modelling.weights import OPTIMIZER, Computed, WeightTable
+from modelling.weights import FP8, OPTIMIZER, Computed, WeightTable
 
 Tensors = Mapping[str, np.ndarray]
 RANDOM = "random"
@@ -93,7 +93,7 @@ def _of_checkpoint(config: RunConfig, table: WeightTable, load: str) -> Start:
 
 
 def load_weights(config: RunConfig, table: WeightTable) -> Start:
-    """The weights alone of what `checkpoint.load` names, for generation.
+    """The weights of what `checkpoint.load` names, for generation, and FP8 state if it is needed.
 
     Raises:
         UserError: as for `starting_point`, or if it names nothing.
@@ -104,17 +104,37 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
             "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
             "or a Hugging Face model"
         )
+    needs_scales = config.fp8.enabled and config.fp8.recipe == "delayed"
     if not has_checkpoint(load):
+        if needs_scales:
+            raise _no_scales(load)
         return starting_point(config, table)
     checkpoint = load_checkpoint(load)
     weights = _weights(checkpoint, table, load)
+    if needs_scales:
+        weights = _with_scales(weights, checkpoint.tensors, load)
     return Start(weights, checkpoint.step, None, f"step {checkpoint.step} in {load}")
+
+
+def _with_scales(weights: Tensors, tensors: Tensors, load: str) -> Tensors:
+    names = [n for n in tensors if n.startswith(f"{FP8}/")]
+    if not names:
+        raise _no_scales(load)
+    return Computed({n: partial((weights if n in weights else tensors).__getitem__, n)
+                     for n in (*weights, *names)})  # fmt: skip
+
+
+def _no_scales(load: str) -> CheckpointError:
+    return CheckpointError(
+        f"{load} has no FP8 scales to generate with: train with --fp8.enabled, or give "
+        "--fp8.recipe current, whose scales follow from the operands"
+    )
 
 
 def _weights(checkpoint: Checkpoint, table: WeightTable, load: str) -> Tensors:
     """The weights alone of a checkpoint, each read when it is asked for."""
     tensors = checkpoint.tensors
-    names = [n for n in tensors if not n.startswith(f"{OPTIMIZER}/")]
+    names = [n for n in tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
     _check_fit(table, tensors, names, load)
     return Computed({n: partial(tensors.__getitem__, n) for n in names})
 

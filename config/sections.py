@@ -186,6 +186,38 @@ class Execution(Section):
 
 
 @dataclass(frozen=True)
+class FP8(Section):
+    """Matrix products of linear layers in 8 bits (Micikevicius et al., arXiv:2209.05433)."""
+
+    enabled: bool = False
+    """Multiply inputs, weights and gradients of linear layers in FP8, with sums in float32."""
+
+    format: Literal["hybrid", "e4m3"] = "hybrid"
+    """hybrid: e4m3 for inputs and weights, e5m2 for gradients; e4m3: for all."""
+
+    recipe: Literal["delayed", "current"] = "delayed"
+    """Scales follow from the largest absolute values (amax) of past steps, or of the operands."""
+
+    amax_history: PositiveInt = 1024
+    """Steps whose amax is remembered, with delayed scaling."""
+
+    amax_of: Literal["max", "most_recent"] = "max"
+    """The amax that counts, with delayed scaling: the largest of the history, or the latest."""
+
+    interval: PositiveInt = 1
+    """Optimizer steps between changes of the scales, with delayed scaling."""
+
+    margin: NonNegativeInt = 0
+    """Powers of two that scales leave below the largest number."""
+
+    power_of_2_scales: bool = True
+    """Round scales down to powers of two, which multiply exactly."""
+
+    head: bool = False
+    """Multiply in FP8 in the language-model head too."""
+
+
+@dataclass(frozen=True)
 class Checkpoint(Section):
     """Where training state comes from and goes to."""
 
@@ -226,6 +258,7 @@ class RunConfig(Section):
     model: Model = field(default_factory=Model)
     training: Training = field(default_factory=Training)
     execution: Execution = field(default_factory=Execution)
+    fp8: FP8 = field(default_factory=FP8)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     data: Data = field(default_factory=Data)
 
@@ -276,6 +309,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"model.quantisation {self.model.quantisation} is for generation: weights in so "
                 "few bits cannot be trained"
+            )
+        if self.fp8.enabled:
+            raise ConfigError(
+                f"model.quantisation {self.model.quantisation} and fp8.enabled exclude each other: "
+                "a weight is held in 4 bits or multiplied in 8"
             )
         size = self.model.quantisation_group_size
         for name, value in self.linear_inputs().items():

@@ -28,6 +28,8 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 
 OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
+FP8 = "fp8"
+"""First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,9 @@ class _Place(NamedTuple):
     prefix: str
     """What their names begin with, before those of the weights."""
 
+    common: bool = False
+    """Whether the data belong to all of the row's weights as they are, such as a step counter."""
+
 
 class _QuantisedParts:
     """The parts of a weight in 4 bits, which are made together and handed out one by one."""
@@ -213,9 +218,9 @@ class _Logical(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._made:
-            row, variable, prefix = self._places[name]
+            row, variable, prefix, common = self._places[name]
             data = self._read(variable)
-            if data.ndim == 0:  # such as a step counter: one for all the row's weights
+            if common:
                 self._made = {prefix + w.name: data for w in row.weights}
             else:
                 self._made = row.to_logical(data, self._tensor_parallel, prefix)
@@ -304,15 +309,18 @@ class WeightTable:
         They read the tensors they need, and raise ValueError if one has the wrong shape.
 
         Args:
-            tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), and
-                in the program, it is converted too.
+            tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
+                FP8 state, and in the program, it is converted too.
 
         Raises:
             ValueError: a tensor is missing.
         """
         with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
         out: dict[Variable, Callable[[], np.ndarray]] = {}
-        for place in self._places(variables, with_state):
+        fp8 = self._fp8_places(self._rows(variables))
+        places = self._places(variables, with_state, fp8=False)
+        places += [p for p in fp8 if p.prefix + p.row.weights[0].name in tensors]
+        for place in places:
             for weight in place.row.weights:
                 _check_presence(place.prefix + weight.name, tensors)
             if isinstance(place.variable, NamedTensors):
@@ -327,10 +335,9 @@ class WeightTable:
         return data.astype(place.variable.dtype.as_numpy(), copy=False)
 
     def _host_data(self, place: _Place, tensors: Arrays) -> np.ndarray:
-        row, variable, prefix = place
-        if isinstance(variable, Variable) and variable.shape == ():
-            # Such as a step counter: one for all the row's weights.
-            return np.asarray(tensors[prefix + row.weights[0].name])
+        row, variable, prefix, common = place
+        if common:
+            return _fitted(np.asarray(tensors[prefix + row.weights[0].name]), variable.shape)
         return row.to_host(tensors, self.tensor_parallel, prefix)
 
     def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
@@ -369,19 +376,40 @@ class WeightTable:
             found += sorted(rows, key=lambda pair: pair[0].path)
         return found
 
-    def _places(self, variables: Variables, optimizer: bool) -> list[_Place]:
-        """Weights, then optimizer state; entries of a remote buffer follow each other."""
+    def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[_Place]:
+        """Weights, then optimizer state and with it FP8 state; entries of a remote buffer follow
+        each other."""
         rows = self._rows(variables)
         places = [_Place(row, tree.fwd.get(row.path), "") for row, tree in rows]
         if optimizer:
             state = [
-                _Place(row, variable, f"{OPTIMIZER}/{slot}/")
+                _Place(row, variable, f"{OPTIMIZER}/{slot}/", variable.shape == ())
                 for row, tree in rows
                 if "optim" in tree
                 for slot, variable in tree.optim.get(row.path).to_dict().items()
             ]
             places += sorted(state, key=lambda place: place.prefix)
-        return places
+        return places + (self._fp8_places(rows) if optimizer and fp8 else [])
+
+    @staticmethod
+    def _fp8_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[_Place]:
+        """The state of the FP8 products of linear layers, under the names of their weights."""
+        found = []
+        for row, tree in rows:
+            layer, _, name = row.path.rpartition(".")
+            if name == "weight" and f"{layer}.product" in tree.fwd:
+                state = tree.fwd.get(f"{layer}.product").to_dict().items()
+                found += [_Place(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
+        return sorted(found, key=lambda place: place.prefix)
+
+
+def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Amax histories, latest first, cut or filled up with zeros to another length; others as they
+    are."""
+    if data.ndim < 2 or data.shape == shape:
+        return data
+    missing = max(shape[1] - data.shape[1], 0)
+    return np.pad(data[:, : shape[1]], ((0, 0), (0, missing)))
 
 
 def _some(names: Iterable[str]) -> str:

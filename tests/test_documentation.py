@@ -218,7 +218,7 @@ def test_tables_are_those_of_the_configuration(page):
 
 def test_every_field_is_in_a_table():
     tables = set(re.findall(r"<!-- table: (\S+) -->", "".join(map(text_of, DOCUMENTS))))
-    sections = {"model", "training", "execution", "checkpoint", "data"}
+    sections = {"model", "training", "execution", "fp8", "checkpoint", "data"}
     assert tables == {"presets", *sections, *FAMILIES}
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import popxl
 from config.sections import RunConfig
+from modelling.fp8 import linear_layers
 from modelling.generation.greedy import Greedy
 from modelling.generation.loop import Choice
 from modelling.layers import Groups
@@ -91,14 +92,16 @@ def build_generation(
     ir.num_host_transfers = config.execution.device_iterations
     with ir.main_graph:
         groups = Groups.current(config.execution.tensor_parallel)
-        generator, choose = generator_of(config, groups), search(groups)
+        with linear_layers(config):
+            generator = generator_of(config, groups)
+        choose = search(groups)
         batch = config.execution.micro_batch_size
         prompts = (batch, generator.prompt_length)
         words = popxl.h2d_stream(prompts, popxl.int32, "words")
         mask = popxl.h2d_stream(prompts, popxl.int32, "mask")
         answers = (batch * generator.prompts_per_row, generator.output_length)
         tokens = popxl.d2h_stream(answers, popxl.int32, "tokens")
-        variables = generator.facts.init(empty=True)
+        variables = generator.facts.inputs.init(empty=True)
         names, values = variables.unpack()
 
         def one_batch(values: list[Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from config.sections import RunConfig
+from modelling.fp8 import linear_head
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.lm_head import LMHead
@@ -26,7 +27,8 @@ class ModelHead(Layer):
         groups = Groups.current(config.execution.tensor_parallel)
         self.norm = norm
         self.dropout = dropout
-        self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias)
+        with linear_head(config):
+            self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias)
 
     def build(
         self, x: Tensor, labels: Tensor, weight: Tensor, seed: Tensor | None = None

@@ -6,6 +6,7 @@ import popxl
 from modelling.layers.layer import Layer, cast
 from modelling.quantisation import PARTS, packed_shapes
 from popxl import ReplicaGrouping, Tensor, ops
+from popxl_addons.fp8 import matrix_product
 from popxl_addons.ops.group_quantize_decompress import group_quantize_decompress
 
 _PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
@@ -14,9 +15,11 @@ _PART_DTYPES = (popxl.uint16, popxl.float16, popxl.float16)
 class Linear(Layer):
     """y = x @ weight, for this replica's part of the weight; no communication.
 
-    Variables: `weight` (in_features, out_features), and `bias` (out_features,) if there is one.
-    In 4 bits, the weight is `weight.packed`, `weight.scale` and `weight.bias`, see
-    `modelling.quantisation`.
+    The product is an FP8 one if the layer is made in `popxl_addons.fp8_autocast`.
+
+    Variables: `weight` (in_features, out_features), and `bias` (out_features,) if there is one; in
+    FP8 those of `product`, see `popxl_addons.fp8.FP8Product`. In 4 bits, the weight is
+    `weight.packed`, `weight.scale` and `weight.bias`, see `modelling.quantisation`.
 
     Args:
         out_features: length of the output's last axis on a replica.
@@ -37,11 +40,12 @@ class Linear(Layer):
         self.grouping = grouping
         self.bias = bias
         self.group_size = group_size
+        self.product = matrix_product()
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
-        y = x @ self._matrix(shape, x.dtype)
+        y = self.product(x, self._matrix(shape, x.dtype))
         if not self.bias:
             return y
         return y + self.weight("bias", shape[1:], x.dtype, self.grouping)

@@ -9,6 +9,7 @@ from modelling.layers.layer import Layer, cast
 from modelling.layers.masking import MASKED
 from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
+from popxl_addons.fp8 import matrix_product
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 
 IGNORED = -100
@@ -19,7 +20,7 @@ class LMHead(Layer):
     """Logits of the next token, with a weight of its own (not the embedding's).
 
     Variables: `weight` (hidden, ceil(vocabulary / tensor_parallel)), sharded, and `bias`
-    (ceil(vocabulary / tensor_parallel),) if there is one.
+    (ceil(vocabulary / tensor_parallel),) if there is one; in FP8 those of `product`.
     """
 
     def __init__(self, vocabulary: int, groups: Groups, bias: bool = False) -> None:
@@ -27,6 +28,7 @@ class LMHead(Layer):
         self.vocabulary = vocabulary
         self.groups = groups
         self.bias = bias
+        self.product = matrix_product()
 
     def build(self, x: Tensor) -> Tensor:
         """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
@@ -37,7 +39,7 @@ class LMHead(Layer):
         shard = self.groups.vocabulary_shard(self.vocabulary)
         weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
         x = self.groups.open_sharded(x)
-        logits = ops.matmul(x, weight, output_type=popxl.float32)
+        logits = self.product(x, weight, popxl.float32)
         if self.bias:
             bias = self.weight("bias", (shard,), x.dtype, self.groups.sharded)
             logits = logits + cast(bias, popxl.float32)

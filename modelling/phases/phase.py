@@ -9,6 +9,7 @@ from typing import Any
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.fp8_state import FP8State
 from modelling.phases.optimizer import OptimizerStore, weighted_squares
 from modelling.phases.rows import Port
 from modelling.phases.settings import Settings
@@ -50,7 +51,7 @@ class Phase:
         self.name, self.entries, self._settings = name, entries, settings
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
-        self.names = forward.args.keys_flat()
+        self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
         self._build_graphs(forward, inputs, output)
         self._own(dict(shared or {}))
 
@@ -100,7 +101,8 @@ class Phase:
             for prefix, owner in shared.items()
             if not prefix or name == prefix or name.startswith(f"{prefix}.")
         }
-        own = {n: f for n, f in self._facts.to_dict().items() if n not in self._owner}
+        parameters = self._facts.of_kind("parameter").to_dict()
+        own = {n: f for n, f in parameters.items() if n not in self._owner}
         facts = NamedVariableFactories.from_dict(own)
         self.variables = VariableStore.create(facts, self.entries, settings) if own else None
         self.optimizer = (
@@ -108,6 +110,7 @@ class Phase:
             if self.variables
             else None
         )
+        self.fp8 = FP8State.create(self._facts, self.entries, settings)
         self._lent: set[str] = set()  # own variables to whose gradients other phases add
         for name, owner in self._owner.items():
             owner._lent.add(name)
@@ -135,8 +138,8 @@ class Phase:
             gradients: also make the gradients readable, as variables.
 
         Returns:
-            For each layer, trees `fwd` (variables), `optim` (their optimizer state by name) and,
-            if asked, `grad` (mean gradients, times the loss scaling).
+            For each layer, trees `fwd` (variables, FP8 state among them), `optim` (optimizer state
+            by variable) and, if asked, `grad` (mean gradients, times the loss scaling).
         """
         return [self._init_layer(row, gradients) for row in range(self.entries) if self.variables]
 
@@ -144,8 +147,11 @@ class Phase:
         assert self.variables is not None
         assert self.optimizer is not None
         prefix = f"{self.name}.{row}"
+        fwd = self.variables.facts.init_remote(self.variables.buffers, row, prefix, empty=True)
+        if self.fp8:
+            fwd.update(self.fp8.facts.init_remote(self.fp8.buffers, row, prefix))
         layer = addons.NamedTensors(
-            fwd=self.variables.facts.init_remote(self.variables.buffers, row, prefix, empty=True),
+            fwd=fwd,
             optim=self.optimizer.facts.init_remote(
                 self.optimizer.buffers, row, f"{prefix}.optim", empty=True
             ),
@@ -173,6 +179,8 @@ class Phase:
             assert owner.variables is not None
             theirs = owner.variables.load_whole(popxl.constant(0, popxl.int32)).to_dict()
             found.update((n, theirs[n]) for n, o in self._owner.items() if o is owner)
+        if self.fp8:
+            found.update(self.fp8.load_scales(row))
         return addons.NamedTensors.from_dict(found)
 
     def _seed(self, row: popxl.Tensor, seed: popxl.Tensor | None) -> list[popxl.Tensor]:
@@ -215,6 +223,8 @@ class Phase:
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
+        if self.fp8:
+            self.fp8.observe(row, accumulators)
         accumulated = self._accumulators(accumulators)
         reduced = dict(zip(self.names, self._reduce.bind(accumulated).call(), strict=True))
         complete = {}
@@ -242,6 +252,8 @@ class Phase:
             self.optimizer.update(
                 self.variables, row, addons.NamedTensors.from_dict(grads), learning_rate, norm
             )
+            if self.fp8:
+                self.fp8.update(row, norm)
 
 
 def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:

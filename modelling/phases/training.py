@@ -9,6 +9,7 @@ from typing import Protocol
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
+from modelling.fp8 import linear_layers
 from modelling.layers.parallel import Groups
 from modelling.phases.head import LossPhase
 from modelling.phases.phase import Phase
@@ -73,7 +74,8 @@ def build_training(
     ir.num_host_transfers = config.gradient_accumulation * iterations
     with ir.main_graph:
         settings = Settings(config, Groups.current(config.execution.tensor_parallel))
-        layout = layout_of(settings)
+        with linear_layers(config):
+            layout = layout_of(settings)
         rate = popxl.h2d_stream((), popxl.float32, "learning_rate")
         seed = None
         if settings.seed_spec is not None:

@@ -171,6 +171,10 @@ class FP8Factory(VariableFactory):
         super().__init__(value, name=name)
         self.is_input = is_input
 
+    def next_data(self, empty: bool = False) -> np.ndarray:
+        """The initial value, also if `empty`: a scale of 0 would be no scale."""
+        return super().next_data()
+
 
 def fp8_products(facts: NamedVariableFactories) -> list[str]:
     """Names of the products that have FP8 state: `<name>.scale` and so on are their variables."""

@@ -1,0 +1,31 @@
+"""FP8 as a configuration asks for it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import popxl_addons as addons
+from config.sections import RunConfig
+from popxl.ops.fp8 import ScaleRule
+from popxl_addons.fp8 import Recipe
+
+
+def recipe_of(config: RunConfig) -> Recipe | None:
+    """The recipe of a configuration; None: no FP8."""
+    fp8 = config.fp8
+    if not fp8.enabled:
+        return None
+    rule = ScaleRule(fp8.margin, fp8.power_of_2_scales)
+    if fp8.recipe == "current":
+        return addons.CurrentScaling(fp8.format, rule)
+    return addons.DelayedScaling(fp8.format, rule, fp8.amax_history, fp8.amax_of, fp8.interval)
+
+
+def linear_layers(config: RunConfig) -> AbstractContextManager[None]:
+    """Where a model's layers are made: its linear layers become what the configuration says."""
+    return addons.fp8_autocast(recipe_of(config))
+
+
+def linear_head(config: RunConfig) -> AbstractContextManager[None]:
+    """Where a head is made, which is in FP8 only if asked for."""
+    return nullcontext() if config.fp8.head else addons.fp8_autocast(None)

@@ -1,0 +1,95 @@
+"""The FP8 state of a phase's layers: scales and amax histories in remote buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import popxl
+import popxl_addons as addons
+from modelling.fp8 import recipe_of
+from modelling.phases.settings import Settings
+from popxl import ops
+from popxl.ops.fp8 import OPERANDS
+from popxl_addons.fp8 import SCALE, DelayedScaling, fp8_products
+from popxl_addons.remote import (
+    NamedRemoteBuffers,
+    load_remote,
+    named_variable_buffers,
+    store_remote,
+)
+from popxl_addons.variable_factory import NamedVariableFactories
+
+
+@dataclass(frozen=True)
+class FP8State:
+    """The state of the FP8 products of a phase, the same on all replicas; one entry for each layer.
+
+    The gradients in a layer are those of the loss of its micro-batch, which weighs as much as the
+    whole global batch (see `ModelHead.build`): they grow with the number of micro-batches. The
+    state holds amaxes and scales of gradients of the global batch's loss, which do not, so that
+    every split of a global batch gives the same ones.
+
+    Attributes:
+        facts: the variables' factories.
+        products: names of the products.
+        buffers: the variables' buffers.
+        amaxes: buffer of what was observed in a step, (products * 3,).
+        micro_batches: of a global batch.
+    """
+
+    recipe: DelayedScaling
+    facts: NamedVariableFactories
+    products: list[str]
+    buffers: NamedRemoteBuffers
+    amaxes: popxl.RemoteBuffer
+    micro_batches: int
+
+    @classmethod
+    def create(
+        cls, facts: NamedVariableFactories, entries: int, settings: Settings
+    ) -> FP8State | None:
+        """Buffers for the FP8 state among the variables of `facts`, if there is any."""
+        recipe, state = recipe_of(settings.config), facts.of_kind("fp8")
+        if not isinstance(recipe, DelayedScaling) or not state.keys():
+            return None
+        products = fp8_products(state)
+        amaxes = popxl.remote_buffer((len(products) * len(OPERANDS),), popxl.float32, entries)
+        micro_batches = settings.steps * settings.groups.data_parallel
+        buffers = named_variable_buffers(state, entries)
+        return cls(recipe, state, products, buffers, amaxes, micro_batches)
+
+    def load_scales(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
+        """The scales of layer `row` by their names."""
+        names = [f"{name}.{SCALE}" for name in self.products]
+        loaded = load_remote(self.buffers.filter_keys(names), row).to_dict()
+        if self.micro_batches == 1:
+            return loaded
+        share = self._for_gradients(1 / self.micro_batches)
+        return {name: scale * share for name, scale in loaded.items()}
+
+    def observe(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
+        """Store what was observed in layer `row`, the largest on any replica."""
+        found = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
+        share = self._for_gradients(1 / self.micro_batches)
+        amaxes = ops.concat([amax * share for amax in found])
+        largest = ops.collectives.replicated_all_reduce(amaxes, "max")
+        ops.remote_store(self.amaxes, row, largest)
+
+    def update(self, row: popxl.Tensor, norm: popxl.Tensor) -> None:
+        """Update the state of layer `row`; not if `norm`, that of all gradients, is not finite."""
+        finite = ops.isfinite(norm)
+        amaxes = ops.split(ops.remote_load(self.amaxes, row), len(self.products))
+        state = load_remote(self.buffers, row)
+        new = {}
+        for name, amax in zip(self.products, amaxes, strict=True):
+            old = state.get(name)
+            for key, t in self.recipe.update(old, amax).to_dict().items():
+                new[f"{name}.{key}"] = ops.where(finite, t, old.get(key))
+        store_remote(self.buffers, addons.NamedTensors.from_dict(new), row)
+
+    def _for_gradients(self, factor: float) -> popxl.Tensor:
+        """`factor` for gradients, 1 for the other operands."""
+        factors = [factor if name == "gradient" else 1.0 for name in OPERANDS]
+        return popxl.constant(np.asarray(factors), popxl.float32, "micro_batch_share")

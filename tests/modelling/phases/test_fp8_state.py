@@ -1,0 +1,235 @@
+"""FP8 state in phased training: the same for every split, in checkpoints, never the optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from checkpoints import CheckpointStore
+from checkpoints.errors import CheckpointError
+from checkpoints.start import load_weights, starting_point
+from config.errors import ConfigError
+from config.sections import FP8, RunConfig
+from modelling.finetuning import FineTuning
+from modelling.inference import Inference
+from modelling.spec import family_of
+from tests.modelling.gptj import test_training as gptj
+from tests.modelling.gptj.hf import hf_model, small_config
+from tests.modelling.t5 import test_training as t5
+from tests.modelling.torch_training import logical
+
+STEPS, RATE = 3, 1e-2
+RECIPE = FP8(enabled=True, amax_history=8, interval=2, head=True)
+SLOW = pytest.mark.slow
+Tensors = Mapping[str, np.ndarray]
+
+
+def config_of(family: str, dp: int, tp: int, micro: int, fp8: FP8 = RECIPE) -> RunConfig:
+    """16 samples in a global batch; everything is sharded that can be."""
+    if family == "t5":
+        return replace(t5.our_config(dp, tp, micro, layers=1), fp8=fp8)
+    return replace(small_config(dp, tp, micro, layers=2), fp8=fp8)
+
+
+def batches(family: str, count: int = STEPS) -> list:
+    return (t5 if family == "t5" else gptj).batches(count)
+
+
+def initial(family: str) -> Tensors:
+    if family == "t5":
+        config = config_of("t5", 1, 1, 4)
+        return family_of(config).weights(config).initial(5)
+    return logical(hf_model(small_config(layers=2)))
+
+
+@dataclass
+class Trained:
+    """A model, what it held before its last step and after, and losses."""
+
+    model: FineTuning
+    losses: list[float]
+    before: Tensors
+    after: Tensors
+
+
+@cache
+def trained(family: str, dp: int, tp: int, micro: int, activations: str = "recompute") -> Trained:
+    config = config_of(family, dp, tp, micro)
+    execution = replace(config.execution, activations=activations)
+    model = FineTuning(replace(config, execution=execution))
+    model.write(initial(family))
+    losses, held = [], []
+    with model:
+        for step, batch in enumerate(batches(family)):
+            held.append(model.read())
+            losses.append(model.run([batch], [RATE], step)[0].loss)
+        held.append(model.read())
+    return Trained(model, losses, held[-2], held[-1])
+
+
+def scales(tensors: Tensors) -> dict[str, np.ndarray]:
+    return {n: a for n, a in tensors.items() if n.startswith("fp8/scale/")}
+
+
+@pytest.mark.parametrize(
+    ("family", "dp", "tp", "micro"),
+    [
+        ("gptj", 2, 2, 4),  # 2 micro-batches on each of 2 copies, cut in 2
+        pytest.param("gptj", 1, 1, 16, marks=SLOW),
+        pytest.param("gptj", 4, 1, 4, marks=SLOW),
+        pytest.param("gptj", 1, 4, 2, marks=SLOW),
+        pytest.param("t5", 2, 2, 2, marks=SLOW),
+        pytest.param("t5", 1, 1, 16, marks=SLOW),
+    ],
+)
+def test_every_split_gives_the_same_scales_and_losses(family, dp, tp, micro):
+    """Also of gradients, which in a layer are larger the more micro-batches there are."""
+    one, other = trained(family, 1, 1, 4), trained(family, dp, tp, micro)
+    np.testing.assert_allclose(one.losses, other.losses, rtol=2e-5)
+    expected, found = scales(one.after), scales(other.after)
+    assert expected.keys() == found.keys()
+    for name, scale in expected.items():
+        np.testing.assert_array_equal(found[name], scale, name)
+        mantissas, _ = np.frexp(scale)
+        assert (scale != 1).all()
+        assert (mantissas == 0.5).all(), "scales are powers of two"
+    for name in (n for n in one.after if n.startswith("fp8/amax_history/")):
+        np.testing.assert_allclose(other.after[name], one.after[name], rtol=1e-3, err_msg=name)
+        latest = one.after[name][:, :STEPS]
+        assert (latest > 0).all()
+        assert (one.after[name][:, STEPS:] == 0).all(), "an amax is recorded once a step"
+        steps = one.after[name.replace("amax_history", "step")]
+        assert steps == STEPS
+
+
+@SLOW
+def test_kept_activations_count_as_recomputed_ones():
+    one, other = trained("gptj", 1, 1, 4), trained("gptj", 1, 1, 4, "keep")
+    assert one.losses == other.losses
+    for name, array in one.after.items():
+        np.testing.assert_array_equal(other.after[name], array, name)
+
+
+def test_the_state_is_that_of_linear_layers_and_not_the_optimizers():
+    found = trained("gptj", 1, 1, 4).after
+    state = {n.partition("/")[2] for n in found if n.startswith("fp8/")}
+    slots = {n.partition("/")[0] for n in state}
+    assert slots == {"scale", "amax_history", "step"}
+    weights = {n.partition("/")[2] for n in state}
+    linear = {
+        "attn.q_proj",
+        "attn.k_proj",
+        "attn.v_proj",
+        "attn.out_proj",
+        "mlp.fc_in",
+        "mlp.fc_out",
+    }
+    expected = {f"transformer.h.{i}.{name}.weight" for i in range(2) for name in linear}
+    assert weights == expected | {"lm_head.weight"}
+    assert not [n for n in found if n.startswith("optimizer/") and "fp8" in n]
+    moments = {n.split("/")[-1] for n in found if n.startswith("optimizer/first_order/")}
+    assert moments == {n for n in found if "/" not in n}
+
+
+def test_a_run_goes_on_bit_for_bit_and_in_another_layout(tmp_path):
+    one = trained("gptj", 1, 1, 4)
+    last = batches("gptj")[-1]
+    with CheckpointStore(tmp_path) as store:
+        store.save(STEPS - 1, one.before, {}, wait=True)
+    for layout in ((1, 1, 4), (2, 2, 4)):
+        other = trained("gptj", *layout)
+        config = other.model.config
+        load = replace(config.checkpoint, load=str(tmp_path))
+        start = starting_point(replace(config, checkpoint=load), family_of(config).weights(config))
+        other.model.write(start.tensors)
+        with other.model as model:
+            held = model.read()
+            for name, array in one.before.items():
+                np.testing.assert_array_equal(held[name], array, name)
+            (result,) = model.run([last], [RATE], STEPS - 1)
+            after = model.read()
+        if layout == (1, 1, 4):
+            assert result.loss == one.losses[-1]
+            for name, array in one.after.items():
+                np.testing.assert_array_equal(after[name], array, name)
+        assert result.loss == pytest.approx(one.losses[-1], rel=2e-5)
+        for name, array in scales(one.after).items():
+            np.testing.assert_array_equal(after[name], array, name)
+
+
+def test_a_step_that_is_left_out_leaves_the_state(tmp_path):
+    one = trained("gptj", 1, 1, 4)
+    broken = dict(one.before)
+    name = "transformer.h.0.mlp.fc_in.weight"
+    broken[name] = broken[name].copy()
+    broken[name][0, 0] = np.nan
+    one.model.write(broken)
+    with one.model as model:
+        (result,) = model.run([batches("gptj")[-1]], [RATE], STEPS - 1)
+        after = model.read()
+    assert result.skipped
+    for name, array in broken.items():
+        np.testing.assert_array_equal(after[name], array, name)
+
+
+def test_a_history_of_another_length_is_cut_or_filled_up():
+    config = config_of("gptj", 1, 1, 4)
+    table = family_of(config).weights(config)
+    model = trained("gptj", 1, 1, 4).model
+    before = trained("gptj", 1, 1, 4).before
+    name = "fp8/amax_history/lm_head.weight"
+    for length in (2, 20):
+        tensors = dict(before)
+        for key in (n for n in before if n.startswith("fp8/amax_history/")):
+            tensors[key] = np.pad(before[key], ((0, 0), (0, 12)))[:, :length]
+        made = table.to_variables(tensors, model.program.variables)
+        (variable,) = (v for v in made if "head.0.lm_head.product.amax_history" in v.name)
+        history = made[variable]()
+        np.testing.assert_array_equal(history[:, :2], before[name][:, :2])
+        assert history.shape == (3, 8)
+        assert (history[:, 2:] == 0).all()
+
+
+def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
+    one = trained("gptj", 1, 1, 4)
+    with CheckpointStore(tmp_path) as store:
+        store.save(STEPS, one.after, {}, wait=True)
+    config = one.model.config
+    config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
+    start = load_weights(config, family_of(config).weights(config))
+    model = Inference(config)
+    model.write(start.tensors)
+    length = config.model.sequence_length
+    words = np.random.default_rng(0).integers(3, 60, (4, length)).astype(np.int32)
+    with model:
+        tokens = model.generate(words, np.ones_like(words))
+        (variable,) = (
+            v for n, v in model.program.variables.to_dict().items()
+            if n == "layer.0.feed_forward.wi.product.scale"
+        )  # fmt: skip
+        held = model.session.read_variable_data(variable)
+    np.testing.assert_array_equal(held, one.after["fp8/scale/transformer.h.0.mlp.fc_in.weight"])
+    assert tokens.shape[0] == 4
+
+
+def test_generation_without_scales_says_what_to_do(tmp_path):
+    config = config_of("gptj", 1, 1, 4)
+    table = family_of(config).weights(config)
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, table.initial(0), {}, wait=True)
+    config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
+    with pytest.raises(CheckpointError, match=r"--fp8\.recipe current"):
+        load_weights(config, table)
+    current = replace(config, fp8=replace(config.fp8, recipe="current"))
+    assert not scales(load_weights(current, table).tensors)
+
+
+def test_four_bits_and_fp8_exclude_each_other():
+    config = small_config()
+    model = replace(config.model, eval=True, quantisation="int4", quantisation_group_size=4)
+    with pytest.raises(ConfigError, match=r"fp8\.enabled"):
+        replace(config, model=model, fp8=RECIPE)
