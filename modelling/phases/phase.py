@@ -149,7 +149,8 @@ class Phase:
         prefix = f"{self.name}.{row}"
         fwd = self.variables.facts.init_remote(self.variables.buffers, row, prefix, empty=True)
         if self.fp8:
-            fwd.update(self.fp8.facts.init_remote(self.fp8.buffers, row, prefix))
+            state = self.fp8.facts.init_remote(self.fp8.buffers, row, prefix)
+            fwd = addons.NamedTensors.from_dict({**fwd.to_dict(), **state.to_dict()})
         layer = addons.NamedTensors(
             fwd=fwd,
             optim=self.optimizer.facts.init_remote(

@@ -1,0 +1,108 @@
+"""Gradient accumulation: naive, with a reduction for each micro-batch, beside one reduction a step.
+
+    python3 -m benchmarks.accumulation
+    python3 -m benchmarks.accumulation --processes 2 4 --counts 1 8 64
+
+Measures both ways for each number of micro-batches, in turn, on 8 virtual devices of one process
+(`--processes 1`) and on several processes. Ends with a table, and with `--out DIR`
+`accumulation.json` and the picture `accumulation.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.accumulation import processes, programs
+from benchmarks.accumulation.settings import COUNTS, SEEDS_SAVING, WAYS, Measured, Size
+from benchmarks.command import positive
+from config.cli import entry_point
+from config.errors import UserError
+from files.writing import write_text
+
+DEVICES = 8
+Pairs = dict[tuple[int, int], tuple[Measured, Measured]]
+
+
+def measure_all(size: Size, counts: Sequence[int], groups: Sequence[int], steps: int) -> Pairs:
+    """(naive, local) by processes and micro-batches."""
+    found: Pairs = {}
+    for group in groups:
+        for count in counts:
+            if size.batch % (count * (DEVICES if group == 1 else group)):
+                raise UserError(f"{size.batch} samples cannot be cut into {count} micro-batches")
+            one, other = (
+                programs.measure(size, way, count, DEVICES, steps)
+                if group == 1
+                else processes.measure(size, way, count, group, steps)
+                for way in WAYS
+            )
+            found[group, count] = one, other
+            print(row(one, other), flush=True)
+    return found
+
+
+HEAD = """\
+| on | micro-batches | naive, s | local, s | saved | the document's | naive, MB reduced | local | \
+perplexity |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def row(naive: Measured, local: Measured) -> str:
+    """A line of the table. The perplexity is that of the last step, the same for both."""
+    where = f"{local.processes} processes" if local.processes > 1 else f"{local.devices} devices"
+    theirs = SEEDS_SAVING.get(local.micro_batches)
+    perplexity = math.exp(local.losses[-1])
+    return (
+        f"| {where} | {local.micro_batches} | {naive.seconds:.3f} | {local.seconds:.3f} "
+        f"| {1 - local.seconds / naive.seconds:.0%} | {'' if theirs is None else f'{theirs:.0%}'} "
+        f"| {naive.reduced / 1e6:.1f} | {local.reduced / 1e6:.1f} | {perplexity:.3f} |"
+    )
+
+
+def draw(pairs: Pairs, path: Path) -> None:
+    """Seconds a step over the number of micro-batches: a panel for each number of processes."""
+    from matplotlib.figure import Figure
+
+    groups = list(dict.fromkeys(group for group, _ in pairs))
+    figure = Figure(figsize=(4 * len(groups), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(groups), squeeze=False)[0]
+    for panel, group in zip(panels, groups, strict=True):
+        counts = [n for g, n in pairs if g == group]
+        for i, way in enumerate(WAYS):
+            panel.plot(counts, [pairs[group, n][i].seconds for n in counts], "o-", label=way)
+        title = f"{group} processes" if group > 1 else f"{DEVICES} virtual devices"
+        panel.set(title=title, xlabel="micro-batches a step", ylabel="seconds a step")
+        panel.set_xscale("log", base=2)
+        panel.set_ylim(bottom=0)
+        panel.legend()
+    figure.savefig(path, dpi=120)
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--processes", type=positive, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--counts", type=positive, nargs="+", default=COUNTS)
+    parser.add_argument("--steps", type=positive, default=6, help="optimizer steps, 2 or more")
+    parser.add_argument("--batch", type=positive, default=Size.batch, help="samples of a step")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write JSON and a picture")
+    given = parser.parse_args(arguments)
+    if given.steps < 2:
+        parser.error("--steps must be 2 or more: the first step is not counted")
+    print(HEAD)
+    pairs = measure_all(Size(batch=given.batch), given.counts, given.processes, given.steps)
+    if given.out is not None:
+        facts = [asdict(m) for pair in pairs.values() for m in pair]
+        write_text("the measurements", given.out / "accumulation.json", json.dumps(facts) + "\n")
+        draw(pairs, given.out / "accumulation.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

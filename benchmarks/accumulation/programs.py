@@ -1,0 +1,179 @@
+"""Both ways as PopXL programs: layers of GPT-J, with all state on the devices."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+
+import numpy as np
+
+import popxl
+import popxl_addons as addons
+from benchmarks.accumulation.settings import Measured, Size, Way
+from config.gptj import GPTJConfig
+from modelling.gptj.block import Block
+from modelling.gptj.head import Head
+from modelling.gptj.weights import weight_table
+from modelling.layers import Embeddings
+from popxl import ops
+from popxl_addons.optimizers.adam import AdamOptimizerStep
+
+
+class Model(addons.Module):
+    """A whole model, and its loss."""
+
+    def __init__(self, config: GPTJConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.layer = addons.Module.from_list([Block(config) for _ in range(config.model.layers)])
+        self.head = Head(config)
+
+    def build(self, words: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
+        """words, labels: int32 (micro-batch, length) -> mean loss of a token, float32 scalar."""
+        x = self.embeddings(words)
+        for layer in self.layer:
+            x = layer(x)
+        return self.head(x, labels, popxl.constant(1 / words.nelms, popxl.float32))
+
+
+def config_of(size: Size, devices: int) -> GPTJConfig:
+    """The model as a configuration."""
+    model = {
+        "layers": size.layers,
+        "hidden_size": size.hidden,
+        "sequence_length": size.length,
+        "initializer_range": 0.05,
+        "end_token": 0,
+        "pad_token": 1,
+        "embedding": {"vocab_size": size.vocabulary},
+        "attention": {"heads": size.heads, "rotary_dim": 8},
+    }
+    execution = {"data_parallel": devices, "micro_batch_size": 1}
+    training = {"global_batch_size": size.batch}
+    return GPTJConfig.from_dict({"model": model, "execution": execution, "training": training})
+
+
+class Program:
+    """A program that takes one optimizer step a run."""
+
+    def __init__(self, size: Size, way: Way, micro_batches: int, devices: int) -> None:
+        self.size, self.micro_batches, self.devices = size, micro_batches, devices
+        self.config = config_of(size, devices)
+        self.ir = popxl.Ir(replication=devices)
+        self.ir.num_host_transfers = micro_batches
+        samples, rest = divmod(size.batch, micro_batches * devices)
+        assert not rest, "the batch is cut evenly"
+        with self.ir.main_graph:
+            spec = (samples, size.length)
+            self.words = popxl.h2d_stream(spec, popxl.int32, "words")
+            self.labels = popxl.h2d_stream(spec, popxl.int32, "labels")
+            self.loss = popxl.d2h_stream((), popxl.float32, "loss")
+            self.facts, self.forward = Model(self.config).create_graph(
+                self.words.spec, self.labels.spec
+            )
+            self.variables = self.facts.init(empty=True)
+            sums = self._naive() if way == "naive" else self._local()
+            self._update(sums)
+
+    # ---- gradients ------------------------------------------------------------------------------
+    def _local(self) -> dict[str, popxl.Tensor]:
+        """Each device's own means; one reduction of them."""
+        facts, grad = addons.autodiff_with_accumulation(
+            self.forward, self.forward.args.tensors, [self.forward.graph.outputs[0]]
+        )
+        sums = facts.init_zero()
+
+        def micro_batch(names: list[str], by_ref: list[popxl.TensorByRef], w: list) -> None:
+            found = addons.NamedTensors.pack(names, by_ref)
+            call, one = self._forward(w)
+            grad.bind(found).call(one, args=grad.grad_graph_info.inputs_dict(call))
+
+        names, tensors = sums.unpack()
+        self._loop(partial(micro_batch, names), tensors)
+        return {
+            n: ops.collectives.replicated_all_reduce(sums.accum.get(n), "mean")
+            for n in self.facts.keys_flat()
+        }
+
+    def _naive(self) -> dict[str, popxl.Tensor]:
+        """Means over all devices, one micro-batch after the other."""
+        args = self.forward.args
+        grad = addons.autodiff(self.forward, [self.forward.graph.outputs[0]], args.tensors)
+        sums = {n: ops.init(t.shape, popxl.float32, n) for n, t in args.to_dict().items()}
+        counter = ops.init((), popxl.float32, "counter")
+
+        def micro_batch(by_ref: list[popxl.TensorByRef], w: list) -> None:
+            *means, count = by_ref
+            call, one = self._forward(w)
+            grads = grad.call(one, args=grad.grad_graph_info.inputs_dict(call))
+            for mean, g in zip(means, grads, strict=True):
+                average = ops.collectives.replicated_all_reduce(g, "mean")
+                ops.var_updates.accumulate_mean_(mean, average, count)
+            ops.var_updates.accumulate_(count, popxl.constant(1, popxl.float32))
+
+        self._loop(micro_batch, [*sums.values(), counter])
+        return sums
+
+    def _forward(self, weights: list) -> tuple[ops.CallSiteInfo, popxl.Tensor]:
+        """The loss of the next micro-batch, stored, and the gradient of a loss."""
+        named = addons.NamedTensors.pack(self.facts.keys_flat(), weights)
+        batch = ops.host_load(self.words), ops.host_load(self.labels)
+        call = self.forward.bind(named).call_with_info(*batch)
+        ops.host_store(self.loss, call.parent_output(0))
+        return call, popxl.constant(1, popxl.float32)
+
+    def _loop(self, body, tensors) -> None:
+        weights = list(self.variables.tensors)
+        graph = self.ir.create_graph(body, list(tensors), weights)
+        ops.repeat(graph, self.micro_batches, *tensors, *weights)
+
+    # ---- optimizer ------------------------------------------------------------------------------
+    def _update(self, grads: dict[str, popxl.Tensor]) -> None:
+        for name, variable in self.variables.to_dict().items():
+            facts, step = AdamOptimizerStep().create_graph(
+                variable.spec, grads[name].spec, lr=self.size.rate, weight_decay=0.0, eps=1e-8,
+                first_order_dtype=popxl.float32,
+            )  # fmt: skip
+            step.bind(facts.init(f"optim.{name}")).call(variable, grads[name])
+
+    # ---- running --------------------------------------------------------------------------------
+    def data(self) -> dict:
+        """Initial weights, the same whatever the program."""
+        table = weight_table(self.config)
+        trees = {}
+        for layer in table.layers:
+            fwd = self.variables.get(layer)
+            trees[layer] = addons.NamedTensors(fwd=fwd)
+        made = table.to_variables(table.initial(0), trees)
+        return {variable: make() for variable, make in made.items()}
+
+    def fed(self, tokens: np.ndarray) -> dict[popxl.HostToDeviceStream, np.ndarray]:
+        """A global batch, (batch, length + 1), as (micro-batches, devices, ...)."""
+        shape = (self.micro_batches, self.devices, *self.words.shape)
+        parts = {self.words: tokens[:, :-1], self.labels: tokens[:, 1:]}
+        return {stream: np.ascontiguousarray(t).reshape(shape) for stream, t in parts.items()}
+
+
+def measure(size: Size, way: Way, micro_batches: int, devices: int, steps: int) -> Measured:
+    """Train for `steps` steps; the first, which is slower, counts for the losses alone."""
+    program = Program(size, way, micro_batches, devices)
+    losses, seconds = [], []
+    with popxl.Session(program.ir, "cpu") as session:
+        session.write_variables_data(program.data())
+        for tokens in size.samples(steps):
+            fed = program.fed(tokens)
+            begin = time.perf_counter()
+            losses.append(float(session.run(fed)[program.loss].mean()))
+            seconds.append(time.perf_counter() - begin)
+    collectives = [c for part in popxl.plan.plan_of(program.ir).parts for c in part.collectives]
+    return Measured(
+        way,
+        1,
+        devices,
+        micro_batches,
+        statistics.median(seconds[1:]),
+        sum(c.nbytes for c in collectives),
+        sum(c.count for c in collectives),
+        losses,
+    )

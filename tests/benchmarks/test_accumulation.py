@@ -1,0 +1,53 @@
+"""Both ways of accumulating train alike, and one of them reduces once a step."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.accumulation import processes, programs
+from benchmarks.accumulation.__main__ import main
+from benchmarks.accumulation.settings import WAYS, Measured, Size
+
+SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
+
+
+def test_losses_are_those_of_one_big_batch_and_local_sums_are_reduced_once():
+    big = programs.measure(SIZE, "local", 1, 2, 3)
+    found = {way: programs.measure(SIZE, way, 4, 2, 3) for way in WAYS}
+    for measured in found.values():
+        np.testing.assert_allclose(measured.losses, big.losses, rtol=1e-5)
+    assert big.losses[-1] < big.losses[0]
+    local, naive = found["local"], found["naive"]
+    assert (local.reductions, local.reduced) == (big.reductions, big.reduced)
+    assert (naive.reductions, naive.reduced) == (4 * big.reductions, 4 * big.reduced)
+
+
+@pytest.mark.slow
+def test_processes_train_alike_too():
+    big = processes.measure(SIZE, "local", 1, 2, 3)
+    for way in WAYS:
+        measured = processes.measure(SIZE, way, 4, 2, 3)
+        np.testing.assert_allclose(measured.losses, big.losses, rtol=1e-5)
+        assert measured.processes == 2
+
+
+def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
+    measured = {
+        (way, n): Measured(way, 1, 8, n, n * share, 8, 1, [2.0])
+        for way, share in (("naive", 1.0), ("local", 0.5))
+        for n in (1, 32)
+    }
+    monkeypatch.setattr(programs, "measure", lambda size, way, n, devices, steps: measured[way, n])
+    flags = ["--processes", "1", "--counts", "1", "32", "--out", str(tmp_path)]
+    assert main(flags) == 0
+    assert "| 8 devices | 32 | 32.000 | 16.000 | 50% | 39% |" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "accumulation.json").read_text())) == 4
+    assert (tmp_path / "accumulation.png").stat().st_size > 1000
+
+
+def test_a_batch_that_cannot_be_cut_is_refused(capsys):
+    assert main(["--processes", "1", "--counts", "3"]) == 2
+    assert "512 samples cannot be cut into 3 micro-batches" in capsys.readouterr().err

@@ -1,0 +1,36 @@
+"""What a step reduces does not grow with the number of its micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+import popxl
+from config.sections import FP8, RunConfig
+from modelling.phases.training import build_training
+from modelling.spec import family_of
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.t5.test_training import our_config
+
+
+def collectives(config: RunConfig) -> Counter[tuple[str, int, int]]:
+    """Number by kind, group size and bytes of each one."""
+    plan = popxl.plan.plan_of(build_training(config, family_of(config).layout).ir)
+    found: Counter[tuple[str, int, int]] = Counter()
+    for part in plan.parts:
+        for c in part.collectives:
+            found[c.kind, c.group_size, c.nbytes // c.count] += c.count
+    return found
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("family", ["t5", "gptj"])
+def test_collectives_of_a_step_do_not_grow_with_accumulation(family, fp8):
+    make = our_config if family == "t5" else small_config
+    one, eight = (replace(make(2, 1, micro), fp8=FP8(enabled=fp8)) for micro in (8, 1))
+    assert (one.gradient_accumulation, eight.gradient_accumulation) == (1, 8)
+    found = collectives(one)
+    assert found
+    assert collectives(eight) == found
