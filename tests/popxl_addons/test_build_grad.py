@@ -448,3 +448,20 @@ def test_a_module_without_variables_is_called_twice(ir):
     assert facts.len() == 0
     assert len(fwd.called_graphs_grad_info) == 2
     fwd.autodiff()
+
+
+def test_members_of_lists_are_called_by_their_names(ir):
+    class Stack(Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = Module.from_list([Calling(), Calling()])
+
+        def build(self, x, s):
+            (first,) = self.call_module(self.layers[0])(x, s)
+            (second,) = self.call_module(self.layers[1])(x, s)
+            return first + second
+
+    facts, fwd = Stack().create_graph(SPEC, S)
+    assert facts.keys_flat() == [f"layers.{i}.inner.{n}" for i in range(2) for n in "wb"]
+    assert len(fwd.called_graphs_grad_info) == 2
+    fwd.autodiff()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.programs import bert_squad, bert_tied, bloom, gpt_2d, llama
+from tests.programs import bert_squad, bert_tied, bloom, gpt_2d, gptj_int4, llama
 
 
 def test_bert_fine_tuned_by_phases_is_hugging_faces() -> None:
@@ -171,3 +171,25 @@ def test_llama_generates_what_hugging_face_does() -> None:
     expected = hf.generate(torch.tensor(prompts), max_new_tokens=c.new, do_sample=False)
     np.testing.assert_array_equal(found, expected.numpy())
     assert len({tuple(row) for row in found[:, c.prompt :]}) == c.batch
+
+
+def test_gpt_j_in_four_bits_is_hugging_faces_with_rounded_weights() -> None:
+    c = gptj_int4.Config()
+    hf = randomised(
+        transformers.GPTJForCausalLM(
+            transformers.GPTJConfig(
+                vocab_size=c.vocab, n_embd=c.hidden, n_layer=c.layers, n_head=c.heads,
+                rotary_dim=c.rotary_dim, n_positions=c.sequence,
+            )
+        )
+    )  # fmt: skip
+    words = np.random.default_rng(5).integers(0, c.vocab, (c.batch, c.sequence))
+    found = gptj_int4.GPTJ(c).run(hf, words)
+    with torch.no_grad():
+        whole = hf(torch.tensor(words)).logits.numpy()
+        for name, p in hf.named_parameters():
+            if ".h." in name and p.ndim == 2:
+                p.copy_(torch.tensor(gptj_int4.round_to_int4(p.numpy().T, c.group_size).T))
+        expected = hf(torch.tensor(words)).logits.numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    assert np.abs(whole - expected).max() > 0.1

@@ -338,7 +338,8 @@ class Module(popxl.Module):
             A function that takes the arguments of `module.build` and returns the tuple of its
             outputs: `(y,) = self.call_module(self.linear)(x)`.
         """
-        scope = name or module._name_scope or type(module).__name__
+        # The scope of a list's member is "list/0", and its name "list.0".
+        scope = name or (module._name_scope or type(module).__name__).replace("/", ".")
 
         def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
             factories, graph = module.create_graph(*args, **kwargs)

@@ -5,6 +5,7 @@ from popxl.transforms import ExpectedConnectionType as ExpectedConnectionType
 from popxl.transforms import GradGraphInfo as GradGraphInfo
 from popxl_addons.graph import BoundGraph as BoundGraph
 from popxl_addons.graph import GraphWithNamedArgs as GraphWithNamedArgs
+from popxl_addons.transforms import repeat_graph as repeat_graph
 from popxl_addons.transforms.autodiff import autodiff as autodiff
 from popxl_addons.transforms.autodiff import (
     autodiff_with_accumulation as autodiff_with_accumulation,
@@ -25,7 +26,6 @@ from popxl_addons.transforms.batch_serialisation import (
 from popxl_addons.transforms.pipelining import pipelined_execution as pipelined_execution
 from popxl_addons.transforms.recomputation import add_recompute_inputs as add_recompute_inputs
 from popxl_addons.transforms.recomputation import recompute_graph as recompute_graph
-from popxl_addons.transforms.repeat_graph import repeat_graph as repeat_graph
 from popxl_addons.transforms.use_fc_pass import disable_fc_pass as disable_fc_pass
 from popxl_addons.transforms.use_fc_pass import enable_fc_pass as enable_fc_pass
 from popxl_addons.utils import suffix_graph_name as suffix_graph_name
