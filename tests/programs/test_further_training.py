@@ -192,6 +192,11 @@ def rounded_to_float8(t: torch.Tensor, dtype, largest: float) -> torch.Tensor:
     return (t * 2.0**scale).to(dtype).float() * 2.0**-scale
 
 
+def as_half(t: torch.Tensor) -> torch.Tensor:
+    """Products of float8 come out in float16."""
+    return t.half().float()
+
+
 class Linear8(torch.autograd.Function):
     """Products of operands in float8: 4 bits of exponent forwards, 5 for gradients."""
 
@@ -200,13 +205,13 @@ class Linear8(torch.autograd.Function):
         # ml_dtypes' and torch's fnuz formats are those of the IPU (Noune et al., 2022).
         x, w = (rounded_to_float8(t, torch.float8_e4m3fnuz, 240.0) for t in (x, w))
         ctx.save_for_backward(x, w)
-        return x @ w
+        return as_half(x @ w)
 
     @staticmethod
     def backward(ctx, dy):
         x, w = ctx.saved_tensors
         dy = rounded_to_float8(dy, torch.float8_e5m2fnuz, 57344.0)
-        return dy @ w.T, x.T @ dy
+        return as_half(dy @ w.T), as_half(x.T @ dy)
 
 
 def torch_in_float8(
