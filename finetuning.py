@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.finetuning import main
+from modelling.finetuning import FineTuning as FineTuning
 
 if __name__ == "__main__":
+    from benchmarks.finetuning import main
+
     sys.exit(main())

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.inference import main
+from modelling.inference import Inference as Inference
 
 if __name__ == "__main__":
+    from benchmarks.inference import main
+
     sys.exit(main())

@@ -10,14 +10,10 @@ from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
 from popxl import ops
 from popxl_addons.optimizers.adam import AdamOptimizerStep
-from popxl_addons.remote import (
-    NamedRemoteBuffers,
-    load_remote_graph,
-    named_variable_buffers,
-    store_remote_graph,
-)
+from popxl_addons.remote import NamedRemoteBuffers, named_variable_buffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
+_VARIABLE = ""  # among the names of its state
 _SCALAR = popxl.TensorSpec((), popxl.float32)
 
 
@@ -34,10 +30,6 @@ class OptimizerStore:
     buffers: NamedRemoteBuffers
     clips: bool
     steps: dict[str, addons.GraphWithNamedArgs]
-    names: list[str]
-    load: addons.GraphWithNamedArgs
-    store: addons.GraphWithNamedArgs
-    store_variables: addons.GraphWithNamedArgs
 
     @classmethod
     def create(cls, variables: VariableStore, entries: int, settings: Settings) -> OptimizerStore:
@@ -53,61 +45,52 @@ class OptimizerStore:
             )
         facts = NamedVariableFactories.from_dict(made)
         buffers = named_variable_buffers(facts, entries, False)
-        load, names = load_remote_graph(buffers)
-        return cls(
-            facts,
-            buffers,
-            settings.config.training.optimizer.gradient_clipping is not None,
-            steps,
-            names,
-            load,
-            store_remote_graph(buffers),
-            store_remote_graph(variables.buffers),
-        )
+        clips = settings.config.training.optimizer.gradient_clipping is not None
+        return cls(facts, buffers, clips, steps)
 
     def update(
         self,
         variables: VariableStore,
         row: popxl.Tensor,
-        grads: addons.NamedTensors,
         learning_rate: popxl.Tensor,
         norm: popxl.Tensor,
     ) -> None:
         """One optimizer step on the variables of layer `row`; none if `norm` is not finite.
 
         A step that is left out leaves all bits of variables and state as they were, the counter
-        of Adam's bias correction among them.
+        of Adam's bias correction among them. The variables are updated one after the other, so that
+        the device holds the state of few at a time.
 
         Args:
-            grads: mean gradients, times the loss scaling, sharded as the variables.
             norm: global norm of the unscaled gradients, float32 scalar.
         """
-        shards = variables.load_shards(row)
-        state = addons.NamedTensors.pack(self.names, self.load.call(row))
-        shards_before, state_before = shards.map(ops.identity), state.map(ops.identity)
-        for name, step in self.steps.items():
-            step.bind(state.get(name)).call(
-                shards.get(name), grads.get(name), learning_rate, *self._norm(norm)
-            )
         finite = ops.isfinite(norm)
-        self.store_variables.bind(_chosen(finite, shards, shards_before)).call(row)
-        self.store.bind(_chosen(finite, state, state_before)).call(row)
+        for name, step in self.steps.items():
+            buffers = _buffers_of(name, variables, self)
+            tensors = {key: ops.remote_load(b, row) for key, b in buffers.items()}
+            grad = ops.remote_load(variables.grads.to_dict()[name], row)
+            before = {key: ops.identity(t) for key, t in tensors.items()}
+            shard = tensors[_VARIABLE]
+            state = {key: t for key, t in tensors.items() if key != _VARIABLE}
+            step.bind(addons.NamedTensors.from_dict(state)).call(
+                shard, grad, learning_rate, *self._norm(norm)
+            )
+            for key, buffer in buffers.items():
+                # A selection, not a branch around the update: it is fused into the update's loop
+                # over elements.
+                ops.remote_store(buffer, row, ops.where(finite, tensors[key], before[key]))
 
     def _norm(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
         """The global norm, if the optimizer graphs take it."""
         return [norm] if self.clips else []
 
 
-def _chosen(
-    condition: popxl.Tensor, new: addons.NamedTensors, old: addons.NamedTensors
-) -> addons.NamedTensors:
-    """`new` where the condition holds, else `old`.
-
-    A selection, not a branch around the update: it is fused into the update's loop over elements,
-    and no buffer passes through a conditional, before which XLA might copy it.
-    """
-    chosen = {n: ops.where(condition, t, old.get(n)) for n, t in new.to_dict().items()}
-    return addons.NamedTensors.from_dict(chosen)
+def _buffers_of(
+    name: str, variables: VariableStore, optimizer: OptimizerStore
+) -> dict[str, popxl.RemoteBuffer]:
+    """The buffers of a variable and of its optimizer state."""
+    state = optimizer.buffers.get(name).to_dict()
+    return {_VARIABLE: variables.buffers.to_dict()[name], **state}
 
 
 def _adam_graph(

@@ -66,11 +66,13 @@ class Phase:
         seed = forward.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
         with_grad = [tensors[n] for n, port in inputs.items() if port.grad is not None]
         result = forward.graph.outputs[0]
-        self._grad_facts, grad = addons.autodiff_with_accumulation(
-            forward, forward.args.tensors, grads_provided=[result], grads_required=with_grad
-        )
-        varying = [*tensors.values(), *([] if seed is None else [seed])]
-        popxl.transforms.hold_activations(grad.grad_graph_info, varying, [result])
+        with popxl.transforms.saving(popxl.transforms.products_saveable):
+            self._grad_facts, grad = addons.autodiff_with_accumulation(
+                forward, forward.args.tensors, grads_provided=[result], grads_required=with_grad
+            )
+        # So keeping activations and computing them again give the same bits.
+        popxl.transforms.compile_apart(forward.graph)
+        popxl.transforms.compile_apart(grad.graph)
         if settings.config.execution.activations == "recompute":
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}
@@ -247,12 +249,8 @@ class Phase:
         """Optimizer step of layer `row`."""
         if not self.variables or not self.optimizer:
             return
-        buffers = self.variables.grads
         with self._part("update"):
-            grads = {n: ops.remote_load(b, row) for n, b in buffers.to_dict().items()}
-            self.optimizer.update(
-                self.variables, row, addons.NamedTensors.from_dict(grads), learning_rate, norm
-            )
+            self.optimizer.update(self.variables, row, learning_rate, norm)
             if self.fp8:
                 self.fp8.update(row, norm)
 

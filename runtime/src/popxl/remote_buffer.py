@@ -25,6 +25,7 @@ class RemoteBuffer:
         self._meta_shape: tuple[int, ...] = ()
         self._shards: int | None = None  # into how many a whole tensor is cut, if decided
         self._variables: dict[int, Variable] = {}  # by entry
+        self._resident = 0
         self._id = self._ir._register_buffer(self)
 
     def set_remote_buffer_info(
@@ -57,6 +58,21 @@ class RemoteBuffer:
         if value < 1:
             raise ValueError(f"a remote buffer needs at least 1 entry, got {value}")
         self._entries = int(value)
+
+    @property
+    def resident(self) -> int:
+        """How many entries, from the first on, stay in the device's memory; default: none.
+
+        Loading such an entry is no transfer, but it takes its memory all the time. Results are the
+        same bit for bit. May be set until a session is made.
+        """
+        return self._resident
+
+    @resident.setter
+    def resident(self, count: int) -> None:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ValueError(f"the number of resident entries must be at least 0, got {count!r}")
+        self._resident = count
 
     @property
     def meta_shape(self) -> tuple[int, ...]:

@@ -14,16 +14,16 @@ from popxl._core.dot import write_requested
 from popxl._core.handles import DeviceInfo, SessionHandle
 from popxl._core.verify import check_replicas, check_widths, verify_if_asked
 from popxl._lower import hostdata, hostvalues
-from popxl._lower.cache import load_or_compile
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
+from popxl._lower.entries import Entries
 from popxl._lower.program import Program, State
+from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
 from popxl._lower.startup import Stopwatch
-from popxl.errors import popart_exception
+from popxl.errors import popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
-from popxl.plan import Plan, plan_of
-from popxl.plan.memory import memory_use
+from popxl.plan import Plan, memory_use, plan_of
 from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostScalarTensor, HostTensor, Variable
@@ -71,9 +71,8 @@ class Session:
         self._was_attached_stack: list[bool] = []
         self._set_device(DeviceInfo())
         self._pb_session = SessionHandle(self)
-        self._state: tuple[State, State] | None = None
+        self._state: State | None = None
         self._seed_random_numbers(0)
-        self._parts: tuple[Any, list[np.ndarray]] | None = None  # last read from the devices
         _check_patterns(ir)
         check_replicas(ir)
         check_widths(ir)
@@ -85,8 +84,7 @@ class Session:
     def _compile(self) -> None:
         self._program = Program(self.ir, replica_mesh(self._device_desc, self._replicas))
         self._epoch = backend_epoch()
-        self._executable = load_or_compile(self._program)
-        self._zero: Any = None
+        self._program.compile()
 
     def _ensure_compiled(self) -> None:
         if self._epoch != backend_epoch():
@@ -115,13 +113,18 @@ class Session:
         """The streams that `run` needs data for."""
         return list(self._program.h2d)
 
+    @property
+    def schedule(self) -> Schedule:
+        """What the host does in a run: transfers, segments that the devices run, loops. Print it."""
+        return self._program.schedule
+
     def memory_use(self) -> MemoryUse:
-        """Bytes of device and host memory for one replica, by XLA's account of the program."""
-        return memory_use(self._program, self._executable)
+        """Bytes of device and host memory for one replica, with XLA's account of each segment."""
+        return memory_use(self._program)
 
     def plan(self) -> Plan:
         """What a run needs and does, from the program alone; see `popxl.plan.plan_of`."""
-        return plan_of(self.ir, tiled=self._program.layout.tiled)
+        return plan_of(self.ir, self._program.platform)
 
     # ---- running --------------------------------------------------------------------------------
     def run(
@@ -162,31 +165,31 @@ class Session:
             raise ValueError("the session is not attached: use `with session:` around run")
         data = self._device_inputs(inputs or {}, downcast_inputs)
         targets = self._check_outputs(outputs or {})
-        constants, zero = self._arguments()
         # The program takes the state over. If it fails the state is gone, and the session detached.
-        seed = self._next_seed()
-        (changing, fixed), self._state = self._state, None
-        self._parts = None
-        changed, results, faults = self._executable(changing, fixed, constants, data, zero, seed)
-        self._state = (changed, fixed)
-        self._mark_stale(True)
-        if self._program.effects.impure:
-            jax.effects_barrier()  # what the program prints is out before run returns
-        self._program.check_faults(faults)
+        seed, state = self._next_seed(), self._state
+        self._state = None
+        try:
+            results = self._program.run(state, data, seed)
+        except poplar_application_runtime_error:
+            self._keep(state)  # a value broke a rule; the run is complete all the same
+            raise
+        self._keep(state)
         for stream, target in targets.items():
-            value = np.moveaxis(hostdata.fetch(results[stream.tensor_id]), 0, 1)
+            data = hostdata.fetch(results[stream])
+            transfers = self.ir.num_host_transfers
+            value = np.moveaxis(data.reshape(self._replicas, transfers, *stream.shape), 0, 1)
             target[...] = value.reshape(target.shape).view(target.dtype)
 
-    def _arguments(self) -> tuple[Any, Any]:
-        """Constants and the zero, on the device, made once."""
-        if self._zero is None:
-            whole = replicated(self._program.mesh)
-            arrays = [hostdata.device_view(c._data) for c in self._program.constants]
-            self._zero = (
-                [hostdata.put(x, whole) for x in arrays],
-                hostdata.put(np.zeros((), np.int32), whole),
-            )
-        return self._zero
+    def _keep(self, state: State) -> None:
+        """Take the state back after a run, and note what it has changed."""
+        self._state = state
+        for var in self._program.changed:
+            var._stale = True
+        for buffer, entries in state.entries.items():
+            for index in entries.stored:
+                if index in buffer._variables:
+                    buffer._variables[index]._stale = True
+            entries.stored.clear()
 
     def _seed_random_numbers(self, seed: int) -> None:
         """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
@@ -205,7 +208,9 @@ class Session:
         leading = (self.ir.num_host_transfers, self.ir.instance_replication_factor)
         return (*(n for n in leading if n > 1), *shape)
 
-    def _device_inputs(self, inputs: h2dStreamBufferMaps, downcast: bool) -> dict[str, jax.Array]:
+    def _device_inputs(
+        self, inputs: h2dStreamBufferMaps, downcast: bool
+    ) -> dict[HostToDeviceStream, jax.Array]:
         expected = self._program.h2d
         missing = [s.tensor_id for s in expected if s not in inputs]
         unexpected = [getattr(s, "tensor_id", s) for s in inputs if s not in expected]
@@ -218,7 +223,7 @@ class Session:
         out = {}
         for stream in expected:
             array = self._normalise(stream, inputs[stream], downcast)
-            out[stream.tensor_id] = hostdata.put(
+            out[stream] = hostdata.put_parts(
                 hostdata.device_view(np.moveaxis(array, 1, 0)), sharding
             )
         return out
@@ -301,65 +306,49 @@ class Session:
         return list(self.ir.main_graph.variables)
 
     def _upload(self) -> None:
-        p = self._program
-        specs = p.argument_specs[:2]
-        self._state = tuple(  # type: ignore[assignment]
-            State(
-                {v.id: self._put_variable(v) for v in p.variables if v.id in spec.variables},
-                {
-                    b.remote_buffer_id: self._put_buffer(b)
-                    for b in p.buffers
-                    if b.remote_buffer_id in spec.buffers
-                },
-            )
-            for spec in specs
+        program = self._program
+        self._state = State(
+            {v: self._put_variable(v) for v in program.variables},
+            {b: Entries(b, program.mesh) for b in program.buffers},
         )
+        for buffer in program.buffers:
+            for var in buffer._variables.values():
+                self._put_entry(var)
         self._mark_stale(False)
 
     def _put_variable(self, var: Variable) -> jax.Array:
         values = hostdata.device_view(hostdata.replica_values(var))
-        return hostdata.put(values, per_replica(self._program.mesh))
+        return hostdata.put_parts(values, per_replica(self._program.mesh))
 
-    def _put_buffer(self, buffer: Any) -> jax.Array:
-        dtype = np.dtype(buffer.tensor_dtype.as_jax())
-        values = hostdata.staging(self._program.buffer_shape(buffer), dtype)
-        hostdata.write_entries(values, buffer, buffer._variables.values(), self._program.layout)
-        return hostdata.put(values, per_replica(self._program.mesh, host=True))
+    def _put_entry(self, var: Variable) -> None:
+        assert self._state is not None
+        assert var._remote is not None
+        buffer, index = var._remote
+        values = hostdata.entry_values(var, self._replicas, buffer.tensor_shape)
+        self._state.entries[buffer].put(index, values)
 
     def _mark_stale(self, stale: bool) -> None:
         for var in self._all_variables():
             var._stale = stale
 
     def _download(self, variables: Iterable[Variable]) -> None:
-        """Update the host arrays of `variables` from the devices, one array of these at a time."""
+        """Update the host arrays of `variables` from the devices."""
         for var in sorted((v for v in variables if v._stale), key=hostvalues.place):
             hostvalues.store_host(var, self._fetched(var))
             var._stale = False
-        self._parts = None
 
     def _fetched(self, var: Variable) -> np.ndarray:
         """The value on the devices; it may be a view of their memory."""
-        key = var._remote[0].remote_buffer_id if var._remote else var.id
-        if self._parts is None or self._parts[0] != key:
-            self._parts = None  # before the next is made
-            self._parts = key, hostdata.replica_parts(self._device_array(key), self._replicas)
-        value = hostdata.host_value(var, self._replica_reader(var, self._parts[1]))
-        return value.view(var.dtype.as_numpy())
-
-    def _device_array(self, key: Any) -> jax.Array:
         assert self._state is not None
-        for part in self._state:
-            found = part.buffers.get(key) if isinstance(key, int) else part.variables.get(key)
-            if found is not None:
-                return found
-        raise KeyError(key)
-
-    def _replica_reader(self, var: Variable, parts: Sequence[np.ndarray]) -> Any:
         if var._remote is None:
-            return lambda replica: parts[replica][0]
-        buffer, entry = var._remote
-        layout = self._program.layout
-        return lambda replica: layout.unpack(parts[replica][entry], buffer)
+            array = self._state.variables[var]
+        else:
+            buffer, index = var._remote
+            array = self._state.entries[buffer].array(index)
+        shape = var.shape if var._remote is None else var._remote[0].tensor_shape
+        parts = hostdata.replica_parts(array, self._replicas, shape)
+        value = hostdata.host_value(var, parts.__getitem__)
+        return value.view(var.dtype.as_numpy())
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
@@ -435,21 +424,10 @@ class Session:
     def _upload_some(self, variables: Iterable[Variable]) -> None:
         assert self._state is not None
         for var in variables:
-            for part in self._state:
-                if var.id in part.variables:
-                    part.variables[var.id] = self._put_variable(var)
-        for buffer in {v._remote[0] for v in variables if v._remote}:
-            for part in self._state:
-                if buffer.remote_buffer_id in part.buffers:
-                    self._write_entries(part, buffer, variables)
-
-    def _write_entries(self, part: State, buffer: Any, variables: Iterable[Variable]) -> None:
-        """Replace the entries of `variables` in the device's array of `buffer`."""
-        key, self._parts = buffer.remote_buffer_id, None
-        values = np.array(hostdata.fetch(part.buffers[key]))
-        here = [v for v in variables if v._remote and v._remote[0] is buffer]
-        hostdata.write_entries(values, buffer, here, self._program.layout)
-        part.buffers[key] = hostdata.put(values, per_replica(self._program.mesh, host=True))
+            if var._remote is None:
+                self._state.variables[var] = self._put_variable(var)
+            elif var._remote[0] in self._state.entries:
+                self._put_entry(var)
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -472,7 +450,7 @@ class Session:
             return
         if self.weights_to_host_on_exit and self.is_attached:
             self.weights_to_host()
-        self._state = self._parts = None
+        self._state = None
         self._mark_stale(False)
 
 

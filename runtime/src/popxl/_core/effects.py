@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from popxl._core.regions import regions
+
 if TYPE_CHECKING:
     from popxl._core.op import Op
     from popxl.graph import Graph
@@ -47,8 +49,8 @@ def op_effects(op: Op) -> Effects:
         found.add(op.defn.effects(op))
     if op.defn.check is not None:
         found.checks[op] = None
-    for graph in op.called_graphs():
-        found.add(graph_effects(graph))
+    for region in regions(op):
+        found.add(graph_effects(region.graph))
     return found
 
 

@@ -57,7 +57,7 @@ def from_lowering(op: Op) -> Any:
     """The default rule: trace the meaning of the op on abstract values."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
-        key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), _freeze(attrs))
+        key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), freeze(attrs))
         if key not in _CACHE:
             _CACHE[key] = tuple((s.shape, s.dtype) for s in abstract_outputs(op.defn, specs, attrs))
         return [_spec(shape, dt, specs, op) for shape, dt in _CACHE[key]]
@@ -83,9 +83,9 @@ def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> Tenso
     return TensorSpec(tuple(shape), dtypes.dtype.as_dtype(np.dtype(dtype)), meta)
 
 
-def _freeze(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     if isinstance(value, dict):
-        return tuple(sorted((k, _freeze(v)) for k, v in value.items()))
+        return tuple(sorted((k, freeze(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):
-        return tuple(_freeze(v) for v in value)
+        return tuple(freeze(v) for v in value)
     return type(value), value  # 1, 1.0 and True are equal, but make results of different dtypes

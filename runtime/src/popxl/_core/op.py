@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from popxl import context
 from popxl._core.infer import infer_specs
 from popxl._core.opdef import OpDef
+from popxl._core.regions import regions
 
 if TYPE_CHECKING:
     from popxl.graph import Graph
@@ -72,7 +73,8 @@ class Op:
 
     def called_graphs(self) -> tuple[Graph, ...]:
         """Graphs this op runs."""
-        return tuple(self.attrs[k] for k in ("graph", "then", "otherwise") if k in self.attrs)
+        found = (r.graph for r in regions(self) if r.kind != "derivative")
+        return tuple(dict.fromkeys(found))
 
     def __str__(self) -> str:
         from popxl._core.text import op_text

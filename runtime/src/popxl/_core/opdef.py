@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
+    from popxl._core.regions import Region
     from popxl._lower.machine import Frame
     from popxl.tensor import Tensor, TensorSpec
 
@@ -63,6 +64,9 @@ class OpDef:
             arrays in, tuple of arrays out; stores `value` through the view into its inputs.
         dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
         modifies: `modifies(op) -> indices` of inputs a structural op changes.
+        regions: for ops that run graphs: `regions(op) -> [Region]`, what they run.
+        same: `same(op) -> bool`: whether the only output is the only input, unchanged; where it is,
+            nothing is computed or copied.
         effects: state the op touches itself: `effects(op) -> Effects`.
         check: for pure ops: a rule on values that a run checks.
         rounds: for updates of variables: `lower` takes a further argument `rounding`, which says
@@ -82,6 +86,8 @@ class OpDef:
     view_write: Callable[..., Any] | None = None
     dtypes: Literal["same", "any"] = "any"
     modifies: Callable[[Op], Iterable[int]] | None = None
+    regions: Callable[[Op], Iterable[Region]] | None = None
+    same: Callable[[Op], bool] | None = None
     effects: Callable[[Op], Any] | None = None
     check: RuntimeCheck | None = None
     rounds: bool = False

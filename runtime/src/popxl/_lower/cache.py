@@ -1,6 +1,6 @@
 """Executables on disk: a second start neither traces nor compiles.
 
-One file for each program, named by the digest of everything that determines it. A file is a line
+One file for each segment, named by the digest of everything that determines it. A file is a line
 of JSON (format, key, signature, digest of what follows) and the executable as XLA serialises it. A
 file that does not fit in any way is replaced.
 
@@ -17,10 +17,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from popxl._lower.executable import LoadedProgram, serialize, signature
-from popxl._lower.fingerprint import Uncacheable, program_key
+from popxl._lower.compile import compile_lowered
+from popxl._lower.executable import LoadedSegment, Specs, serialize, signature
+from popxl._lower.fingerprint import Uncacheable, segment_key
+from popxl._lower.segment import Segment, lower_segment
 
 if TYPE_CHECKING:
     from popxl._lower.program import Program
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("popxl")
 
-_FORMAT = "popxl executable 1"
+_FORMAT = "popxl executable 2"
 _HEADER_LIMIT = 2**26  # bytes; a longer first line is none of ours
 _VARIABLES = ("POPXL_CACHE_DIR", "POPART_CACHE_DIR")
 
@@ -39,9 +42,9 @@ class Statistics:
 
     Attributes:
         hits: executables loaded from the cache.
-        misses: programs looked for in the cache and not found.
-        traces: programs traced by JAX.
-        compiles: programs compiled by XLA.
+        misses: segments looked for in the cache and not found.
+        traces: segments traced by JAX.
+        compiles: segments compiled by XLA.
     """
 
     hits: int = 0
@@ -53,25 +56,51 @@ class Statistics:
 statistics = Statistics()
 
 
-def load_or_compile(program: Program) -> Any:
-    """The executable of a program, from the cache if there is one and it is there."""
-    folder = cache_folder(program.ir)
-    if folder is None:
-        return _compile(program)
-    try:
-        key = program_key(program)
-    except Uncacheable as reason:
-        logger.info("the program is not cached: %s", reason)
-        return _compile(program)
-    path = folder / f"{key}.popxl"
-    loaded = _load(program, path, key)
-    if loaded is not None:
-        statistics.hits += 1
-        return loaded
-    statistics.misses += 1
-    compiled = _compile(program)
-    _store(program, compiled, path, key)
-    return compiled
+class SegmentCache:
+    """Loads or compiles the segments of one program; may be used by several threads."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._folder = cache_folder(program.ir)
+        self._lock = Lock()
+
+    def key(self, segment: Segment) -> str:
+        """A text that equal segments share; a segment that cannot be described has its own."""
+        try:
+            return segment_key(self._program, segment)
+        except Uncacheable as reason:
+            logger.info("segment %s is not cached: %s", segment.name, reason)
+            return f"uncacheable {id(segment)}"
+
+    def load_or_compile(self, segment: Segment) -> Any:
+        """The executable of a segment, from the folder if there is one and it is there."""
+        key = self.key(segment)
+        if self._folder is None or key.startswith("uncacheable"):
+            return self._compile(segment)
+        specs = self._program.specs_of(segment)
+        path = self._folder / f"{key}.popxl"
+        loaded = _load(specs, list(self._program.mesh.devices.flat), path, key)
+        if loaded is not None:
+            self._count("hits")
+            return loaded
+        self._count("misses")
+        compiled = self._compile(segment)
+        _store(specs, compiled, path, key)
+        return compiled
+
+    def _compile(self, segment: Segment) -> Any:
+        start = time.perf_counter()
+        program = self._program
+        self._count("traces")
+        lowered = lower_segment(segment, program.mesh, program.specs_of(segment)[0])
+        self._count("compiles")
+        compiled = compile_lowered(lowered, program.platform)
+        logger.info("compiled %s in %.2f s", segment.name, time.perf_counter() - start)
+        return compiled
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            setattr(statistics, what, getattr(statistics, what) + 1)
 
 
 def cache_folder(ir: Ir) -> Path | None:
@@ -86,24 +115,17 @@ def cache_folder(ir: Ir) -> Path | None:
     return None
 
 
-def _compile(program: Program) -> Any:
-    start = time.perf_counter()
-    compiled = program.compile()
-    logger.info("compiled the program in %.2f s", time.perf_counter() - start)
-    return compiled
-
-
 # ---- files --------------------------------------------------------------------------------------
 class _Unusable(Exception):
     """The file is not what its name promises."""
 
 
-def _load(program: Program, path: Path, key: str) -> LoadedProgram | None:
+def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegment | None:
     start = time.perf_counter()
     try:
         with path.open("rb") as file:
-            payload = _payload(file, program, key)
-        loaded = LoadedProgram(program, payload)
+            payload = _payload(file, specs, key)
+        loaded = LoadedSegment(specs, devices, payload)
     except FileNotFoundError:
         return None
     except Exception as reason:  # XLA raises what it likes for bytes it does not like
@@ -115,30 +137,30 @@ def _load(program: Program, path: Path, key: str) -> LoadedProgram | None:
     return loaded
 
 
-def _payload(file: Any, program: Program, key: str) -> bytes:
+def _payload(file: Any, specs: Specs, key: str) -> bytes:
     try:
         header = json.loads(file.readline(_HEADER_LIMIT))
     except ValueError as error:
         raise _Unusable("its header is damaged") from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise _Unusable(f"its format is not {_FORMAT!r}")
-    if header.get("key") != key or header.get("signature") != signature(program):
-        raise _Unusable("it belongs to another program")
+    if header.get("key") != key or header.get("signature") != signature(specs):
+        raise _Unusable("it belongs to another segment")
     payload = file.read()
     if hashlib.sha256(payload).hexdigest() != header.get("sha256"):
         raise _Unusable("its contents are damaged")
     return payload
 
 
-def _store(program: Program, compiled: Any, path: Path, key: str) -> None:
+def _store(specs: Specs, compiled: Any, path: Path, key: str) -> None:
     """Write the file in one step: readers see all of it or nothing."""
     try:
-        payload = serialize(program, compiled)
+        payload = serialize(specs, compiled)
         header = {
             "format": _FORMAT,
             "key": key,
             "sha256": hashlib.sha256(payload).hexdigest(),
-            "signature": signature(program),
+            "signature": signature(specs),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)

@@ -7,19 +7,14 @@ without its switch.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
+_LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
 _SWITCHES: dict[str, dict[str, Any]] = {
     "cpu": {
         # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
-        # With its matrix products alone, some bfloat16 products fail when they run.
-        "xla_cpu_experimental_ynn_fusion_type": "",
-        # Without it, a loop that loads, uses and stores an entry of a buffer copies the whole
-        # buffer twice an iteration (openxla/xla#20440). With it, `_lower/loops.py` is needed.
-        "xla_cpu_copy_insertion_use_region_analysis": True,
-        # The default order of kernels lets independent ones run at once and keeps many more values
-        # alive in a layer's backward pass.
-        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        _LIBRARY: "",
     },
     "gpu": {
         # In counted loops, slices of host buffers at any index but the counter itself read the
@@ -46,7 +41,20 @@ def switches(platform: str) -> dict[str, Any]:
 
 def compile_lowered(lowered: Any, platform: str) -> Any:
     """Compile a `jax.stages.Lowered` for `platform` with its switches."""
-    return lowered.compile(compiler_options=switches(platform))
+    options = switches(platform)
+    if platform == "cpu" and _has_only_float32_products(lowered.as_text()):
+        # YNNPACK's matrix products by themselves are right, and faster than Eigen's. Some of
+        # 16 bits fail when they run, so code with any of those gets none.
+        options[_LIBRARY] = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+    return lowered.compile(compiler_options=options)
+
+
+def _has_only_float32_products(stablehlo: str) -> bool:
+    products = re.findall(r"stablehlo\.dot_general.*", stablehlo)
+    return bool(products) and all(_FLOAT32_PRODUCT.search(line) for line in products)
+
+
+_FLOAT32_PRODUCT = re.compile(r": \(tensor<[\dx]*f32>, tensor<[\dx]*f32>\) -> tensor<[\dx]*f32>")
 
 
 def prepare_environment() -> None:

@@ -117,6 +117,12 @@ def _restart_cpu(count: int) -> list[Any]:
     return jax.devices("cpu")
 
 
+def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of an array of which each replica has a part of `shape`: the parts one after the other
+    along the first axis, so that a replica's part is just its value; numbers side by side."""
+    return (replicas * shape[0], *shape[1:]) if shape else (replicas,)
+
+
 def per_replica(mesh: Mesh, host: bool = False) -> NamedSharding:
     """Sharding of an array whose first axis is divided among the replicas."""
     return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind="pinned_host" if host else "device")

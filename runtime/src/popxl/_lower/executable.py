@@ -1,92 +1,81 @@
-"""A compiled program as bytes and back, without pickle and without tracing.
+"""A compiled segment as bytes and back, without pickle and without tracing.
 
 XLA serialises an executable to bytes by itself. What JAX keeps beside it (order, shapes and
-shardings of arguments and results) follows from the program, so nothing else has to be stored.
+shardings of arguments and results) follows from the segment, so nothing else has to be stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-if TYPE_CHECKING:
-    from popxl._lower.program import Program
+Specs = tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]  # arguments, results
 
 
-def serialize(program: Program, compiled: Any) -> bytes:
+def serialize(specs: Specs, compiled: Any) -> bytes:
     """The executable of a `jax.stages.Compiled` as bytes.
 
     Raises:
-        ValueError: its arguments are not those of the program.
+        ValueError: its arguments are not those of the segment.
     """
     executable = compiled.runtime_executable()
-    found, known = len(executable.get_parameter_layouts()), len(signature(program)["arguments"])
+    found, known = len(executable.get_parameter_layouts()), len(specs[0])
     if found != known:
-        raise ValueError(f"it takes {found} arguments, but the program has {known}")
+        raise ValueError(f"it takes {found} arguments, but the segment has {known}")
     return executable.serialize()
 
 
-def signature(program: Program) -> dict[str, list[list[Any]]]:
+def signature(specs: Specs) -> dict[str, list[list[Any]]]:
     """Arguments and results in the order of the executable: [shape, dtype, memory kind] of each."""
     return {
-        "arguments": [_describe(s) for s in jax.tree.leaves(program.argument_specs)],
-        "results": [_describe(s) for s in jax.tree.leaves(program.result_specs)],
+        name: [[list(s.shape), str(s.dtype), s.sharding.memory_kind] for s in part]
+        for name, part in zip(("arguments", "results"), specs, strict=True)
     }
 
 
-def _describe(spec: jax.ShapeDtypeStruct) -> list[Any]:
-    return [list(spec.shape), str(spec.dtype), spec.sharding.memory_kind]
-
-
-class LoadedProgram:
+class LoadedSegment:
     """An executable made from bytes; called like the `Compiled` that it was."""
 
-    def __init__(self, program: Program, payload: bytes) -> None:
+    def __init__(self, specs: Specs, devices: Sequence[Any], payload: bytes) -> None:
         """
         Args:
-            program: the program it was compiled from (equal, not necessarily the same object).
+            specs: of the segment that it was compiled from.
             payload: from `serialize`. Loading it may run any code: it must be trusted.
 
         Raises:
             Exception: XLA cannot load it on these devices.
         """
-        devices = list(program.mesh.devices.flat)
-        self._executable = devices[0].client.deserialize_executable(payload, devices)
-        self._arguments, self._argument_tree = jax.tree.flatten(program.argument_specs)
-        self._results, self._result_tree = jax.tree.flatten(program.result_specs)
+        self._executable = devices[0].client.deserialize_executable(payload, list(devices))
+        self._arguments, self._results = specs
         kinds = self._executable.get_output_memory_kinds()[0]
         wanted = [s.sharding.memory_kind for s in self._results]
         if list(kinds) != wanted:
             raise ValueError(
-                f"results are in memories {kinds}, but the program puts them in {wanted}"
+                f"results are in memories {kinds}, but the segment puts them in {wanted}"
             )
 
-    def __call__(self, *args: Any) -> Any:
-        """Run on the arguments of `Program.function`; the first is donated.
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        """Run the segment.
 
         Raises:
-            TypeError: the arguments have another structure, shape, dtype or sharding.
+            TypeError: an argument has another shape, dtype or sharding.
         """
-        arrays, tree = jax.tree.flatten(args)
-        if tree != self._argument_tree:
-            raise TypeError(f"the program takes {self._argument_tree}, but was called with {tree}")
         self._check(arrays)
         results = self._executable.execute_sharded(arrays)
         parts = results.disassemble_into_single_device_arrays()
-        whole = [
+        return [
             jax.make_array_from_single_device_arrays(s.shape, s.sharding, p)
             for s, p in zip(self._results, parts, strict=True)
         ]
-        return jax.tree.unflatten(self._result_tree, whole)
 
     def _check(self, arrays: Sequence[jax.Array]) -> None:
         # XLA trusts its caller: a wrong buffer would be read as if it were the right one.
         for x, s in zip(arrays, self._arguments, strict=True):
             if (x.shape, x.dtype) != (s.shape, s.dtype) or x.sharding != s.sharding:
                 raise TypeError(
-                    f"the program takes {s.dtype}{s.shape} in {s.sharding}, but got "
+                    f"the segment takes {s.dtype}{s.shape} in {s.sharding}, but got "
                     f"{x.dtype}{x.shape} in {x.sharding}"
                 )
 

@@ -1,4 +1,4 @@
-"""What determines a compiled program, as one digest: the key of the executable cache.
+"""What determines a compiled segment, as one digest: the key of the executable cache.
 
 The text form of an Ir is for people: it shortens constants and leaves out what ops mean. Here every
 fact that reaches the compiler is written down, and none that does not: no ids of objects, no source
@@ -26,11 +26,22 @@ from popxl import dtypes
 from popxl._core.op import Op
 from popxl._core.opdef import registry
 from popxl._core.options import MEANINGFUL
+from popxl._lower.compile import switches
+from popxl._lower.segment import (
+    Bind,
+    Capture,
+    Item,
+    Name,
+    RunOp,
+    Segment,
+    Write,
+    facts_of,
+    is_argument,
+)
 from popxl.graph import Graph
-from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.streams import Stream
-from popxl.tensor import Tensor, TensorSpec
+from popxl.tensor import Constant, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from popxl._core.opdef import OpDef
@@ -54,15 +65,16 @@ class Uncacheable(Exception):
     """The program has a part whose meaning cannot be written down; the message says which."""
 
 
-def program_key(program: Program) -> str:
-    """SHA-256 of all that determines the executable of `program`, in hexadecimal.
+def segment_key(program: Program, segment: Segment) -> str:
+    """SHA-256 of all that determines the executable of `segment`, in hexadecimal. Equal segments
+    have equal keys, wherever in a program they are.
 
     Raises:
-        Uncacheable: the program acts on the outside world, or an op or attribute has no
-            stable description.
+        Uncacheable: the segment acts on the outside world, or an op or attribute has no stable
+            description.
     """
     digest = hashlib.sha256()
-    for line in (*_machine(program), *program_lines(program)):
+    for line in (*_machine(program), *segment_lines(program, segment)):
         digest.update(line.encode())
         digest.update(b"\n")
     return digest.hexdigest()
@@ -79,7 +91,7 @@ def _machine(program: Program) -> Iterator[str]:
     yield f"kinds {sorted({d.device_kind for d in devices})}"
     yield f"process {jax.process_index()} of {jax.process_count()}"
     yield f"processor {_processor()}"
-    yield f"switches {sorted(program.switches.items())}"
+    yield f"switches {sorted(switches(program.platform).items())}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
     yield from (f"{name}={getattr(jax.config, name, None)}" for name in _JAX_SETTINGS)
 
@@ -110,58 +122,131 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-# ---- the program --------------------------------------------------------------------------------
-def program_lines(program: Program) -> Iterator[str]:
-    """The program as lines of text; equal lines mean equal programs on one machine."""
-    if program.effects.impure:
+# ---- the segment --------------------------------------------------------------------------------
+def segment_lines(program: Program, segment: Segment) -> Iterator[str]:
+    """The segment as lines of text; equal lines mean equal segments on one machine."""
+    if segment.effects.impure:
         raise Uncacheable("it calls back to Python (print_tensor)")
-    ir = program.ir
+    ir, facts, text = program.ir, facts_of(segment), _Text(program.platform)
     options = ir._pb_ir.getSessionOptions()
-    yield f"replicas={ir.replication_factor} transfers={ir.num_host_transfers}"
+    yield f"replicas={facts.replicas} transfers={facts.transfers}"
     for name in sorted(MEANINGFUL - _PATH_OPTIONS):
         yield f"option {name}={getattr(options, name)}"
-    yield f"layout {program.layout}"
-    for name, part in zip(("changing", "fixed"), program.argument_specs, strict=False):
-        yield f"{name} {sorted(part.variables)} {sorted(part.buffers)}"
-    for b in program.buffers:
-        yield f"buffer {b!r}"
-    for s in (*program.h2d, *program.d2h):
-        yield f"stream {s!r}"
-    arguments = set(program.constants)
-    for graph in ir._graphs:
-        yield from _graph_lines(graph, arguments, program.platform)
+    for i, (arg, spec) in enumerate(zip(segment.args, segment.arg_specs, strict=True)):
+        what = "write" if isinstance(arg, int) else text.named(arg)
+        yield f"argument {what} {_spec(spec)} {'number' if i in segment.numbers else ''}"
+    yield from (f"stream {text.stream(s)}" for s in segment.streams)
+    yield f"sinks {[text.stream(s) for s in segment.sinks]}"
+    yield from (f"constant {text.tensor(c)} {_spec(c.spec)}" for c in segment.constants)
+    writes = {arg: i for i, arg in enumerate(segment.args) if isinstance(arg, int)}
+    for item in segment.items:
+        yield text.item(item, writes)
+    yield f"checks {[facts.checks[op] for op in segment.effects.checks if op in facts.checks]}"
+    yield f"return {[text.named(name) for name in segment.results]}"
+    yield f"donated {segment.donated}"
+    yield from text.graphs()
 
 
-def _graph_lines(graph: Graph, arguments: set[Any], target: str) -> Iterator[str]:
-    yield f"graph {graph.id}"
-    for t in graph._inputs:
-        yield f"input {_tensor(t)} {_spec(t.spec)} {'&' if t._by_ref else ''}"
-    for t in (*graph.variables, *graph.constants):
-        value = "argument" if t in arguments else _array(t._data) if t in graph.constants else ""
-        yield f"data {_tensor(t)} {_spec(t.spec)} {value}"
-    for op in graph._ops:
-        yield from _op_lines(op, target)
-    yield f"return {[_tensor(t) for t in graph._outputs]}"
+class _Text:
+    """Writes down items, with names that are the same in all equal segments."""
 
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._numbers: dict[Any, int] = {}
+        self._graphs: dict[Graph, int] = {}
 
-def _op_lines(op: Op, target: str) -> Iterator[str]:
-    yield _op(op)
-    yield from _user_defined(op, target)
+    def named(self, name: Name) -> str:
+        return f"{self._number('scope', name[0])}:{self.tensor(name[1])}"
 
+    def stream(self, s: Stream) -> str:
+        return f"{self._number('stream', s)} {type(s).__name__} {_spec(s.spec)}"
 
-def _op(op: Op) -> str:
-    ins = [_tensor(t) for t in op.inputs]
-    outs = [f"{_tensor(t)} {_spec(t.spec)}" for t in op.outputs]
-    try:
-        attrs = ", ".join(f"{k}={_value(v)}" for k, v in sorted(op.attrs.items()))
-    except Uncacheable as error:
-        raise Uncacheable(f"{op.name} at {op.location} has {error}") from None
-    how = f"inplace={op.inplace} view={op.view} modified={sorted(op.site_modified)}"
-    return f"op {op.defn.name} {ins} -> {outs} {{{attrs}}} {how}"
+    def _number(self, kind: str, thing: Any) -> int:
+        return self._numbers.setdefault((kind, thing), len(self._numbers))
 
+    def tensor(self, t: Tensor) -> str:
+        return f"%{self._number('tensor', t)}"
 
-def _tensor(t: Tensor) -> str:
-    return t.id
+    def item(self, item: Item, writes: dict[int, int]) -> str:
+        match item:
+            case RunOp(scope, op, _):
+                return f"{self._number('scope', scope)} {self.op(op)}"
+            case Capture(scope, t, number):
+                return f"capture {number} {self._number('scope', scope)} {self._read(t)}"
+            case Bind(to, source):
+                return f"bind {self.named(to)} {self.named(source)} {self._read(source[1])}"
+            case Write(scope, t, number):
+                return f"write {self._number('scope', scope)} {self._read(t)} {writes[number]}"
+        raise AssertionError(item)
+
+    def _read(self, t: Tensor) -> str:
+        """A tensor, with the views that it is read through and the value of a constant."""
+        ops = self._views(t)
+        return f"{self._data(t)} through {ops}" if ops else self._data(t)
+
+    def _views(self, t: Tensor) -> list[str]:
+        op = t._producer
+        if op is None or op.outputs[0] is not t or not (op.view or op.inplace is not None):
+            return []
+        inputs = op.inputs if op.view else [op.inputs[op.inplace or 0]]
+        return [*(v for i in inputs for v in self._views(i)), self._one(op)]
+
+    def _data(self, t: Tensor) -> str:
+        value = ""
+        if isinstance(t, Constant):
+            value = "argument" if is_argument(t) else _array(t._data)
+        return f"{self.tensor(t)} {_spec(t.spec)} {value}"
+
+    def op(self, op: Op) -> str:
+        views = [v for t in op.inputs for v in self._views(t)]
+        return f"{self._one(op)} {views or ''}"
+
+    def _one(self, op: Op) -> str:
+        ins = [self._data(t) for t in op.inputs]
+        outs = [self._data(t) for t in op.outputs]
+        try:
+            attrs = ", ".join(f"{k}={self.value(v)}" for k, v in sorted(op.attrs.items()))
+        except Uncacheable as error:
+            raise Uncacheable(f"{op.name} at {op.location} has {error}") from None
+        how = f"inplace={op.inplace} view={op.view} modified={sorted(op.site_modified)}"
+        meaning = " ".join(_user_defined(op, self._target))
+        return f"op {op.defn.name} {ins} -> {outs} {{{attrs}}} {how} {meaning}"
+
+    def graphs(self) -> Iterator[str]:
+        """The graphs that were named, and those that they name."""
+        done = 0
+        while done < len(self._graphs):
+            graph = list(self._graphs)[done]
+            yield f"graph {done} {[self._data(t) for t in graph._inputs]}"
+            yield f"by reference {[t._by_ref for t in graph._inputs]}"
+            yield from (self.op(op) for op in graph._ops)
+            yield f"return {[self._read(t) for t in graph._outputs]}"
+            done += 1
+
+    def value(self, value: Any) -> str:
+        """A text that equal attributes share and different ones do not."""
+        if value is None or isinstance(value, (bool, int, float, str, bytes, Enum)):
+            return f"{type(value).__name__}:{value!r}"
+        match value:
+            case TensorSpec():  # before mappings, which it is
+                return _spec(value)
+            case tuple() | list():
+                return f"{type(value).__name__}({', '.join(map(self.value, value))})"
+            case dict():
+                pairs = (f"{self.value(k)}: {self.value(v)}" for k, v in value.items())
+                return f"dict({', '.join(pairs)})"
+            case Graph():
+                return f"graph:{self._graphs.setdefault(value, len(self._graphs))}"
+            case Tensor():
+                return f"tensor:{self.tensor(value)}"
+            case Stream():
+                return f"stream:{self.stream(value)}"
+            case Op():
+                return self._one(value)
+        for kind, write in _WRITERS:
+            if isinstance(value, kind):
+                return write(value)
+        raise Uncacheable(f"an attribute of type {type(value).__name__}")
 
 
 def _spec(spec: TensorSpec) -> str:
@@ -173,39 +258,12 @@ def _array(x: np.ndarray) -> str:
     return f"{x.dtype.str}{list(x.shape)}:{data}"
 
 
-def _value(value: Any) -> str:
-    """A text that equal attributes share and different ones do not."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes, Enum)):
-        return f"{type(value).__name__}:{value!r}"
-    for kind, write in _WRITERS:
-        if isinstance(value, kind):
-            return write(value)
-    raise Uncacheable(f"an attribute of type {type(value).__name__}")
-
-
-def _sequence(value: Any) -> str:
-    return f"{type(value).__name__}({', '.join(map(_value, value))})"
-
-
-def _mapping(value: Any) -> str:
-    return f"dict({', '.join(f'{_value(k)}: {_value(v)}' for k, v in value.items())})"
-
-
 _WRITERS: tuple[tuple[type, Any], ...] = (
-    (TensorSpec, _spec),  # before Mapping, which it is
-    (tuple, _sequence),
-    (list, _sequence),
-    (dict, _mapping),
     (dtypes.dtype, lambda v: f"dtype:{v.name}"),
     (np.dtype, lambda v: f"np.dtype:{v}"),
     (np.generic, lambda v: f"np:{_array(np.asarray(v))}"),
     (np.ndarray, lambda v: f"np:{_array(v)}"),
-    (Graph, lambda v: f"graph:{v.id}"),
-    (Tensor, lambda v: f"tensor:{v.id}"),
     (ReplicaGrouping, lambda v: f"groups:{v.assignment}"),
-    (RemoteBuffer, lambda v: f"buffer:{v.remote_buffer_id}"),
-    (Stream, lambda v: f"stream:{v.tensor_id}"),
-    (Op, _op),
 )
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-if TYPE_CHECKING:
-    from jax.sharding import Sharding
+from popxl._lower.devices import global_shape
 
-    from popxl._lower.layout import Layout
-    from popxl.remote_buffer import RemoteBuffer
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding, Sharding
+
     from popxl.tensor import Variable
 
 
@@ -36,6 +35,21 @@ def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(
         x.shape, sharding, lambda index: _to_be_copied(x[index])
     ).block_until_ready()
+
+
+def put_parts(parts: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """As `put`, of (replicas, *shape): what each replica has (see `global_shape`)."""
+    replicas, *shape = parts.shape
+    whole = global_shape(replicas, tuple(shape))
+    if not parts.size:
+        return put(np.zeros(whole, parts.dtype), sharding)
+    rows = whole[0] // replicas
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        found = parts[(index[0].start or 0) // rows]
+        return _to_be_copied(found if found.ndim else found[None])
+
+    return jax.make_array_from_callback(whole, sharding, part).block_until_ready()
 
 
 def _to_be_copied(x: np.ndarray) -> np.ndarray:
@@ -101,33 +115,30 @@ def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
     return _shard(data, var._shards, place % var._shards) if var.meta_shape else data
 
 
-def write_entries(
-    out: np.ndarray, buffer: RemoteBuffer, variables: Iterable[Variable], layout: Layout
-) -> None:
-    """Write the values of `variables` into `out`, (replicas * entries, *stored entry)."""
-    for var in variables:
-        value = var._value()
-        assert var._remote is not None
-        for replica in range(len(out) // buffer.entries):
-            entry = layout.pack(stored_entry(var, value, replica), buffer)
-            out[replica * buffer.entries + var._remote[1]] = device_view(entry)
+def entry_values(var: Variable, replicas: int, shape: tuple[int, ...]) -> np.ndarray:
+    """(replicas, *shape): what each replica stores of a remote variable's value."""
+    value = var._value()
+    if var._grouping.num_groups == 1 and not var.meta_shape:
+        return np.broadcast_to(device_view(value.reshape(shape)), (replicas, *shape))
+    parts = [stored_entry(var, value, replica) for replica in range(replicas)]
+    return np.stack([device_view(part.reshape(shape)) for part in parts])
 
 
-def replica_parts(x: jax.Array, replicas: int) -> list[np.ndarray]:
-    """The part of the first axis that each replica holds; zeros for those of other processes.
+def replica_parts(x: jax.Array, replicas: int, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """What each replica holds, of `shape`; zeros for those of other processes.
 
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
     """
-    rows = x.shape[0] // replicas
-    parts = [np.broadcast_to(np.zeros((), x.dtype), (rows, *x.shape[1:]))] * replicas
+    rows = max(x.shape[0] // replicas, 1)
+    parts = [np.broadcast_to(np.zeros((), x.dtype), shape)] * replicas
     for shard in x.addressable_shards:
         # JAX keeps what it copies from a device with the array that was asked for it; this array
         # goes at once.
         held = jax.make_array_from_single_device_arrays(
             shard.data.shape, shard.data.sharding, [shard.data]
         )
-        parts[(shard.index[0].start or 0) // rows] = np.asarray(held)
+        parts[(shard.index[0].start or 0) // rows] = np.asarray(held).reshape(shape)
     return parts
 
 

@@ -1,12 +1,10 @@
-"""A whole program: Ir -> one pure JAX function -> one compiled executable.
-
-The function maps (changing state, constant state, host inputs) to (changed state, host outputs).
-Changing state is donated, so variables and remote buffers are updated in place. Replicas are one
-mesh axis under `shard_map`; each array's first axis is divided among them.
-"""
+"""A whole program, compiled: its schedule, and an executable for each segment."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,42 +12,61 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from popxl import dtypes
-from popxl._core.aliases import modified_owners
 from popxl._core.effects import Effects, program_effects
-from popxl._lower.cache import statistics
-from popxl._lower.collective import AXIS
-from popxl._lower.compile import compile_lowered, switches
-from popxl._lower.devices import per_replica, replicated
-from popxl._lower.hostdata import fetch
-from popxl._lower.layout import Layout
-from popxl._lower.loops import Loops, has_loops
-from popxl._lower.machine import Frame, Machine, execute
+from popxl._lower.build import build_schedule, main_variables
+from popxl._lower.cache import SegmentCache
+from popxl._lower.devices import global_shape, per_replica, replicated
+from popxl._lower.entries import Entries
+from popxl._lower.hostdata import device_view, fetch, put
 from popxl._lower.rounding import count_updates
+from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.transfers import check_transfers
+from popxl._lower.walker import Ahead, Globals, Walker
 from popxl.errors import poplar_application_runtime_error
-from popxl.ops._folds import tracing_for
 
 if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl._lower.schedule import Schedule
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream
-    from popxl.tensor import Constant
+    from popxl.tensor import TensorSpec, Variable
 
-_INLINE_BYTES = 4096
+_NUMBERS_KEPT = 2**14
+_AHEAD = {"cpu": 64 * 2**20}  # bytes in flight, by platform
+_AHEAD_ELSEWHERE = 2 * 2**30
 
 
 @dataclass
 class State:
-    """Arrays of the program's state by owner. The same shape of record holds specs or shardings."""
+    """What a program changes and keeps from run to run.
 
-    variables: dict[str, Any] = field(default_factory=dict)
-    buffers: dict[int, Any] = field(default_factory=dict)
+    Attributes:
+        variables: arrays of the variables on the device (see `global_shape`).
+        entries: the remote buffers.
+    """
+
+    variables: dict[Variable, jax.Array] = field(default_factory=dict)
+    entries: dict[RemoteBuffer, Entries] = field(default_factory=dict)
 
 
-jax.tree_util.register_dataclass(State, ["variables", "buffers"], [])
+def facts_of_program(ir: Ir, platform: str) -> Facts:
+    """What the program of `ir` says to its segments on `platform`."""
+    options = ir._pb_ir.getSessionOptions()
+    checked = [
+        op
+        for op in program_effects(ir).checks
+        if op.defn.check is not None and getattr(options, op.defn.check.option)
+    ]
+    return Facts(
+        checks={op: i for i, op in enumerate(checked, 1)},
+        rounding=options.enableStochasticRounding and count_updates(ir.main_graph) > 0,
+        replicas=ir.replication_factor,
+        transfers=ir.num_host_transfers,
+        platform=platform,
+    )
 
 
 class Program:
@@ -58,131 +75,139 @@ class Program:
     def __init__(self, ir: Ir, mesh: Mesh) -> None:
         self.ir, self.mesh = ir, mesh
         self.platform = mesh.devices.flat[0].platform
-        self.layout = Layout(tiled=self.platform == "tpu")
         self.effects: Effects = program_effects(ir)
         check_transfers(ir)
-        changed = modified_owners(ir.main_graph)
-        self.variables = [v for v in ir.main_graph.variables if v._remote is None]
-        self.changed_variables = [v for v in self.variables if v in changed]
-        self.fixed_variables = [v for v in self.variables if v not in changed]
-        used = dict.fromkeys([*self.effects.reads, *self.effects.writes])
-        used.update(dict.fromkeys(b for b in ir._buffers if b._variables))
-        self.buffers: list[RemoteBuffer] = sorted(used, key=lambda b: b.remote_buffer_id)
-        self.written = frozenset(self.effects.writes)
-        options = ir._pb_ir.getSessionOptions()
-        self.checked = [
-            op
-            for op in self.effects.checks
-            if op.defn.check is not None and getattr(options, op.defn.check.option)
-        ]
-        ordered = self.platform == "cpu" and any(map(has_loops, ir._graphs))
-        self.reports = bool(self.checked) or ordered
-        self.rounds = options.enableStochasticRounding and count_updates(ir.main_graph) > 0
-        self.constants = [c for g in ir._graphs for c in g.constants if is_argument(c)]
+        self.schedule: Schedule = build_schedule(ir)
+        self.facts = facts_of_program(ir, self.platform)
+        for segment in self.schedule.segments:
+            segment.facts = self.facts
+        self.variables = main_variables(ir)
+        self._numbers: dict[Any, jax.Array] = {}
 
     @property
+    def changed(self) -> list[Variable]:
+        """The variables on the device that a run may change."""
+        return [self.variables[i] for i in self.schedule.main.changed]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether updates of 16-bit variables round at random."""
+        return self.facts.rounding
+
+    @property
+    def checked(self) -> list[Op]:
+        """Ops whose rules on values are checked; number n of a fault is the n-th."""
+        return list(self.facts.checks)
+
+    @cached_property
     def h2d(self) -> list[HostToDeviceStream]:
         return sorted(self.effects.loads, key=lambda s: s.tensor_id)
 
-    @property
+    @cached_property
     def d2h(self) -> list[DeviceToHostStream]:
         return sorted(self.effects.stores, key=lambda s: s.tensor_id)
 
-    # ---- the function ---------------------------------------------------------------------------
-    def function(
-        self, changing: State, fixed: State, constants: Any, inputs: Any, zero: Any, seed: Any
-    ) -> Any:
-        """The program of one replica; arrays have this replica's part of the first axis."""
-        statistics.traces += 1
-        machine = Machine(
-            zero=zero,
-            guard_reads=self.platform == "cpu",
-            written=self.written,
-            layout=self.layout,
-            checks={op: i for i, op in enumerate(self.checked, 1)},
-            seed=seed,
-            loops=Loops(zero if self.platform == "cpu" else None),
-        )
-        frame = Frame(machine)
-        for part in (changing, fixed):
-            frame.values.update(
-                (v, part.variables[v.id][0]) for v in self.variables if v.id in part.variables
-            )
-            machine.buffers.update(
-                (b, part.buffers[b.remote_buffer_id])
-                for b in self.buffers
-                if b.remote_buffer_id in part.buffers
-            )
-        machine.constants.update(zip(self.constants, constants, strict=True))
-        for source in self.h2d:
-            machine.streams[source] = inputs[source.tensor_id][0]
-        for sink in self.d2h:
-            shape = (self.ir.num_host_transfers, *sink.shape)
-            machine.streams[sink] = jnp.zeros(shape, sink.dtype.as_jax())
-        machine.positions.update(dict.fromkeys(machine.streams, 0))
-        for op in self.ir.main_graph._ops:
-            if not op.view:
-                execute(frame, op)
-        changed = State(
-            {v.id: frame.read(v)[None] for v in self.changed_variables},
-            {b.remote_buffer_id: machine.buffers[b] for b in self.buffers if b in self.written},
-        )
-        outputs = {s.tensor_id: machine.streams[s][None] for s in self.d2h}
-        found = machine.fault + machine.loops.kept
-        return changed, outputs, jnp.full(1, found, jnp.int32) if self.reports else None
-
-    # ---- arguments ------------------------------------------------------------------------------
-    def buffer_shape(self, b: RemoteBuffer) -> tuple[int, ...]:
-        """Shape of the array of all replicas."""
-        return (self.ir.replication_factor * b.entries, *self.layout.stored_shape(b))
-
-    def _state_specs(self, changing: bool) -> State:
-        r, mesh = self.ir.replication_factor, self.mesh
-        variables = self.changed_variables if changing else self.fixed_variables
-        return State(
-            {v.id: _spec((r, *v.shape), v.dtype, per_replica(mesh)) for v in variables},
-            {
-                b.remote_buffer_id: _spec(
-                    self.buffer_shape(b), b.tensor_dtype, per_replica(mesh, host=True)
-                )
-                for b in self.buffers
-                if (b in self.written) == changing
-            },
-        )
-
     @cached_property
-    def argument_specs(self) -> tuple[Any, ...]:
-        """`ShapeDtypeStruct`s with shardings: changing, fixed, constants, inputs, zero, seed
-        (None if nothing is rounded at random)."""
-        r, t = self.ir.replication_factor, self.ir.num_host_transfers
+    def buffers(self) -> list[RemoteBuffer]:
+        """The buffers that the program uses or that variables live in."""
+        used = dict.fromkeys([*self.effects.reads, *self.effects.writes])
+        used.update(dict.fromkeys(b for b in self.ir._buffers if b._variables))
+        return sorted(used, key=lambda b: b.remote_buffer_id)
+
+    # ---- compiling ------------------------------------------------------------------------------
+    def compile(self) -> None:
+        """Load or compile an executable for each segment; equal segments share one."""
+        cache = SegmentCache(self)
+        keys = {segment: cache.key(segment) for segment in self.schedule.segments}
+        first = {keys[s]: s for s in reversed(self.schedule.segments)}
+        with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
+            made = dict(zip(first, pool.map(cache.load_or_compile, first.values()), strict=True))
+        self.executables: dict[Segment, Any] = {s: made[k] for s, k in keys.items()}
+
+    def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
+        """`ShapeDtypeStruct`s with shardings of a segment's arguments and results."""
+        own, whole = per_replica(self.mesh), replicated(self.mesh)
+
+        def struct(spec: TensorSpec, private: bool) -> jax.ShapeDtypeStruct:
+            shape = global_shape(self.ir.replication_factor, spec.shape) if private else spec.shape
+            sharding = own if private else whole
+            return jax.ShapeDtypeStruct(shape, spec.dtype.as_jax(), sharding=sharding)
+
+        arguments = [struct(spec, private) for spec, private in argument_specs(segment)]
+        return arguments, [struct(spec, True) for spec in result_specs(segment)]
+
+    # ---- running --------------------------------------------------------------------------------
+    @cached_property
+    def _constants(self) -> Mapping[Any, jax.Array]:
         whole = replicated(self.mesh)
-        return (
-            self._state_specs(True),
-            self._state_specs(False),
-            [_spec(c.shape, c.dtype, whole) for c in self.constants],
-            {
-                s.tensor_id: _spec((r, t, *s.shape), s.dtype, per_replica(self.mesh))
-                for s in self.h2d
-            },
-            jax.ShapeDtypeStruct((), np.int32, sharding=whole),
-            jax.ShapeDtypeStruct((2,), np.uint32, sharding=whole) if self.rounds else None,
+        used = dict.fromkeys(c for s in self.schedule.segments for c in s.constants)
+        return {c: put(device_view(c._data), whole) for c in used}
+
+    def _number(self, value: int, spec: TensorSpec) -> jax.Array:
+        """A number of the host on the devices; numbers come again, so they are kept."""
+        key = value, spec.shape, spec.dtype
+        if key not in self._numbers:
+            if len(self._numbers) > _NUMBERS_KEPT:
+                self._numbers.clear()
+            array = np.full(spec.shape, value, spec.dtype.as_jax())
+            self._numbers[key] = put(array, replicated(self.mesh))
+        return self._numbers[key]
+
+    def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        results = self.executables[segment](*arguments)
+        if segment.effects.impure:
+            jax.block_until_ready(results)
+            jax.effects_barrier()  # what it prints comes before what later segments print
+        return results
+
+    def run(
+        self, state: State, inputs: dict[Any, jax.Array], seed: jax.Array | None
+    ) -> dict[Any, jax.Array]:
+        """Run the program once. `state` is changed; it is lost if the run fails.
+
+        Args:
+            inputs: data of the host-to-device streams, (replicas * transfers, *shape).
+
+        Returns:
+            Data of the device-to-host streams, likewise.
+
+        Raises:
+            poplar_application_runtime_error: an op found a value that breaks its rule.
+        """
+        shared = self._globals(inputs, seed)
+        walker = Walker(
+            self._call, self._number, jnp.copy, state.entries, shared, Ahead(self._ahead())
         )
+        main = self.schedule.main
+        given = [state.variables.pop(v) for v in self.variables]
+        kept = dict(enumerate(given))
+        for i in main.changed:
+            del kept[i]
+        slots = walker.routine(main, given)
+        state.variables.update((self.variables[i], array) for i, array in kept.items())
+        state.variables.update((self.variables[i], slots[s]) for i, s in main.changed.items())
+        if shared.fault is not None:
+            self._check_faults(shared.fault)
+        return {s: shared.streams[s] for s in self.d2h}
 
-    @property
-    def result_specs(self) -> tuple[Any, ...]:
-        """`ShapeDtypeStruct`s with shardings: changed state, outputs, number of the op that broke
-        its rule on each replica, or 0; None if the program does not report."""
-        r, t = self.ir.replication_factor, self.ir.num_host_transfers
-        changed = self._state_specs(True)
-        outputs = {
-            s.tensor_id: _spec((r, t, *s.shape), s.dtype, per_replica(self.mesh)) for s in self.d2h
+    def _ahead(self) -> int:
+        return _AHEAD.get(self.platform, _AHEAD_ELSEWHERE)
+
+    def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
+        replicas, own = self.ir.replication_factor, per_replica(self.mesh)
+
+        def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
+            return put(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
+
+        sinks = {
+            s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax()) for s in self.d2h
         }
-        report = _spec((r,), dtypes.int32, per_replica(self.mesh)) if self.reports else None
-        return changed, outputs, report
+        positions = {s: zeros((), np.int32) for s in (*self.h2d, *self.d2h)}
+        fault = zeros((), np.int32) if self.facts.checks else None
+        return Globals({**inputs, **sinks}, positions, self._constants, fault, seed)
 
-    def check_faults(self, faults: Any) -> None:
-        """Raise poplar_application_runtime_error if a run has found that an op broke its rule."""
-        for replica, number in enumerate(fetch(faults) if self.checked else []):
+    def _check_faults(self, faults: jax.Array) -> None:
+        for replica, number in enumerate(fetch(faults)):
             if number:
                 op = self.checked[int(number) - 1]
                 assert op.defn.check is not None
@@ -190,46 +215,3 @@ class Program:
                     f"graph {op.graph.id!r}, replica {replica}: `{op}` ({op.location}): "
                     f"{op.defn.check.rule}"
                 )
-
-    # ---- compiling ------------------------------------------------------------------------------
-    def lower(self, target: str | None = None) -> Any:
-        """Trace and lower: a `jax.stages.Lowered`.
-
-        Args:
-            target: platform to lower for ("cpu", "cuda", "tpu"); default: that of the mesh.
-        """
-        split, whole = PartitionSpec(AXIS), PartitionSpec()
-        mapped = jax.shard_map(
-            self.function,
-            mesh=self.mesh,
-            in_specs=(split, split, whole, split, whole, whole),
-            out_specs=split,
-            check_vma=False,
-        )
-
-        def popxl_program(*args: Any) -> Any:
-            return mapped(*args)
-
-        # Unused arguments are kept, so that the executable's arguments are exactly the program's.
-        jitted = jax.jit(popxl_program, donate_argnums=(0,), keep_unused=True)
-        with tracing_for(target or self.platform):
-            traced = jitted.trace(*self.argument_specs)
-        return traced.lower(lowering_platforms=None if target is None else (target,))
-
-    def compile(self) -> Any:
-        """Lower and compile: a `jax.stages.Compiled`."""
-        statistics.compiles += 1
-        return compile_lowered(self.lower(), self.platform)
-
-    @property
-    def switches(self) -> dict[str, Any]:
-        return switches(self.platform)
-
-
-def is_argument(constant: Constant) -> bool:
-    """Whether a constant is passed as an argument, and not written into the program."""
-    return constant._data.nbytes > _INLINE_BYTES
-
-
-def _spec(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(shape), dtype.as_jax(), sharding=sharding)

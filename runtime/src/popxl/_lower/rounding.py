@@ -8,9 +8,11 @@ that replicas take differently leave them at the same number afterwards.
 
 from __future__ import annotations
 
+from operator import add, mul
 from typing import TYPE_CHECKING
 
 from popxl import dtypes
+from popxl._core.regions import combine
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -26,11 +28,9 @@ def is_rounded(op: Op) -> bool:
 
 def count_updates(graph: Graph) -> int:
     """Numbers that one execution of `graph` takes, those of graphs it calls included."""
-    return sum(map(_count, graph._ops))
+    return sum(map(count_updates_of, graph._ops))
 
 
-def _count(op: Op) -> int:
-    if is_rounded(op):
-        return 1
-    called = [count_updates(graph) for graph in op.called_graphs()]
-    return op.attrs.get("count", 1) * max(called, default=0)
+def count_updates_of(op: Op) -> int:
+    """Numbers that one execution of `op` takes."""
+    return 1 if is_rounded(op) else combine(op, count_updates, 0, add, mul, max)

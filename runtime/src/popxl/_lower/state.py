@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class LoopState:
-    """The buffers that the graphs write, the streams they use, what their checks found, and the
-    number that their loops leave, as one pytree.
-
-    Attributes:
-        reads, writes: buffers that the graphs read, and write.
+    """The streams that the graphs use, and what their checks found, as one pytree.
 
     Args:
         graphs: of which one runs in each iteration.
@@ -33,8 +29,6 @@ class LoopState:
         for graph in graphs:
             effects.add(graph_effects(graph))
         self._machine = machine
-        self.writes = list(effects.writes)
-        self.reads = list(effects.reads)
         self._stores = list(effects.stores)
         self._streams = [*effects.loads, *effects.stores]
         self._checks = not machine.checks.keys().isdisjoint(effects.checks)
@@ -45,11 +39,9 @@ class LoopState:
         """The state now."""
         m = self._machine
         return (
-            [m.buffers[b] for b in self.writes],
             [m.streams[s] for s in self._stores],
             [jnp.asarray(m.positions[s], jnp.int32) for s in self._streams],
             [jnp.asarray(m.fault, jnp.int32)] if self._checks else [],
-            m.loops.number,
         )
 
     def leave(self, saved: Any) -> None:
@@ -59,8 +51,7 @@ class LoopState:
 
     def _restore(self, saved: Any) -> None:
         m = self._machine
-        buffers, stores, positions, fault, m.loops.number = saved
-        m.buffers.update(zip(self.writes, buffers, strict=True))
+        stores, positions, fault = saved
         m.streams.update(zip(self._stores, stores, strict=True))
         m.positions.update(zip(self._streams, positions, strict=True))
         if self._checks:
@@ -70,8 +61,7 @@ class LoopState:
     def entered(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
         """Run a body on the state `saved`; afterwards the state is as before."""
         m = self._machine
-        kept = dict(m.buffers), dict(m.streams), dict(m.positions), m.fault
-        number = m.loops.number
+        kept = dict(m.streams), dict(m.positions), m.fault
         self._restore(saved)
         if self._step:
             at = jnp.asarray(iteration).astype(jnp.uint32)
@@ -79,6 +69,5 @@ class LoopState:
         try:
             yield
         finally:
-            m.buffers, m.streams, m.positions, m.fault = kept
-            m.loops.number = number
+            m.streams, m.positions, m.fault = kept
             m.updates = self._updates

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import add, or_
 from typing import TYPE_CHECKING
 
+from popxl._core.regions import combine
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
@@ -19,13 +21,12 @@ def count_transfers(graph: Graph) -> Counter[Stream]:
     for op in graph._ops:
         if "stream" in op.attrs:
             total[op.attrs["stream"]] += 1
-        elif "then" in op.attrs:
-            total += count_transfers(op.attrs["then"]) | count_transfers(op.attrs["otherwise"])
-        elif "graph" in op.attrs:
-            times = op.attrs.get("count", 1)
-            inner = count_transfers(op.attrs["graph"])
-            total.update({s: n * times for s, n in inner.items()})
+        total += combine(op, count_transfers, Counter(), add, _times, or_)
     return total
+
+
+def _times(amount: Counter[Stream], count: int) -> Counter[Stream]:
+    return Counter({stream: n * count for stream, n in amount.items()})
 
 
 def check_transfers(ir: Ir) -> None:

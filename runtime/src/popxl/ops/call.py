@@ -9,6 +9,7 @@ from popxl import context
 from popxl._core.aliases import modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
+from popxl._core.regions import Region
 from popxl._core.text import spec_text
 from popxl.errors import SpecError
 from popxl.graph import Graph
@@ -39,6 +40,13 @@ def _execute(frame: Frame, op: Op) -> None:
         frame.write(op.inputs[i], inner.read(graph._inputs[i]))
 
 
+def regions_of_call(op: Op) -> list[Region]:
+    """What a call or a repeat runs."""
+    graph, carried = op.attrs["graph"], op.attrs.get("carried", 0)
+    ins, outs = range(len(graph._inputs)), range(len(graph._outputs))
+    return [Region(graph, tuple(ins), tuple(outs), carried, op.attrs.get("count", 1))]
+
+
 def _call_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | None]:
     return ctx.call_grad(op, grads)
 
@@ -49,6 +57,7 @@ CALL = define(
     infer=outputs_as_called,
     grad=_call_grad,
     modifies=modified_by_reference,
+    regions=regions_of_call,
 )
 
 

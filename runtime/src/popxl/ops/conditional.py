@@ -12,6 +12,7 @@ from popxl import context, dtypes
 from popxl._core.aliases import modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
+from popxl._core.regions import Region
 from popxl._lower.state import LoopState
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo, gather_inputs
@@ -55,7 +56,7 @@ def _modified(op: Op) -> set[int]:
 def _execute(frame: Frame, op: Op) -> None:
     """`lax.cond` between two graphs, with the state that either changes."""
     graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
-    state, loops = LoopState(frame.machine, list(graphs.values())), frame.machine.loops
+    state = LoopState(frame.machine, list(graphs.values()))
     changed = list(dict.fromkeys(op.inputs[i] for i in sorted(op.modified_inputs())))
 
     def branch(then: bool) -> Any:
@@ -68,13 +69,11 @@ def _execute(frame: Frame, op: Op) -> None:
                     if inputs[i] in op.modified_inputs():
                         result[op.inputs[inputs[i]]] = inner.read(t)
                 outs = [inner.read(t) for t in graph._outputs]
-                loops.number = loops.passed(backwards=not then)
                 return outs, [result[t] for t in changed], state.snapshot()
 
         return run
 
     values = [frame.read(t) for t in op.inputs]
-    loops.will_change(map(frame.read, changed), state.writes)
     outs, new, saved = lax.cond(
         values[0].reshape(()).astype(bool),
         branch(True),
@@ -84,17 +83,25 @@ def _execute(frame: Frame, op: Op) -> None:
         [frame.read(t) for t in changed],
     )
     state.leave(saved)
-    loops.left(loops.number, values, state.reads, new)
     frame.values.update(zip(op.outputs, outs, strict=True))
     for t, value in zip(changed, new, strict=True):
         frame.write(t, value)
+
+
+def _regions(op: Op) -> list[Region]:
+    graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
+    return [
+        Region(g, tuple(_branch_inputs(op, then)), tuple(range(len(g._outputs))), kind="branch")
+        for then, g in graphs.items()
+    ]
 
 
 def _grad(ctx: Any, op: Op, *grads: Tensor | None) -> Any:
     return ctx.branch_grad(op, grads)
 
 
-CONDITIONAL = define("conditional", execute=_execute, infer=_infer, grad=_grad, modifies=_modified)
+CONDITIONAL = define("conditional", execute=_execute, infer=_infer, grad=_grad, modifies=_modified,
+                     regions=_regions)  # fmt: skip
 
 
 class ConditionalSiteInfo(CallSiteInfo):

@@ -35,7 +35,7 @@ def _layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return _standardise(x, (-1,), eps) * weight + bias
 
 
-_LAYER_NORM = define("layer_norm", floats(_layer_norm))
+_LAYER_NORM = define("layer_norm", floats(_layer_norm), tags=("reduction",))
 
 
 def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

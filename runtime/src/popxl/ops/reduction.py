@@ -47,7 +47,7 @@ def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_spread(op, dy)]
 
 
-_SUM = define("sum", _reduction(sum_over), grad=_sum_grad)
+_SUM = define("sum", _reduction(sum_over), grad=_sum_grad, tags=("reduction",))
 
 
 def sum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -67,7 +67,7 @@ def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_spread(op, dy * (y.nelms / x.nelms))]
 
 
-_MEAN = define("mean", floats(mean_over), grad=_mean_grad)
+_MEAN = define("mean", floats(mean_over), grad=_mean_grad, tags=("reduction",))
 
 
 def mean(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -77,8 +77,7 @@ def mean(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 _SUMSQUARE = define(
     "sumsquare",
-    _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
-)
+    _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)), tags=("reduction",))
 
 
 def sumsquare(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -154,7 +153,7 @@ def prod(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 # ---- extremes -----------------------------------------------------------------------------------
-_MAX = define("max", _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)))
+_MAX = define("max", _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)), tags=("reduction",))
 
 
 def max(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -162,7 +161,7 @@ def max(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce(_MAX, t, axis, keepdims)
 
 
-_MIN = define("min", _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)))
+_MIN = define("min", _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)), tags=("reduction",))
 
 
 def min(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:

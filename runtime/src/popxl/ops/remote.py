@@ -17,39 +17,25 @@ if TYPE_CHECKING:
     from popxl._lower.machine import Frame
 
 
-def _offset(frame: Frame, op: Op, position: int) -> Any:
-    """The entry index: an input at `position`, or the attribute."""
-    if op.attrs["offset"] is not None:
-        return op.attrs["offset"]
-    return frame.read(op.inputs[position]).reshape(())
-
-
 def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:
     return [TensorSpec(buffer.tensor_shape, buffer.tensor_dtype, buffer.meta_shape)]
 
 
-def _execute_load(frame: Frame, op: Op) -> None:
-    """`lax.dynamic_index_in_dim` of an array in host memory, moved to the device."""
-    at = _offset(frame, op, 0 if op.inplace is None else 1)
-    frame.define(op, frame.machine.load(op.attrs["buffer"], at))
+def _by_the_host(frame: Frame, op: Op) -> None:
+    """Transfers are steps of the host's schedule; no device runs them."""
+    raise AssertionError(f"{op} is in a segment")
 
 
-def _execute_store(frame: Frame, op: Op) -> None:
-    """`lax.dynamic_update_index_in_dim` of an array in host memory, in place."""
-    value = frame.read(op.inputs[0])
-    frame.machine.store(op.attrs["buffer"], _offset(frame, op, 1), value)
-
-
-_LOAD = define(
+REMOTE_LOAD = define(
     "remote_load",
-    execute=_execute_load,
+    execute=_by_the_host,
     infer=_spec_of,
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(reads={op.attrs["buffer"]: None}),
 )
-_STORE = define(
+REMOTE_STORE = define(
     "remote_store",
-    execute=_execute_store,
+    execute=_by_the_host,
     infer=lambda *specs, **_: [],
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(writes={op.attrs["buffer"]: None}, reads={op.attrs["buffer"]: None}),
@@ -90,14 +76,14 @@ def remote_load(
         ValueError: the offset is out of range.
     """
     tensors, attrs = _check(remote_buffer, offset)
-    return emit(_LOAD, tensors, attrs, names=[name])[0]
+    return emit(REMOTE_LOAD, tensors, attrs, names=[name])[0]
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
     """As `remote_load`, overwriting `t`, which must have the entries' shape and dtype."""
     remote_buffer.validate_tensor_matches_buffer(t)
     tensors, attrs = _check(remote_buffer, offset)
-    return emit(_LOAD, [t, *tensors], attrs, inplace=0)[0]
+    return emit(REMOTE_LOAD, [t, *tensors], attrs, inplace=0)[0]
 
 
 def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> None:
@@ -108,7 +94,7 @@ def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -
     """
     remote_buffer.validate_tensor_matches_buffer(t)
     tensors, attrs = _check(remote_buffer, offset)
-    emit(_STORE, [t, *tensors], attrs)
+    emit(REMOTE_STORE, [t, *tensors], attrs)
 
 
 def multiply_tuple(tup: tuple[int, ...]) -> int:

@@ -22,6 +22,7 @@ from popxl.ops.call import (
     modified_by_reference,
     output_names,
     outputs_as_called,
+    regions_of_call,
 )
 from popxl.tensor import Tensor
 
@@ -35,7 +36,7 @@ def _execute(frame: Frame, op: Op) -> None:
     carried = op.attrs["carried"]
     changed = sorted(i for i in op.modified_inputs() if i >= carried)
     start = [frame.read(t) for t in op.inputs]
-    state, loops = LoopState(frame.machine, [graph], count), frame.machine.loops
+    state = LoopState(frame.machine, [graph], count)
 
     def iteration(at: Any, carry: Any) -> Any:
         firsts, by_ref, _, saved = carry
@@ -47,17 +48,13 @@ def _execute(frame: Frame, op: Op) -> None:
             inner = frame.machine.run(graph, values)
             outs = [inner.read(t) for t in graph._outputs]
             refs = [inner.read(graph._inputs[i]) for i in changed]
-            loops.number = loops.passed()
             return outs[:carried], refs, outs[carried:], state.snapshot()
 
     extra = [jnp.zeros(t.shape, t.dtype.as_jax()) for t in graph._outputs[carried:]]
     carry: Any = (start[:carried], [start[i] for i in changed], extra, state.snapshot())
-    loops.will_change([*start[:carried], *(start[i] for i in changed)], state.writes)
-    trips = frame.machine.trips(count)
-    carry = iteration(0, carry) if trips is None else lax.fori_loop(0, trips, iteration, carry)
+    carry = iteration(0, carry) if count == 1 else lax.fori_loop(0, count, iteration, carry)
     firsts, by_ref, extra, saved = carry
     state.leave(saved)
-    loops.left(loops.number, start, state.reads, [*by_ref, *firsts])
     frame.values.update(zip(op.outputs, [*firsts, *extra], strict=True))
     for i, value in zip(changed, by_ref, strict=True):
         frame.write(op.inputs[i], value)
@@ -77,6 +74,7 @@ REPEAT = define(
     infer=outputs_as_called,
     grad=_repeat_grad,
     modifies=modified_by_reference,
+    regions=regions_of_call,
 )
 
 

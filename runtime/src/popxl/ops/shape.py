@@ -31,8 +31,7 @@ _RESHAPE = define(
     "reshape",
     lambda x, shape: x.reshape(shape),
     grad=_reshape_grad,
-    view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),),
-)
+    view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),), tags=("movement",))
 
 
 def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
@@ -105,8 +104,7 @@ def _broadcast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 _BROADCAST_TO = define(
-    "broadcast_to", lambda x, shape: jnp.broadcast_to(x, shape), grad=_broadcast_grad
-)
+    "broadcast_to", lambda x, shape: jnp.broadcast_to(x, shape), grad=_broadcast_grad, tags=("movement",))
 
 
 def broadcast_to(t: Tensor, shape: Sequence[int]) -> Tensor:
@@ -129,8 +127,7 @@ _TRANSPOSE = define(
     "transpose",
     lambda x, permutation: jnp.transpose(x, permutation),
     grad=_transpose_grad,
-    view_write=lambda inputs, value, permutation: (jnp.transpose(value, _inverse(permutation)),),
-)
+    view_write=lambda inputs, value, permutation: (jnp.transpose(value, _inverse(permutation)),), tags=("movement",))
 
 
 def _permutation(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
@@ -181,8 +178,7 @@ _CONCAT = define(
     lambda *xs, axis: lax.concatenate(xs, axis),
     grad=_concat_grad,
     dtypes="same",
-    view_write=lambda inputs, value, axis: _parts(value, [x.shape[axis] for x in inputs], axis),
-)
+    view_write=lambda inputs, value, axis: _parts(value, [x.shape[axis] for x in inputs], axis), tags=("movement",))
 
 
 def _concat(ts: Iterable[Tensor], axis: int, view: bool) -> Tensor:
@@ -212,7 +208,7 @@ def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
     return [ops.concat(known, op.attrs["axis"])]
 
 
-_SPLIT = define("split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad)
+_SPLIT = define("split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad, tags=("movement",))
 
 
 def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:

@@ -76,7 +76,7 @@ def _slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [emit(_SLICE_GRAD, [dy], attrs)[0]]
 
 
-_SLICE = define("slice", _read, grad=_slice_grad, view_write=_write)
+_SLICE = define("slice", _read, grad=_slice_grad, view_write=_write, tags=("movement",))
 
 
 # ---- arguments ----------------------------------------------------------------------------------

@@ -7,14 +7,14 @@
     plan.device, plan.host, plan.flops  # of one run
     plan.parts                          # by label
 
-The plan is computed from the program's graphs: `trace` writes them as the values and nodes that
-XLA gets, `merge` and `prune` leave out what is there twice or for nothing, `tally` adds up what is
-done. For memory, `hoist` moves what loops compute in advance, `fusion` says which values are in
-memory, `order` in which order they are made, and `liveness` how many there are at a time.
+A plan walks the schedule that a session would run, with sizes in place of arrays (`walk`). What a
+segment does is read off the function that XLA would compile (`work`), and so is the memory that it
+takes beside its arguments and results, as long as XLA has not compiled it (`estimate`).
 """
 
 from popxl.context import part as part
 from popxl.plan.memory import device_memory as device_memory
+from popxl.plan.plan import memory_use as memory_use
 from popxl.plan.plan import plan_of as plan_of
 from popxl.plan.plan import storage_of as storage_of
 from popxl.plan.records import Collective as Collective

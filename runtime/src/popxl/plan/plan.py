@@ -3,64 +3,89 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from popxl._core.effects import program_effects
-from popxl._lower.layout import Layout
-from popxl._lower.program import is_argument
+from popxl._lower.build import build_schedule
+from popxl._lower.program import Program, facts_of_program
+from popxl._lower.schedule import Schedule
+from popxl._lower.segment import Segment, is_argument
 from popxl.ir import Ir
-from popxl.plan.hoist import hoist
-from popxl.plan.liveness import peaks
-from popxl.plan.merge import merge
-from popxl.plan.prune import prune
-from popxl.plan.records import Plan, Storage
-from popxl.plan.tally import Tally
-from popxl.plan.trace import trace
+from popxl.plan.records import MemoryUse, Plan, Storage
+from popxl.plan.walk import Walk
+from popxl.plan.work import work_of
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
 
 
-def plan_of(ir: Ir, tiled: bool = False) -> Plan:
+def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
     """What a run of the program of `ir` needs and does.
 
-    It needs no devices and allocates neither weights nor state. Memory of intermediate values is
-    found from when each is made and last read, in the order in which XLA runs kernels, and from
-    which of them XLA computes where they are used (`popxl.plan.fusion`, `popxl.plan.order`).
+    It needs no devices and allocates neither weights nor state. Sums of operations and traffic are
+    exact; memory that XLA takes inside a segment is estimated (`popxl.plan.estimate`), everything
+    else that is live on a device follows from the schedule.
 
     Args:
-        tiled: count remote buffers as they are stored on TPU, in whole tiles.
+        platform: that the program is traced for: "cpu", "gpu" or "tpu".
 
     Example:
         >>> plan = popxl.plan.plan_of(ir)
         >>> print(plan.host, plan.device, plan.flops)
     """
-    program = trace(ir)
-    merge(program)
-    prune(program)
-    tally = Tally()
-    tally.add(program)
-    hoist(program)
-    live = peaks(program)
-    stored = storage_of(ir, tiled)
+    schedule = build_schedule(ir)
+    facts = facts_of_program(ir, platform)
+    for segment in schedule.segments:
+        segment.facts = facts
+    works = {segment: work_of(segment) for segment in schedule.segments}
+    walk = Walk(works, lambda segment: works[segment].temporaries)
+    temporaries = walk.run(schedule, ir)
+    stored = storage_of(ir)
     return Plan(
         replicas=ir.replication_factor,
-        parts=tally.parts(live.parts),
+        parts=walk.parts(),
         variables=stored.variables,
         streams=stored.streams,
-        temporaries=live.total,
+        temporaries=temporaries,
         remote=stored.remote,
     )
 
 
-def storage_of(ir: Ir, tiled: bool = False) -> Storage:
+def memory_use(program: Program) -> MemoryUse:
+    """What a compiled program keeps in memory on one replica, with XLA's account of what each
+    segment takes beside its arguments and results."""
+    analyses: dict[int, int] = {}
+
+    def temporaries(segment: Segment) -> int:
+        executable = program.executables[segment]
+        if id(executable) not in analyses:
+            analyses[id(executable)] = executable.memory_analysis().temp_size_in_bytes
+        return analyses[id(executable)]
+
+    stored = storage_of(program.ir)
+    return MemoryUse(
+        variables=stored.variables,
+        streams=stored.streams,
+        temporaries=_peak(program.schedule, temporaries, program.ir),
+        remote=stored.remote,
+    )
+
+
+def _peak(schedule: Schedule, temporaries: Callable[[Segment], int], ir: Ir) -> int:
+    return Walk({}, temporaries).run(schedule, ir)
+
+
+def storage_of(ir: Ir) -> Storage:
     """What the program of `ir` stores as long as it is there: the quick part of `plan_of`."""
     effects = program_effects(ir)
     on_device = [v for v in ir.main_graph.variables if v._remote is None]
     constants = [c for graph in ir._graphs for c in graph.constants if is_argument(c)]
+    buffers = list(_buffers(ir))
+    resident = sum(_entry(b) * min(b.resident, b.entries) for b in buffers)
     return Storage(
-        variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants)),
+        variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants))
+        + resident,
         streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
-        remote=sum(_stored(b, Layout(tiled)) for b in _buffers(ir)),
+        remote=sum(_entry(b) * b.entries for b in buffers) - resident,
     )
 
 
@@ -71,9 +96,8 @@ def _buffers(ir: Ir) -> Iterable[RemoteBuffer]:
     return (b for b in ir._buffers if b in used or b._variables)
 
 
-def _stored(buffer: RemoteBuffer, layout: Layout) -> int:
-    shape = layout.stored_shape(buffer)
-    return buffer.entries * _bytes(shape, buffer.tensor_dtype.itemsize)
+def _entry(buffer: RemoteBuffer) -> int:
+    return _bytes(buffer.tensor_shape, buffer.tensor_dtype.itemsize)
 
 
 def _stream_bytes(streams: Iterable[Stream]) -> int:

@@ -1,23 +1,27 @@
 """Transforms of graphs."""
 
+from popxl.transforms.apart import compile_apart as compile_apart
 from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection
 from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnectionType
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
 from popxl.transforms.autodiff import autodiff as autodiff
 from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
 from popxl.transforms.gradients import is_observed as is_observed
-from popxl.transforms.holding import hold_activations as hold_activations
 from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
 from popxl.transforms.merge_exchange import merge_exchange as merge_exchange
+from popxl.transforms.saveable import products_saveable as products_saveable
+from popxl.transforms.saveable import saving as saving
 
 __all__ = [
     "ExpectedConnection",
     "ExpectedConnectionType",
     "GradGraphInfo",
     "autodiff",
+    "compile_apart",
     "decompose_sum",
-    "hold_activations",
     "io_tile_exchange",
     "is_observed",
     "merge_exchange",
+    "products_saveable",
+    "saving",
 ]

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from popxl import context
-from popxl._core.op import Op
+from popxl._core.op import Op, emit
 from popxl._core.verify import verify_if_asked
 from popxl.errors import popart_exception
 from popxl.graph import Graph
@@ -21,6 +21,7 @@ from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.flow import branch_grad, loop_grad
 from popxl.transforms.gradients import generic_grad, is_observed, rule_of, total, view_write_grad
+from popxl.transforms.saveable import may_save
 from popxl.transforms.values import Step, Value, Values, dependents
 
 
@@ -268,11 +269,25 @@ class GradContext:
             with self._graph:
                 return self._known.setdefault(t, constant(t._data, t.dtype, t.name))
         kept = self._values.preserved(t, None if self._step is None else self._step.op)
+        if kept not in self._known and kept is t:
+            self._compute_again(t)
         if kept not in self._known:
             name = f"fwd_{kept.name}"
             self._known[kept] = self._graph._add_input(kept.spec, name)
             self.expected.append(ExpectedConnection._make(kept, ExpectedConnectionType.Fwd))
         return self._known[kept]
+
+    def _compute_again(self, t: Tensor) -> None:
+        """Compute `t` in the gradient graph, if it is not to be an input of it (see `saving`)."""
+        op = t._producer
+        if op is None or op.defn.lower is None or op.inplace is not None or may_save(op):
+            return
+        if any(self._values.preserved(i, op) is not i for i in op.inputs):
+            return
+        inputs = [self.fwd(i) for i in op.inputs]
+        with self._graph:
+            names = [f"fwd_{out.name}" for out in op.outputs]
+            self._known.update(zip(op.outputs, emit(op.defn, inputs, op.attrs, names=names), strict=True))
 
     def call_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient of a call: a call of the gradient graph of the called graph."""
@@ -289,8 +304,6 @@ class GradContext:
             else:
                 g = grads[called._outputs.index(t)]
                 inputs.append(init(t.shape, t.dtype) if g is None else g)
-        from popxl._core.op import emit
-
         outs = emit(CALL, inputs, {"graph": info.graph})
         result: list[Tensor | None] = [None] * len(op.inputs)
         for connection, g in zip(info.expected_outputs, outs, strict=True):

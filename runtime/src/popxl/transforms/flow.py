@@ -17,6 +17,7 @@ from jax import lax
 from popxl._core.effects import op_effects
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
+from popxl._core.regions import Region
 from popxl.errors import popart_exception
 from popxl.graph import Graph
 from popxl.ops.placement import init
@@ -103,50 +104,58 @@ def _execute_loop(frame: Frame, op: Op) -> None:
     start, given = values[: len(body._inputs)], values[len(body._inputs) :]
     constant = dict(zip(body._inputs[carried:], start[carried:], strict=True))
     kept = [t for t in feed if isinstance(t, Tensor) and t not in constant]
-    loops = frame.machine.loops
 
-    def forward(carry: Any, _: Any) -> Any:
-        firsts, number = carry
-        with loops.entered(number):
-            inner = frame.machine.run(body, [*firsts, *start[carried:]])
-            outs = [inner.read(t) for t in body._outputs[:carried]]
-            return (outs, loops.passed()), [inner.read(t) for t in kept]
+    def forward(firsts: Any, _: Any) -> Any:
+        inner = frame.machine.run(body, [*firsts, *start[carried:]])
+        outs = [inner.read(t) for t in body._outputs[:carried]]
+        return outs, [inner.read(t) for t in kept]
 
     def combined(i: int, total: Any, new: Any) -> Any:
         return jnp.maximum(total, new) if i in op.attrs["maxima"] else total + new
 
     def backward(carry: Any, saved: Any) -> Any:
-        grads, totals, number = carry
+        grads, totals = carry
         at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
-        with loops.entered(number):
-            found = _backward(
-                frame, op.attrs["backward"], feed, op.attrs["targets"], at_hand.__getitem__, grads
-            )
-            number = loops.passed()
+        found = _backward(
+            frame, op.attrs["backward"], feed, op.attrs["targets"], at_hand.__getitem__, grads
+        )
         # An output that is not carried counts in the last iteration alone, which runs first here.
         passed = {
             i: found[i] if i < carried and i in found else jnp.zeros_like(g)
             for i, g in grads.items()
         }
         sums = {i: combined(i, total, found[i]) for i, total in totals.items() if i in found}
-        return (passed, sums, number), None
+        return (passed, sums), None
 
-    (_, number), saved = lax.scan(forward, (start[:carried], loops.number), None, length=count)
+    _, saved = lax.scan(forward, start[:carried], None, length=count)
     totals = {i: jnp.zeros_like(start[i]) for i in op.attrs["targets"] if i is not None}
     first = (
         dict(zip(provided, given, strict=True)),
         {i: total for i, total in totals.items() if i >= carried},
-        number,
     )
-    (grads, totals, number), _ = lax.scan(backward, first, saved, length=count, reverse=True)
-    loops.left(number, values)
+    (grads, totals), _ = lax.scan(backward, first, saved, length=count, reverse=True)
     everything = {**totals, **{i: g for i, g in grads.items() if i < carried}}
     frame.define(
         op, [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wanted]
     )
 
 
-REPEAT_GRAD = define("repeat_grad", execute=_execute_loop, infer=_like_inputs, grad=_SECOND)
+def _regions_of_loop(op: Op) -> list[Region]:
+    graphs = (op.attrs["forward"], op.attrs["backward"])
+    return [_derivative(graph, op.attrs["count"]) for graph in graphs]
+
+
+def _derivative(graph: Graph, count: int = 1) -> Region:
+    return Region(graph, (None,) * len(graph._inputs), count=count, kind="derivative")
+
+
+REPEAT_GRAD = define(
+    "repeat_grad",
+    execute=_execute_loop,
+    infer=_like_inputs,
+    grad=_SECOND,
+    regions=_regions_of_loop,
+)
 
 
 def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -196,36 +205,40 @@ def _execute_branch(frame: Frame, op: Op) -> None:
     count = 1 + sum(len(g._inputs) for g in op.attrs["branches"])
     wanted = op.attrs["wanted"]
     given = dict(zip(op.attrs["given"], values[count:], strict=True))
-    loops = frame.machine.loops
 
     def branch(k: int) -> Any:
         graph, first = op.attrs["branches"][k], 1 + k * len(op.attrs["branches"][0]._inputs)
 
-        def run(values: Any, given: Any, number: Any) -> Any:
+        def run(values: Any, given: Any) -> Any:
             found: dict[int, Any] = {}
             if op.attrs["backward"][k] is not None:
-                with loops.entered(number):
-                    inner = frame.machine.run(graph, values[first : first + len(graph._inputs)])
-                    found = _backward(
-                        frame, op.attrs["backward"][k], op.attrs["feed"][k],
-                        op.attrs["targets"][k], inner.read, given,
-                    )  # fmt: skip
-                    number = loops.passed(backwards=k == 1)
+                inner = frame.machine.run(graph, values[first : first + len(graph._inputs)])
+                found = _backward(
+                    frame, op.attrs["backward"][k], op.attrs["feed"][k],
+                    op.attrs["targets"][k], inner.read, given,
+                )  # fmt: skip
             return [
                 found[i - first] if i - first in found else jnp.zeros_like(values[i])
                 for i in wanted
-            ], number
+            ]
 
         return run
 
     taken = values[0].reshape(()).astype(bool)
-    outs, number = lax.cond(taken, branch(0), branch(1), values[:count], given, loops.number)
-    loops.left(number, values)
-    frame.define(op, outs)
+    frame.define(op, lax.cond(taken, branch(0), branch(1), values[:count], given))
+
+
+def _regions_of_branch(op: Op) -> list[Region]:
+    graphs = (*op.attrs["branches"], *op.attrs["backward"])
+    return [_derivative(graph) for graph in graphs if graph is not None]
 
 
 CONDITIONAL_GRAD = define(
-    "conditional_grad", execute=_execute_branch, infer=_like_inputs, grad=_SECOND
+    "conditional_grad",
+    execute=_execute_branch,
+    infer=_like_inputs,
+    grad=_SECOND,
+    regions=_regions_of_branch,
 )
 
 

@@ -78,6 +78,11 @@ def replicated_all_reduce_(
     return emit(ALL_REDUCE, [t], attrs, inplace=0)[0]
 
 
+def _alone(op: Op) -> bool:
+    """Whether a group of one replica leaves its value as it is."""
+    return op.attrs["group"].group_size == 1 and op.outputs[0].shape == op.inputs[0].shape
+
+
 # ---- all-gather ---------------------------------------------------------------------------------
 def _lower_gather(
     x: jax.Array, group: ReplicaGrouping, axis: int, shape: str, meta_shape: tuple[int, ...]
@@ -116,6 +121,7 @@ ALL_GATHER = define(
     infer=_infer_gather,
     grad=_gather_grad,
     tags=("collective", "all_gather"),
+    same=_alone,
 )
 
 

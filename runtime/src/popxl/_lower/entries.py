@@ -1,0 +1,116 @@
+"""Remote buffers while a session is attached: one array for each entry.
+
+An entry lives in the host's memory, or stays in the device's if its buffer says so (`resident`). On
+CPU both are the same, and a load is no copy. An entry that nothing was stored to is zeros, which
+are made when it is first loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from popxl._lower.devices import global_shape, per_replica
+from popxl._lower.hostdata import put, put_parts
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from popxl.remote_buffer import RemoteBuffer
+
+Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
+
+
+class Entries:
+    """The entries of one buffer, each an array of all replicas' parts (see `global_shape`).
+
+    Attributes:
+        stored: the entries that the program has stored to since `stored` was last cleared.
+    """
+
+    def __init__(self, buffer: RemoteBuffer, mesh: Mesh) -> None:
+        self.buffer, self.stored = buffer, set[int]()
+        self._device = per_replica(mesh)
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        self._host = self._device if on_cpu else per_replica(mesh, host=True)
+        self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
+        self._rows = self._shape[0] // mesh.devices.size
+        self._arrays: dict[int, jax.Array] = {}
+
+    def __len__(self) -> int:
+        return self.buffer.entries
+
+    def _sharding(self, index: int) -> jax.sharding.NamedSharding:
+        return self._device if index < self.buffer.resident else self._host
+
+    # ---- from the schedule ----------------------------------------------------------------------
+    def load(self, index: Index, gives: bool = False, copies: bool = False) -> jax.Array:
+        """The entry on the device.
+
+        Args:
+            gives: the entry is left without a value, and the result may be donated.
+            copies: the result shares no memory with the entry.
+        """
+        if isinstance(index, tuple):
+            return self._load_each(index)
+        array = self.array(index)
+        if gives:
+            del self._arrays[index]
+        moved = jax.device_put(array, self._device)
+        shared = array.sharding.memory_kind == self._device.memory_kind
+        return jax.numpy.copy(moved) if copies and shared else moved
+
+    def store(self, index: Index, value: jax.Array) -> None:
+        """Replace the entry."""
+        if isinstance(index, tuple):
+            self._store_each(index, value)
+            return
+        self._check(index)
+        self._arrays[index] = jax.device_put(value, self._sharding(index))
+        self.stored.add(index)
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"the program uses entry {index} of {self.buffer!r}, which has {len(self)} entries"
+            )
+
+    # ---- entries that differ between replicas ---------------------------------------------------
+    def _load_each(self, indices: Sequence[int]) -> jax.Array:
+        whole = {i: jax.device_put(self.array(i), self._device) for i in set(indices)}
+        shards = {i: self._shards(array) for i, array in whole.items()}
+        parts = [shards[i][r] for r, i in enumerate(indices) if r in shards[i]]
+        made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
+        return jax.numpy.copy(made)
+
+    def _store_each(self, indices: Sequence[int], value: jax.Array) -> None:
+        new = self._shards(value)
+        for index in set(indices):
+            self._check(index)
+            old = self._shards(jax.device_put(self.array(index), self._device))
+            parts = [new[r] if indices[r] == index else old[r] for r in sorted(old)]
+            made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
+            self._arrays[index] = jax.device_put(jax.numpy.copy(made), self._sharding(index))
+            self.stored.add(index)
+
+    # ---- from the session -----------------------------------------------------------------------
+    def array(self, index: int) -> jax.Array:
+        """The entry where it is stored."""
+        self._check(index)
+        if index not in self._arrays:
+            zero = np.zeros((), self.buffer.tensor_dtype.as_jax())
+            self._arrays[index] = put(np.broadcast_to(zero, self._shape), self._sharding(index))
+        return self._arrays[index]
+
+    def put(self, index: int, values: np.ndarray) -> None:
+        """Fill an entry with (replicas, *entry shape)."""
+        self._check(index)
+        self._arrays[index] = put_parts(values, self._sharding(index))
+
+    def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
+        """This process's part of an array, by replica."""
+        found = array.addressable_shards
+        return {(s.index[0].start or 0) // max(self._rows, 1): s.data for s in found}

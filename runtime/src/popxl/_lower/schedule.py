@@ -1,0 +1,332 @@
+"""What the host does in a run, as plain data: `print(session.schedule)` shows it.
+
+A program becomes a `Routine` for its main graph, with one more for each graph that holds steps of
+the host. A routine's steps act on numbered slots, which are resolved when it is built: arrays on
+the devices, or numbers that the host knows. Every slot is given a value once in an activation of
+the routine; a tensor that is changed in place moves on to another slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from popxl._lower.hostside import Rule
+    from popxl._lower.segment import Segment
+    from popxl.graph import Graph
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.tensor import TensorSpec
+
+Slot = int
+
+
+@dataclass(eq=False, kw_only=True)
+class Step:
+    """Something the host does.
+
+    Attributes:
+        last: slots whose value nothing needs after this step, and that it does not give away.
+        part: label of the part of the program it belongs to (see `popxl.plan.part`).
+    """
+
+    last: tuple[Slot, ...] = ()
+    part: str = ""
+
+    def reads(self) -> Iterator[Slot]:
+        """Slots whose values it takes."""
+        yield from ()
+
+    def writes(self) -> Iterator[Slot]:
+        """Slots to which it gives values."""
+        yield from ()
+
+
+@dataclass(eq=False, kw_only=True)
+class Load(Step):
+    """Bring entry `at` of a remote buffer to the device.
+
+    Attributes:
+        gives: the entry gives its memory away: a later step stores to it before anything else
+            looks at the buffer, and a run in between donates it.
+        copies: the value must not share memory with the entry.
+    """
+
+    out: Slot
+    buffer: RemoteBuffer
+    at: Slot
+    gives: bool = False
+    copies: bool = False
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the entry on one replica."""
+        return math.prod(self.buffer.tensor_shape) * self.buffer.tensor_dtype.itemsize
+
+    def reads(self) -> Iterator[Slot]:
+        yield self.at
+
+    def writes(self) -> Iterator[Slot]:
+        yield self.out
+
+
+@dataclass(eq=False, kw_only=True)
+class Store(Step):
+    """Make an array entry `at` of a remote buffer."""
+
+    value: Slot
+    buffer: RemoteBuffer
+    at: Slot
+
+    def reads(self) -> Iterator[Slot]:
+        yield from (self.value, self.at)
+
+
+@dataclass(eq=False, kw_only=True)
+class Compute(Step):
+    """Compute numbers on the host."""
+
+    name: str
+    rule: Rule
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.ins
+
+    def writes(self) -> Iterator[Slot]:
+        yield from self.outs
+
+
+@dataclass(eq=False, kw_only=True)
+class Fetch(Step):
+    """Wait for a number that only the devices know."""
+
+    value: Slot
+    out: Slot
+
+    def reads(self) -> Iterator[Slot]:
+        yield self.value
+
+    def writes(self) -> Iterator[Slot]:
+        yield self.out
+
+
+@dataclass(eq=False, kw_only=True)
+class Run(Step):
+    """Let the devices run a segment.
+
+    Attributes:
+        args: for each argument of the segment its slot.
+        outs: for each result of the segment its slot.
+        updates: random roundings of the routine's activation before this step.
+    """
+
+    segment: Segment
+    args: tuple[Slot, ...]
+    outs: tuple[Slot, ...] = ()
+    updates: int = 0
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.args
+
+    def writes(self) -> Iterator[Slot]:
+        yield from self.outs
+
+
+@dataclass(eq=False, kw_only=True)
+class Passed:
+    """How an activation of a routine gets its inputs, and what comes back.
+
+    Attributes:
+        args: slot for each input of the routine.
+        outs: slot for each output; None: nobody wants it.
+        changed: slots for the values that inputs have at the end, by input.
+        copies: inputs that get a copy, because the routine gives their memory away and the caller
+            needs them afterwards.
+        gives: slots that the caller hands over: it needs them no more.
+    """
+
+    routine: Routine
+    args: tuple[Slot, ...]
+    outs: tuple[Slot | None, ...]
+    changed: dict[int, Slot] = field(default_factory=dict)
+    copies: frozenset[int] = frozenset()
+    gives: tuple[Slot, ...] = ()
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.args
+
+    def writes(self) -> Iterator[Slot]:
+        yield from (out for out in self.outs if out is not None)
+        yield from self.changed.values()
+
+
+@dataclass(eq=False, kw_only=True)
+class Loop(Step):
+    """Run a routine `count` times; a call is a loop of one iteration.
+
+    Attributes:
+        carried: how many outputs become the first inputs of the next iteration.
+        recopied: inputs of the next iteration that get a copy (see `Passed.copies`).
+        updates: random roundings before this step, and in each iteration.
+    """
+
+    body: Passed
+    count: int = 1
+    carried: int = 0
+    recopied: frozenset[int] = frozenset()
+    updates: tuple[int, int] = (0, 0)
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.body.reads()
+
+    def writes(self) -> Iterator[Slot]:
+        yield from self.body.writes()
+
+
+@dataclass(eq=False, kw_only=True)
+class Branch(Step):
+    """Run one of two routines.
+
+    Attributes:
+        condition: slot of a number; not 0: the first.
+        outs: slot for each output of the branches.
+        changed: for each tensor of the caller that either may change: the slot of its value before
+            and of that afterwards.
+    """
+
+    condition: Slot
+    branches: tuple[Passed, Passed]
+    outs: tuple[Slot, ...]
+    changed: tuple[tuple[Slot, Slot], ...]
+    sources: tuple[dict[int, int], dict[int, int]] = ({}, {})  # changed tensor -> branch's input
+    updates: int = 0
+
+    def reads(self) -> Iterator[Slot]:
+        yield self.condition
+        for branch in self.branches:
+            yield from branch.reads()
+        yield from (before for before, _ in self.changed)
+
+    def writes(self) -> Iterator[Slot]:
+        yield from self.outs
+        yield from (after for _, after in self.changed)
+
+
+def calls(step: Step) -> tuple[Passed, ...]:
+    """The activations of other routines that a step makes."""
+    if isinstance(step, Loop):
+        return (step.body,)
+    return step.branches if isinstance(step, Branch) else ()
+
+
+@dataclass(eq=False)
+class Routine:
+    """The steps of a graph.
+
+    Attributes:
+        graph: the graph.
+        inputs: slot of each input; None: no step needs it.
+        outputs: slot of each output.
+        changed: slot of the value that an input has at the end, where it may have changed.
+        steps: in order.
+        start: values of slots that are known before anything runs: numbers of constants.
+        specs: of arrays, by slot, on one replica; slots of numbers have none.
+        consumed: inputs whose memory the routine gives away.
+        owned: outputs that are nobody else's, so that their memory may be given away; and likewise
+            of changed inputs.
+        size: number of slots.
+    """
+
+    graph: Graph
+    inputs: tuple[Slot | None, ...]
+    outputs: tuple[Slot, ...]
+    changed: dict[int, Slot]
+    steps: list[Step]
+    start: dict[Slot, int]
+    specs: dict[Slot, TensorSpec]
+    size: int
+    consumed: frozenset[int] = frozenset()
+    owned: frozenset[int] = frozenset()
+    owned_changed: frozenset[int] = frozenset()
+
+
+@dataclass(eq=False)
+class Schedule:
+    """What the host does in a run of a program.
+
+    Attributes:
+        main: the routine of the main graph.
+        routines: all of them; those that others call come first.
+        segments: what the devices run.
+    """
+
+    main: Routine
+    routines: Sequence[Routine]
+    segments: Sequence[Segment]
+
+    def __str__(self) -> str:
+        names = {routine: _title(routine) for routine in self.routines}
+        return "\n\n".join("\n".join(_routine_lines(r, names)) for r in reversed(self.routines))
+
+
+# ---- text ---------------------------------------------------------------------------------------
+def _title(routine: Routine) -> str:
+    return routine.graph.id
+
+
+def _routine_lines(routine: Routine, names: dict[Any, str]) -> Iterator[str]:
+    yield f"routine {names[routine]}:"
+    part = ""
+    for step in routine.steps:
+        if step.part != part:
+            part = step.part
+            yield f"  # {part or 'no part'}"
+        yield f"  {_step_text(step, routine, names)}{_last_text(step)}"
+
+
+def _last_text(step: Step) -> str:
+    return f"; free {_slots(step.last)}" if step.last else ""
+
+
+def _slots(slots: Any) -> str:
+    return ", ".join(f"%{s}" for s in slots if s is not None)
+
+
+def _step_text(step: Step, routine: Routine, names: dict[Any, str]) -> str:
+    def number(slot: Slot) -> str:
+        return str(routine.start[slot]) if slot in routine.start else f"%{slot}"
+
+    match step:
+        case Load():
+            how = " giving its memory" if step.gives else ""
+            return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.at)}]{how}"
+        case Store():
+            return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.at)}]"
+        case Compute():
+            ins = ", ".join(map(number, step.ins))
+            return f"{_slots(step.outs)} = {step.name}({ins}) on the host"
+        case Fetch():
+            return f"%{step.out} = wait for %{step.value}"
+        case Run():
+            outs = f"{_slots(step.outs)} = " if step.outs else ""
+            donated = [step.args[i] for i in step.segment.donated]
+            giving = f" giving {_slots(donated)}" if donated else ""
+            return f"{outs}run {step.segment.name}({_slots(step.args)}){giving}"
+        case Loop():
+            outs = _slots([*step.body.outs, *step.body.changed.values()])
+            what = "call" if step.count == 1 else f"{step.count} times"
+            left = f"{outs} = " if outs else ""
+            return f"{left}{what} {names[step.body.routine]}({_slots(step.body.args)})"
+        case Branch():
+            then, otherwise = (names[b.routine] for b in step.branches)
+            return f"{_slots(step.outs)} = if {number(step.condition)}: {then} else: {otherwise}"
+    raise AssertionError(step)
+
+
+def _buffer(buffer: RemoteBuffer) -> str:
+    return f"buffer {buffer.remote_buffer_id}"

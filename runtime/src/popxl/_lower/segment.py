@@ -1,0 +1,350 @@
+"""Segments: the parts of a program that the devices run, each compiled once.
+
+A segment is a list of items in program order: ops of one activation (or of calls inlined into it),
+values to be kept, values that reach it in other ways. Its function takes and returns flat lists of
+arrays, of which each replica sees its part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from popxl import dtypes
+from popxl._core.aliases import owners
+from popxl._core.effects import Effects, op_effects
+from popxl._core.regions import regions
+from popxl._lower.collective import AXIS
+from popxl._lower.machine import Frame, Machine, execute, part_scope
+from popxl._lower.rounding import count_updates_of
+from popxl.tensor import Constant, TensorSpec
+from popxl.ops._folds import tracing_for
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl.graph import Graph
+    from popxl.streams import Stream
+    from popxl.tensor import Tensor
+
+_INLINE_BYTES = 4096
+COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundings so far
+
+
+@dataclass(eq=False, frozen=True)
+class Scope:
+    """An activation of a graph inside a segment's routine: that of the routine, or an inlined
+    call's."""
+
+    graph: Graph
+
+
+Name = tuple[Scope, "Tensor"]
+
+
+@dataclass(frozen=True)
+class RunOp:
+    """Run an op; `part` labels it in plans ("": as what runs the routine)."""
+
+    scope: Scope
+    op: Op
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Keep the value that a tensor has now; it is result `number` of the segment's captures."""
+
+    scope: Scope
+    t: Tensor
+    number: int
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Let `to`, an input or output of an inlined call, have the value that `source` has now."""
+
+    to: Name
+    source: Name
+
+
+@dataclass(frozen=True)
+class Write:
+    """Store argument `number` of the writes through the view `t`."""
+
+    scope: Scope
+    t: Tensor
+    number: int
+
+
+Item = RunOp | Capture | Bind | Write
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a program says to all of its segments.
+
+    Attributes:
+        checks: ops whose rules on values are checked, with a number from 1 for each.
+        rounding: whether updates of 16-bit variables round at random.
+        replicas: number of replicas.
+        transfers: transfers of each stream in a run.
+        platform: where the segments run.
+    """
+
+    checks: dict[Op, int]
+    rounding: bool
+    replicas: int
+    transfers: int
+    platform: str
+
+
+@dataclass(eq=False)
+class Segment:
+    """What the devices run between two steps of the host.
+
+    Attributes:
+        name: for people.
+        items: in program order.
+        args: the owners whose values it takes, then the arrays that writes take (by number).
+        numbers: which arguments are numbers that the host knows.
+        captures: specs of the values that `Capture` items keep.
+        results: owners whose last value it returns, after the captures.
+        donated: arguments whose memory results may take.
+    """
+
+    name: str
+    items: list[Item] = field(default_factory=list)
+    args: list[Name | int] = field(default_factory=list)
+    arg_specs: list[TensorSpec] = field(default_factory=list)
+    numbers: frozenset[int] = frozenset()
+    captures: list[TensorSpec] = field(default_factory=list)
+    results: list[Name] = field(default_factory=list)
+    donated: tuple[int, ...] = ()
+    facts: Facts | None = None
+
+    @property
+    def ops(self) -> list[Op]:
+        """Its ops, those of called graphs not included."""
+        return [item.op for item in self.items if isinstance(item, RunOp)]
+
+    @cached_property
+    def effects(self) -> Effects:
+        """Streams it uses, checks, and whether it acts on the outside world."""
+        found = Effects()
+        for op in self.ops:
+            found.add(op_effects(op))
+        return found
+
+    @cached_property
+    def streams(self) -> list[Stream]:
+        """Streams it loads from and stores to."""
+        return sorted({*self.effects.loads, *self.effects.stores}, key=lambda s: s.tensor_id)
+
+    @cached_property
+    def sinks(self) -> list[Stream]:
+        """Streams it stores to."""
+        return sorted(self.effects.stores, key=lambda s: s.tensor_id)
+
+    @cached_property
+    def constants(self) -> list[Constant]:
+        """The constants that it takes as arguments, by being too large to write into the code."""
+        found: dict[Constant, None] = {}
+        for item in self.items:
+            _collect(_tensors(item), found)
+            if isinstance(item, RunOp):
+                for graph in _graphs(item.op):
+                    _collect(graph.constants, found)
+        return list(found)
+
+    @cached_property
+    def updates(self) -> int:
+        """How many random roundings it does."""
+        return sum(map(count_updates_of, self.ops))
+
+    @property
+    def result_specs(self) -> list[TensorSpec]:
+        """Specs of the results on one replica: captures, then owners."""
+        return [*self.captures, *(t.spec for _, t in self.results)]
+
+    @cached_property
+    def is_checked(self) -> bool:
+        """Whether it has ops whose rules on values are checked."""
+        return not facts_of(self).checks.keys().isdisjoint(self.effects.checks)
+
+    @cached_property
+    def is_rounded(self) -> bool:
+        """Whether it rounds at random."""
+        return facts_of(self).rounding and self.updates > 0
+
+    @cached_property
+    def result_bytes(self) -> int:
+        """Bytes of its results on one replica."""
+        sizes = (math.prod(s.shape) * s.dtype.itemsize for s in self.result_specs)
+        return sum(sizes)
+
+
+def facts_of(segment: Segment) -> Facts:
+    """What the program says to `segment`."""
+    assert segment.facts is not None
+    return segment.facts
+
+
+def is_argument(constant: Constant) -> bool:
+    """Whether a constant is passed as an argument, and not written into the code."""
+    return constant._data.nbytes > _INLINE_BYTES
+
+
+def _tensors(item: Item) -> Iterable[Tensor]:
+    if isinstance(item, RunOp):
+        sources = [*item.op.inputs]
+    elif isinstance(item, Bind):
+        sources = [item.source[1]]
+    else:
+        sources = [item.t]
+    return [o for t in sources for o in owners(t)]
+
+
+def _collect(tensors: Iterable[Tensor], found: dict[Constant, None]) -> None:
+    found.update((t, None) for t in tensors if isinstance(t, Constant) and is_argument(t))
+
+
+def _graphs(op: Op) -> Iterable[Graph]:
+    """The graphs that `op` runs, at any depth."""
+    for region in regions(op):
+        yield region.graph
+        for inner in region.graph._ops:
+            yield from _graphs(inner)
+
+
+# ---- the function -------------------------------------------------------------------------------
+def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
+    """Spec of each argument, with whether each replica has its own: arguments, data and positions
+    of streams, constants, fault, seed and number of updates."""
+    specs = [(s, i not in segment.numbers) for i, s in enumerate(segment.arg_specs)]
+    specs += [(TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype), True) for s in segment.streams]
+    specs += [(TensorSpec((), dtypes.int32), True) for _ in segment.streams]
+    specs += [(TensorSpec(c.shape, c.dtype), False) for c in segment.constants]
+    specs += [(TensorSpec((), dtypes.int32), True)] if segment.is_checked else []
+    if segment.is_rounded:
+        specs += [(TensorSpec((2,), dtypes.uint32), False), (COUNT, False)]
+    return specs
+
+
+def result_specs(segment: Segment) -> list[TensorSpec]:
+    """Spec of each result: results, data of streams stored to, positions of streams, fault."""
+    specs = segment.result_specs
+    specs += [TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype) for s in segment.sinks]
+    specs += [TensorSpec((), dtypes.int32) for _ in segment.streams]
+    return specs + ([TensorSpec((), dtypes.int32)] if segment.is_checked else [])
+
+
+def donated(segment: Segment) -> tuple[int, ...]:
+    """Which of all arguments are donated: those that the schedule gives, and streams stored to."""
+    first = len(segment.args)
+    sinks = [first + i for i, s in enumerate(segment.streams) if s in segment.sinks]
+    return (*segment.donated, *sinks)
+
+
+def replica_function(segment: Segment) -> Any:
+    """The function of one replica: flat arguments to flat results, as their specs say."""
+
+    def run(*given: Any) -> tuple[Any, ...]:
+        values = list(given)
+
+        def take(count: int) -> list[Any]:
+            taken, values[:count] = values[:count], []
+            return taken
+
+        arguments = take(len(segment.args))
+        machine = Machine(checks=facts_of(segment).checks)
+        machine.streams.update(zip(segment.streams, take(len(segment.streams)), strict=True))
+        machine.positions.update(zip(segment.streams, take(len(segment.streams)), strict=True))
+        machine.constants.update(zip(segment.constants, take(len(segment.constants)), strict=True))
+        if segment.is_checked:
+            (machine.fault,) = take(1)
+        if segment.is_rounded:
+            machine.seed, machine.updates = take(2)
+        results = _run_items(segment, machine, arguments)
+        results += [machine.streams[s] for s in segment.sinks]
+        results += [jnp.asarray(machine.positions[s], jnp.int32) for s in segment.streams]
+        if segment.is_checked:
+            results.append(jnp.asarray(machine.fault, jnp.int32))
+        return tuple(results)
+
+    return run
+
+
+def _run_items(segment: Segment, machine: Machine, arguments: Sequence[Any]) -> list[Any]:
+    frames: dict[Scope, Frame] = {}
+    written: dict[int, Any] = {}
+
+    def frame(scope: Scope) -> Frame:
+        return frames.setdefault(scope, Frame(machine))
+
+    for name, value in zip(segment.args, arguments, strict=True):
+        if isinstance(name, int):
+            written[name] = value
+        else:
+            frame(name[0]).values[name[1]] = value
+    captured: dict[int, Any] = {}
+    for item in segment.items:
+        match item:
+            case RunOp(scope, op, part):
+                with part_scope(part):
+                    execute(frame(scope), op)
+            case Capture(scope, t, number):
+                captured[number] = frame(scope).read(t)
+            case Bind((scope, t), (source, of)):
+                frame(scope).values[t] = frame(source).read(of)
+            case Write(scope, t, number):
+                frame(scope).write(t, written[number])
+    kept = [captured[i] for i in range(len(segment.captures))]
+    return kept + [frame(scope).read(t) for scope, t in segment.results]
+
+
+def global_function(segment: Segment, mesh: Any) -> Any:
+    """The function of all replicas, on arrays as `global_shape` says."""
+    local = replica_function(segment)
+    specs = argument_specs(segment)
+    own = [private for _, private in specs]
+    scalars = [private and not spec.shape for spec, private in specs]
+
+    def per_replica(*given: Any) -> tuple[Any, ...]:
+        results = local(*(x[0] if s else x for x, s in zip(given, scalars, strict=True)))
+        return tuple(x if x.ndim else x[None] for x in results)
+
+    split, whole = PartitionSpec(AXIS), PartitionSpec()
+    return jax.shard_map(
+        per_replica,
+        mesh=mesh,
+        in_specs=tuple(split if private else whole for private in own),
+        out_specs=split,
+        check_vma=False,
+    )
+
+
+def lower_segment(segment: Segment, mesh: Any, specs: Any, target: str | None = None) -> Any:
+    """Trace and lower: a `jax.stages.Lowered`.
+
+    Args:
+        specs: `ShapeDtypeStruct`s with shardings of the arguments.
+        target: platform to lower for ("cpu", "cuda", "tpu"); default: that of the mesh.
+    """
+    mapped = global_function(segment, mesh)
+
+    def popxl_segment(*args: Any) -> Any:
+        return mapped(*args)
+
+    # Unused arguments are kept, so that the executable's arguments are exactly the segment's.
+    jitted = jax.jit(popxl_segment, donate_argnums=donated(segment), keep_unused=True)
+    with tracing_for(target or facts_of(segment).platform):
+        traced = jitted.trace(*specs)
+    return traced.lower(lowering_platforms=None if target is None else (target,))
+

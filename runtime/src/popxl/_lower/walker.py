@@ -1,0 +1,229 @@
+"""Runs a schedule: the host goes ahead of the devices, and waits only where it has to.
+
+JAX runs what it is asked to in the background. So the walker asks for the next layer's entries while
+the devices still compute the current one; it waits for values that it has to know, and when arrays
+of more than `ahead` bytes were asked for and are not there yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from popxl._lower.hostdata import fetch
+from popxl._lower.schedule import (
+    Branch,
+    Compute,
+    Fetch,
+    Load,
+    Loop,
+    Passed,
+    Routine,
+    Run,
+    Step,
+    Store,
+)
+from popxl._lower.segment import COUNT
+from popxl.errors import popart_exception
+
+if TYPE_CHECKING:
+    from popxl._lower.entries import Entries
+    from popxl._lower.segment import Segment
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.streams import Stream
+    from popxl.tensor import Constant
+
+
+@dataclass
+class Globals:
+    """What segments use besides their arguments, in one run.
+
+    Attributes:
+        streams: data of each stream, (replicas * transfers, *shape).
+        positions: the next transfer of each stream, (replicas,).
+        constants: large constants on the devices.
+        fault: number of the first op that broke its rule on each replica, or None.
+        seed: of random rounding, or None.
+    """
+
+    streams: dict[Stream, jax.Array]
+    positions: dict[Stream, jax.Array]
+    constants: Mapping[Constant, jax.Array]
+    fault: jax.Array | None = None
+    seed: jax.Array | None = None
+
+
+@dataclass
+class Ahead:
+    """Arrays that were asked for, up to a number of bytes.
+
+    Attributes:
+        limit: bytes on one replica; more are waited for.
+    """
+
+    limit: int
+    _pending: deque[tuple[jax.Array, int]] = field(default_factory=deque)
+    _nbytes: int = 0
+
+    def add(self, array: jax.Array, nbytes: int) -> None:
+        """Note `nbytes` that are there when `array` is."""
+        self._pending.append((array, nbytes))
+        self._nbytes += nbytes
+        while self._nbytes > self.limit and len(self._pending) > 1:
+            oldest, size = self._pending.popleft()
+            if not oldest.is_deleted():
+                oldest.block_until_ready()
+            self._nbytes -= size
+
+
+class Walker:
+    """One run of a program.
+
+    Args:
+        call: runs a segment: `call(segment, arguments) -> results`.
+        number: brings a number to the devices: `number(value, spec) -> array`.
+        copy: an array of its own memory with the same values.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]],
+        number: Callable[[int, Any], jax.Array],
+        copy: Callable[[jax.Array], jax.Array],
+        entries: Mapping[RemoteBuffer, Entries],
+        shared: Globals,
+        ahead: Ahead,
+    ) -> None:
+        self._call, self._number, self._copy = call, number, copy
+        self._entries, self._shared, self._ahead = entries, shared, ahead
+        self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
+            Load: self._load,
+            Store: self._store,
+            Compute: self._compute,
+            Fetch: self._fetch,
+            Run: self._run,
+            Loop: self._loop,
+            Branch: self._branch,
+        }
+
+    def routine(self, routine: Routine, inputs: list[Any], updates: int = 0) -> list[Any]:
+        """Run an activation; returns its slots. `inputs` is emptied."""
+        slots: list[Any] = [None] * routine.size
+        for slot, number in routine.start.items():
+            slots[slot] = number
+        for at, value in zip(routine.inputs, inputs, strict=True):
+            if at is not None:
+                slots[at] = value
+        inputs.clear()
+        do = self._do
+        for step in routine.steps:
+            do[type(step)](step, slots, updates)
+            for slot in step.last:
+                slots[slot] = None
+        return slots
+
+    # ---- transfers ------------------------------------------------------------------------------
+    def _load(self, step: Load, slots: list[Any], updates: int) -> None:
+        array = self._entries[step.buffer].load(slots[step.at], step.gives, step.copies)
+        slots[step.out] = array
+        self._ahead.add(array, step.nbytes)
+
+    def _store(self, step: Store, slots: list[Any], updates: int) -> None:
+        self._entries[step.buffer].store(slots[step.at], slots[step.value])
+
+    def _compute(self, step: Compute, slots: list[Any], updates: int) -> None:
+        results = step.rule(*(slots[s] for s in step.ins))
+        for slot, number in zip(step.outs, results, strict=True):
+            slots[slot] = number
+
+    def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
+        numbers = tuple(int(x.item()) for x in fetch(slots[step.value]))
+        slots[step.out] = numbers[0] if len(set(numbers)) == 1 else numbers
+
+    # ---- segments -------------------------------------------------------------------------------
+    def _run(self, step: Run, slots: list[Any], updates: int) -> None:
+        segment, shared = step.segment, self._shared
+        arguments = [slots[s] for s in step.args]
+        for i in segment.numbers:
+            arguments[i] = self._number(arguments[i], segment.arg_specs[i])
+        arguments += [shared.streams[s] for s in segment.streams]
+        arguments += [shared.positions[s] for s in segment.streams]
+        arguments += [shared.constants[c] for c in segment.constants]
+        if segment.is_checked:
+            arguments.append(shared.fault)
+        if segment.is_rounded:
+            arguments += [shared.seed, self._number(updates + step.updates, COUNT)]
+        for slot in step.last:
+            slots[slot] = None
+        results = self._call(segment, arguments)
+        arguments.clear()
+        slots_of = step.outs
+        for slot, array in zip(slots_of, results, strict=False):
+            slots[slot] = array
+        rest = iter(results[len(slots_of) :])
+        for stream in segment.sinks:
+            shared.streams[stream] = next(rest)
+        for stream in segment.streams:
+            shared.positions[stream] = next(rest)
+        if segment.is_checked:
+            shared.fault = next(rest)
+        if results:
+            self._ahead.add(results[0], segment.result_bytes)
+
+    # ---- routines -------------------------------------------------------------------------------
+    def _loop(self, step: Loop, slots: list[Any], updates: int) -> None:
+        body, routine = step.body, step.body.routine
+        current = [slots[s] for s in body.args]
+        for i in body.copies:
+            current[i] = self._copy(current[i])
+        for slot in body.gives:
+            slots[slot] = None
+        base, each = step.updates
+        outs: list[Any] = []
+        changed: dict[int, Any] = {}
+        for iteration in range(step.count):
+            given = list(current)
+            if iteration == step.count - 1:
+                current.clear()
+            else:
+                for i in routine.consumed:
+                    current[i] = None
+            inner = self.routine(routine, given, updates + base + iteration * each)
+            outs = [inner[s] for s in routine.outputs]
+            changed = {i: inner[routine.changed[i]] for i in body.changed}
+            if iteration < step.count - 1:
+                current[: step.carried] = outs[: step.carried]
+                for i, value in changed.items():
+                    current[i] = value
+                for i in step.recopied:
+                    current[i] = self._copy(current[i])
+                outs.clear()
+                changed.clear()
+        for slot, value in zip(body.outs, outs, strict=True):
+            if slot is not None:
+                slots[slot] = value
+        for i, slot in body.changed.items():
+            slots[slot] = changed[i]
+
+    def _branch(self, step: Branch, slots: list[Any], updates: int) -> None:
+        condition = slots[step.condition]
+        if isinstance(condition, tuple):
+            raise popart_exception(
+                "the condition of a conditional whose branches move entries of remote buffers "
+                f"differs between replicas: {condition}; it must be the same on all of them"
+            )
+        taken = 0 if condition else 1
+        passed: Passed = step.branches[taken]
+        inner = self.routine(
+            passed.routine, [slots[s] for s in passed.args], updates + step.updates
+        )
+        for slot, at in zip(step.outs, passed.routine.outputs, strict=True):
+            slots[slot] = inner[at]
+        for k, (before, after) in enumerate(step.changed):
+            source = step.sources[taken].get(k)
+            changed = passed.routine.changed
+            slots[after] = slots[before] if source is None else inner[changed[source]]

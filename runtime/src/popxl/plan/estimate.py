@@ -1,0 +1,89 @@
+"""The memory that a segment takes while it runs, before XLA has compiled it: an estimate.
+
+XLA computes a value where it is used, unless it is used by something that reads memory: a product,
+a loop, a result. So of the values of a function those are in memory that kernels make, and those
+that kernels read. They live from where they are made to where they are last read, in the order of
+the program.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from popxl.plan.flat import Flat, Node
+from popxl.plan.primitives import kind_of, nbytes
+
+
+class Memory:
+    """Which values of a function are in memory, and when."""
+
+    def __init__(self, flat: Flat) -> None:
+        self._flat = flat
+        self._names: dict[Any, Any] = {}  # values that are another value under another shape
+        for node in flat.nodes:
+            if kind_of(node.name) == "free" and node.inputs:
+                self._names[node.outputs[0]] = self.name(node.inputs[0])
+        outputs = [self.name(v) for v in flat.outputs]
+        self._outside = {*flat.inputs, *outputs}
+        self.stored = set(self._outside)
+        for node in flat.nodes:
+            if _is_kernel(node):
+                self.stored.update(self.name(v) for v in (*node.inputs, *node.outputs))
+            elif kind_of(node.name) == "reduction":
+                self.stored.update(node.outputs)
+
+    def name(self, value: Any) -> Any:
+        """The value whose memory `value` is in."""
+        return self._names.get(value, value)
+
+    @cached_property
+    def reads(self) -> list[set[Any]]:
+        """What each node reads from memory: values that are computed where they are used read
+        their operands there. Nodes that make no value in memory read nothing by themselves."""
+        through: dict[Any, set[Any]] = {}
+        found = []
+        for node in self._flat.nodes:
+            read: set[Any] = set()
+            for v in map(self.name, node.inputs):
+                read |= {v} if v in self.stored else through.get(v, set())
+            makes = [v for v in node.outputs if v in self.stored]
+            if not makes and not _is_kernel(node):
+                through.update(dict.fromkeys(node.outputs, read))
+                read = set()
+            found.append(read)
+        return found
+
+    def peak(self) -> int:
+        """Most bytes that are live at a time beside arguments and results."""
+        last = {v: i for i, read in enumerate(self.reads) for v in read}
+        live = most = 0
+        held: dict[Any, int] = {}
+        for i, node in enumerate(self._flat.nodes):
+            made = [v for v in node.outputs if v in self.stored and v not in self._outside]
+            dying = sum(held.get(v, 0) for v in self.reads[i] if last[v] == i)
+            held.update((v, nbytes(v.aval)) for v in made)
+            live += sum(held[v] for v in made)
+            for v in made:
+                last.setdefault(v, i)
+            # A loop, and what is computed element by element, may overwrite what it reads.
+            over = min(dying, sum(held[v] for v in made)) if _overwrites(node) else 0
+            most = max(most, live - over + _inner(node))
+            for v in {*self.reads[i], *node.outputs}:
+                if last.get(v) == i:
+                    live -= held.pop(v, 0)
+        return most
+
+
+def _overwrites(node: Node) -> bool:
+    return node.runs_others or kind_of(node.name) != "kernel"
+
+
+def _is_kernel(node: Node) -> bool:
+    return node.runs_others or kind_of(node.name) == "kernel"
+
+
+def _inner(node: Node) -> int:
+    """Most bytes that what a node runs takes."""
+    bodies = [*(body for body, _ in node.bodies), *node.branches]
+    return max((Memory(body).peak() for body in bodies), default=0)

@@ -1,0 +1,174 @@
+"""A schedule walked with sizes in place of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from popxl._core.regions import regions
+from popxl._lower.schedule import Load, Loop, Routine, Run, Schedule, Slot, Step, Store, calls
+from popxl._lower.segment import RunOp
+from popxl.plan.records import Collective, Part
+from popxl.plan.work import SegmentWork, Work
+
+if TYPE_CHECKING:
+    from popxl._core.op import Op
+    from popxl._lower.segment import Segment
+    from popxl.ir import Ir
+
+_HOST_OPS = {Load: "remote_load", Store: "remote_store"}
+
+
+@dataclass
+class _Sums:
+    """What a part amounts to."""
+
+    work: Work = field(default_factory=Work)
+    host_to_device: int = 0
+    device_to_host: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+    device_bytes: int = 0
+
+
+class Walk:
+    """Walks a schedule once, however often its loops run.
+
+    Args:
+        works: what segments do; without it only memory is looked at.
+        temporaries: bytes that a segment takes beside its arguments and results.
+    """
+
+    def __init__(
+        self, works: Mapping[Segment, SegmentWork], temporaries: Callable[[Segment], int]
+    ) -> None:
+        self._works, self._temporaries = works, temporaries
+        self._sums: dict[str, _Sums] = defaultdict(_Sums)
+
+
+    def run(self, schedule: Schedule, ir: Ir) -> int:
+        """Walk; returns the most bytes of intermediate values that are live at a time."""
+        main = schedule.main
+        stored = {s for s in (*main.inputs, *main.changed.values()) if s is not None}
+        return self._routine(main, "", 1, 0, stored)
+
+    # ---- memory ---------------------------------------------------------------------------------
+    def _routine(
+        self, routine: Routine, part: str, times: int, outside: int, lent: set[Slot]
+    ) -> int:
+        """Most bytes live while a routine runs.
+
+        Args:
+            outside: bytes that its callers keep alive.
+            lent: slots whose memory counts elsewhere.
+        """
+        live = {s: 0 for s in lent}
+        most = total = 0
+        for step in routine.steps:
+            label = step.part or part
+            made = 0
+            for slot in step.writes():
+                if slot in routine.specs and slot not in live:
+                    live[slot] = _size(routine, slot)
+                    made += live[slot]
+            inside = self._inside(routine, step, label, times, outside + total)
+            taken = sum(live.get(step.args[i], 0) for i in step.segment.donated) if isinstance(
+                step, Run) else 0  # fmt: skip
+            now = total + made - taken + inside
+            total += made
+            most = max(most, now)
+            self._note(label, outside + now)
+            given = step.body.gives if isinstance(step, Loop) else ()
+            for slot in (*step.last, *given):
+                total -= live.get(slot, 0)
+                live[slot] = 0
+        return most
+
+    def _inside(
+        self, routine: Routine, step: Step, part: str, times: int, outside: int
+    ) -> int:
+        """Bytes that a step takes beside the slots of its routine; counts what it does."""
+        if isinstance(step, Run):
+            self._count_run(step.segment, part, times)
+            return self._temporaries(step.segment)
+        if isinstance(step, (Load, Store)):
+            self._count_transfer(step, part, times)
+        most = 0
+        for passed in calls(step):
+            inner = passed.routine
+            count = step.count if isinstance(step, Loop) else 1
+            lent = {s for s in inner.inputs if s is not None}
+            # Arrays that a loop carries on are there twice while it makes the next ones.
+            most = max(most, self._routine(inner, part, times * count, outside, lent))
+        return most
+
+    # ---- sums -----------------------------------------------------------------------------------
+    def _note(self, part: str, live: int) -> None:
+        if self._works:
+            sums = self._sums[part]
+            sums.device_bytes = max(sums.device_bytes, live)
+
+    def _count_run(self, segment: Segment, part: str, times: int) -> None:
+        if segment not in self._works:
+            return
+        for label, work in self._works[segment].parts.items():
+            self._sums[label or part].work.add(work, times)
+        for item in segment.items:
+            if isinstance(item, RunOp):
+                self._count_op(item.op, item.part or part, times)
+
+    def _count_op(self, op: Op, part: str, times: int) -> None:
+        if op.view:
+            return
+        sums = self._sums[part]
+        sums.ops[op.defn.name] += times
+        if "stream" in op.attrs:
+            nbytes = times * math.prod(op.attrs["stream"].shape) * op.attrs["stream"].dtype.itemsize
+            if op.outputs:
+                sums.host_to_device += nbytes
+            else:
+                sums.device_to_host += nbytes
+        for region in regions(op):
+            for inner in region.graph._ops:
+                self._count_op(inner, inner.part or part, times * region.count)
+
+    def _count_transfer(self, step: Load | Store, part: str, times: int) -> None:
+        if not self._works:
+            return
+        sums, buffer = self._sums[part], step.buffer
+        sums.ops[_HOST_OPS[type(step)]] += times
+        nbytes = times * math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
+        away = 0 if buffer.resident >= buffer.entries else nbytes
+        if isinstance(step, Load):
+            sums.host_to_device += away
+        else:
+            sums.device_to_host += away
+
+    def parts(self) -> tuple[Part, ...]:
+        """The record of each part."""
+        return tuple(
+            Part(
+                name,
+                sums.work.flops,
+                sums.work.arithmetic,
+                sums.work.traffic,
+                sums.host_to_device,
+                sums.device_to_host,
+                tuple(
+                    Collective(*key, found["count"], found["nbytes"])
+                    for key, found in sorted(sums.work.collectives.items())
+                ),
+                dict(sorted(sums.ops.items())),
+                sums.device_bytes,
+            )
+            for name, sums in self._sums.items()
+        )
+
+
+def _size(routine: Routine, slot: Slot) -> int:
+    spec = routine.specs[slot]
+    return math.prod(spec.shape) * spec.dtype.itemsize
+
+

@@ -1,0 +1,124 @@
+"""What a segment does, read off the function that XLA would compile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from popxl._lower.collective import AXIS
+from popxl._lower.segment import argument_specs, facts_of, replica_function
+from popxl.ops._folds import tracing_for
+from popxl.plan.estimate import Memory
+from popxl.plan.flat import Flat, Node, flatten
+from popxl.plan.primitives import COLLECTIVES, arithmetic_of, flops_of, kind_of, nbytes
+
+if TYPE_CHECKING:
+    from popxl._lower.segment import Segment
+
+Key = tuple[str, int, bool]  # of collectives: kind, size of the group, whether it is consecutive
+_PICKS = frozenset("gather dynamic_slice slice".split())  # read what they return, not their operand
+
+
+@dataclass
+class Work:
+    """Sums over the kernels of a part.
+
+    Attributes:
+        flops, arithmetic, traffic: see `popxl.plan.Part`.
+        collectives: number and bytes, by key.
+    """
+
+    flops: int = 0
+    arithmetic: int = 0
+    traffic: int = 0
+    collectives: dict[Key, Counter[str]] = field(default_factory=dict)
+
+    def add(self, other: Work, times: int = 1) -> None:
+        self.flops += times * other.flops
+        self.arithmetic += times * other.arithmetic
+        self.traffic += times * other.traffic
+        for key, found in other.collectives.items():
+            mine = self.collectives.setdefault(key, Counter())
+            for what, n in found.items():
+                mine[what] += times * n
+
+
+@dataclass(frozen=True)
+class SegmentWork:
+    """What one execution of a segment does, on one replica.
+
+    Attributes:
+        parts: work by label of the ops; "": of the part that runs the segment.
+        temporaries: an estimate of the bytes it takes beside its arguments and results.
+    """
+
+    parts: dict[str, Work]
+    temporaries: int
+
+
+def work_of(segment: Segment) -> SegmentWork:
+    """Trace `segment` with shapes, and add up what its primitives do."""
+    facts = facts_of(segment)
+    specs = [
+        jax.ShapeDtypeStruct(spec.shape, spec.dtype.as_jax()) for spec, _ in argument_specs(segment)
+    ]
+    function = replica_function(segment)
+    with tracing_for(facts.platform):
+        closed = jax.make_jaxpr(function, axis_env=[(AXIS, facts.replicas)])(*specs)
+    flat = flatten(closed.jaxpr)
+    counter = _Counter(facts.replicas)
+    counter.count(flat, 1)
+    return SegmentWork(counter.parts, Memory(flat).peak())
+
+
+class _Counter:
+    def __init__(self, replicas: int) -> None:
+        self.parts: dict[str, Work] = {}
+        self._replicas = replicas
+
+    def count(self, flat: Flat, times: int) -> None:
+        """Count `times` executions of a function."""
+        memory = Memory(flat)
+        for node, reads in zip(flat.nodes, memory.reads, strict=True):
+            for body, count in node.bodies:
+                self.count(body, times * count)
+            if node.branches:
+                self._dearest(node, times)
+            if not node.runs_others:
+                self._node(node, times, memory, reads)
+
+    def _dearest(self, node: Node, times: int) -> None:
+        """Of branches that exclude each other the one with the most work counts."""
+        counters = [_Counter(self._replicas) for _ in node.branches]
+        for counter, branch in zip(counters, node.branches, strict=True):
+            counter.count(branch, 1)
+        dearest = max(counters, key=lambda c: sum(w.flops + w.traffic for w in c.parts.values()))
+        for label, work in dearest.parts.items():
+            self._of(label).add(work, times)
+
+    def _of(self, part: str) -> Work:
+        return self.parts.setdefault(part, Work())
+
+    def _node(self, node: Node, times: int, memory: Memory, reads: set[Any]) -> None:
+        work = self._of(node.part)
+        work.flops += times * flops_of(node)
+        work.arithmetic += times * arithmetic_of(node)
+        if node.name in COLLECTIVES:
+            self._collective(node, work, times)
+        if kind_of(node.name) != "free":
+            written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored)
+            read = sum(nbytes(v.aval) for v in reads)
+            work.traffic += times * (written + min(read, written if node.name in _PICKS else read))
+
+    def _collective(self, node: Node, work: Work, times: int) -> None:
+        groups = node.params.get("axis_index_groups")
+        members = list(range(self._replicas)) if groups is None else list(groups[0])
+        if len(members) == 1:
+            return
+        consecutive = members == list(range(members[0], members[0] + len(members)))
+        key = COLLECTIVES[node.name], len(members), consecutive
+        whole = max(nbytes(v.aval) for v in (*node.inputs, *node.outputs))
+        work.collectives.setdefault(key, Counter()).update(count=times, nbytes=times * whole)

@@ -1,0 +1,46 @@
+"""Which values gradients take from the forward graph, and which they compute again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from popxl._core.op import Op
+
+_CHEAP = frozenset(("elementwise", "reduction", "movement"))
+_DEAR = frozenset(("dropout",))  # random bits cost more than the memory they would take
+
+Policy = Callable[[Op], bool]
+_policy: ContextVar[Policy | None] = ContextVar("saveable", default=None)
+
+
+def products_saveable(op: Op) -> bool:
+    """Keep what is dear to compute: matrix products, softmax, random numbers, collectives, calls.
+
+    What is made of them element by element, by sums along axes, or by moving elements is computed
+    again where a gradient needs it: writing it to memory and reading it back takes longer. (Compare
+    `dots_saveable` of `jax.checkpoint_policies`.)
+    """
+    return op.defn.name in _DEAR or _CHEAP.isdisjoint(op.defn.tags)
+
+
+@contextmanager
+def saving(policy: Policy | None) -> Iterator[None]:
+    """Gradient graphs made inside take only results of ops for which `policy(op)` holds, and
+    inputs, from their forward graphs; other values that they need they compute again.
+
+    Args:
+        policy: for example `products_saveable`; None: every value may be taken.
+    """
+    token = _policy.set(policy)
+    try:
+        yield
+    finally:
+        _policy.reset(token)
+
+
+def may_save(op: Op) -> bool:
+    """Whether the policy lets gradient graphs take results of `op`."""
+    policy = _policy.get()
+    return policy is None or policy(op)
