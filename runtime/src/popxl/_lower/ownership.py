@@ -17,7 +17,6 @@ from popxl._lower.schedule import (
     Branch,
     Load,
     Loop,
-
     Routine,
     Run,
     Slot,
@@ -204,5 +203,3 @@ def _touched(routine: Routine) -> set[RemoteBuffer]:
         for passed in calls(step):
             found |= _touched(passed.routine)
     return found
-
-

@@ -24,8 +24,8 @@ from popxl._core.regions import regions
 from popxl._lower.collective import AXIS
 from popxl._lower.machine import Frame, Machine, execute, part_scope
 from popxl._lower.rounding import count_updates_of
-from popxl.tensor import Constant, TensorSpec
 from popxl.ops._folds import tracing_for
+from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -228,7 +228,10 @@ def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
     """Spec of each argument, with whether each replica has its own: arguments, data and positions
     of streams, constants, fault, seed and number of updates."""
     specs = [(s, i not in segment.numbers) for i, s in enumerate(segment.arg_specs)]
-    specs += [(TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype), True) for s in segment.streams]
+    specs += [
+        (TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype), True)
+        for s in segment.streams
+    ]
     specs += [(TensorSpec((), dtypes.int32), True) for _ in segment.streams]
     specs += [(TensorSpec(c.shape, c.dtype), False) for c in segment.constants]
     specs += [(TensorSpec((), dtypes.int32), True)] if segment.is_checked else []
@@ -347,4 +350,3 @@ def lower_segment(segment: Segment, mesh: Any, specs: Any, target: str | None = 
     with tracing_for(target or facts_of(segment).platform):
         traced = jitted.trace(*specs)
     return traced.lower(lowering_platforms=None if target is None else (target,))
-

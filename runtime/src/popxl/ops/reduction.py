@@ -77,7 +77,9 @@ def mean(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 _SUMSQUARE = define(
     "sumsquare",
-    _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)), tags=("reduction",))
+    _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
+    tags=("reduction",),
+)
 
 
 def sumsquare(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -153,7 +155,11 @@ def prod(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 # ---- extremes -----------------------------------------------------------------------------------
-_MAX = define("max", _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)), tags=("reduction",))
+_MAX = define(
+    "max",
+    _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)),
+    tags=("reduction",),
+)
 
 
 def max(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -161,7 +167,11 @@ def max(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce(_MAX, t, axis, keepdims)
 
 
-_MIN = define("min", _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)), tags=("reduction",))
+_MIN = define(
+    "min",
+    _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
+    tags=("reduction",),
+)
 
 
 def min(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:

@@ -31,7 +31,9 @@ _RESHAPE = define(
     "reshape",
     lambda x, shape: x.reshape(shape),
     grad=_reshape_grad,
-    view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),), tags=("movement",))
+    view_write=lambda inputs, value, shape: (value.reshape(inputs[0].shape),),
+    tags=("movement",),
+)
 
 
 def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
@@ -104,7 +106,11 @@ def _broadcast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 _BROADCAST_TO = define(
-    "broadcast_to", lambda x, shape: jnp.broadcast_to(x, shape), grad=_broadcast_grad, tags=("movement",))
+    "broadcast_to",
+    lambda x, shape: jnp.broadcast_to(x, shape),
+    grad=_broadcast_grad,
+    tags=("movement",),
+)
 
 
 def broadcast_to(t: Tensor, shape: Sequence[int]) -> Tensor:
@@ -127,7 +133,9 @@ _TRANSPOSE = define(
     "transpose",
     lambda x, permutation: jnp.transpose(x, permutation),
     grad=_transpose_grad,
-    view_write=lambda inputs, value, permutation: (jnp.transpose(value, _inverse(permutation)),), tags=("movement",))
+    view_write=lambda inputs, value, permutation: (jnp.transpose(value, _inverse(permutation)),),
+    tags=("movement",),
+)
 
 
 def _permutation(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
@@ -178,7 +186,9 @@ _CONCAT = define(
     lambda *xs, axis: lax.concatenate(xs, axis),
     grad=_concat_grad,
     dtypes="same",
-    view_write=lambda inputs, value, axis: _parts(value, [x.shape[axis] for x in inputs], axis), tags=("movement",))
+    view_write=lambda inputs, value, axis: _parts(value, [x.shape[axis] for x in inputs], axis),
+    tags=("movement",),
+)
 
 
 def _concat(ts: Iterable[Tensor], axis: int, view: bool) -> Tensor:
@@ -208,7 +218,9 @@ def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
     return [ops.concat(known, op.attrs["axis"])]
 
 
-_SPLIT = define("split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad, tags=("movement",))
+_SPLIT = define(
+    "split", lambda x, sizes, axis: _parts(x, sizes, axis), grad=_split_grad, tags=("movement",)
+)
 
 
 def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:

@@ -68,7 +68,9 @@ def flatten(jaxpr: Any, part: str = "") -> Flat:
     nodes: list[Node] = []
     same: dict[Any, Any] = {}
     _append(jaxpr, part, nodes, same)
-    flat = Flat(nodes, [*jaxpr.constvars, *jaxpr.invars], [_resolve(v, same) for v in jaxpr.outvars])
+    flat = Flat(
+        nodes, [*jaxpr.constvars, *jaxpr.invars], [_resolve(v, same) for v in jaxpr.outvars]
+    )
     flat.nodes = _needed(nodes, flat.outputs)
     return flat
 

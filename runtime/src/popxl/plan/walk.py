@@ -47,7 +47,6 @@ class Walk:
         self._works, self._temporaries = works, temporaries
         self._sums: dict[str, _Sums] = defaultdict(_Sums)
 
-
     def run(self, schedule: Schedule, ir: Ir) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
         main = schedule.main
@@ -64,7 +63,7 @@ class Walk:
             outside: bytes that its callers keep alive.
             lent: slots whose memory counts elsewhere.
         """
-        live = {s: 0 for s in lent}
+        live = dict.fromkeys(lent, 0)
         most = total = 0
         for step in routine.steps:
             label = step.part or part
@@ -86,9 +85,7 @@ class Walk:
                 live[slot] = 0
         return most
 
-    def _inside(
-        self, routine: Routine, step: Step, part: str, times: int, outside: int
-    ) -> int:
+    def _inside(self, routine: Routine, step: Step, part: str, times: int, outside: int) -> int:
         """Bytes that a step takes beside the slots of its routine; counts what it does."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, times)
@@ -170,5 +167,3 @@ class Walk:
 def _size(routine: Routine, slot: Slot) -> int:
     spec = routine.specs[slot]
     return math.prod(spec.shape) * spec.dtype.itemsize
-
-

@@ -287,7 +287,9 @@ class GradContext:
         inputs = [self.fwd(i) for i in op.inputs]
         with self._graph:
             names = [f"fwd_{out.name}" for out in op.outputs]
-            self._known.update(zip(op.outputs, emit(op.defn, inputs, op.attrs, names=names), strict=True))
+            self._known.update(
+                zip(op.outputs, emit(op.defn, inputs, op.attrs, names=names), strict=True)
+            )
 
     def call_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient of a call: a call of the gradient graph of the called graph."""
