@@ -75,14 +75,22 @@ class OptimizerStore:
             step.bind(addons.NamedTensors.from_dict(state)).call(
                 shard, grad, learning_rate, *self._norm(norm)
             )
-            for key, buffer in buffers.items():
-                # A selection, not a branch around the update: it is fused into the update's loop
-                # over elements.
-                ops.remote_store(buffer, row, ops.where(finite, tensors[key], before[key]))
+            for key, t in _chosen(finite, tensors, before).items():
+                ops.remote_store(buffers[key], row, t)
 
     def _norm(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
         """The global norm, if the optimizer graphs take it."""
         return [norm] if self.clips else []
+
+
+def _chosen(
+    condition: popxl.Tensor, new: dict[str, popxl.Tensor], old: dict[str, popxl.Tensor]
+) -> dict[str, popxl.Tensor]:
+    """`new` where the condition holds, else `old`.
+
+    A selection, not a branch around the update: it is fused into the update's loop over elements.
+    """
+    return {key: ops.where(condition, t, old[key]) for key, t in new.items()}
 
 
 def _buffers_of(

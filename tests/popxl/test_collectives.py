@@ -19,6 +19,7 @@ from popxl.ops.collectives import (
     replicated_slice,
 )
 from popxl.transforms import autodiff
+from tests.popxl.compiled import optimised
 from tests.popxl.programs import f32, run
 
 R = 8
@@ -287,7 +288,7 @@ def test_a_group_of_one_needs_no_communication():
         alone = ir.replica_grouping(1, 1)
         y = replicated_all_gather(replicated_reduce_scatter(v, "add", alone), group=alone)
         ops.add_(v, replicated_all_reduce(y.reshape(SHAPE), group=alone))
-    text = popxl.Session(ir)._executable.as_text()
+    text = optimised(popxl.Session(ir))
     assert not [k for k in ("all-reduce", "all-gather", "reduce-scatter") if k in text]
 
 

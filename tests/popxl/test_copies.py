@@ -1,8 +1,6 @@
-"""Loops over remote buffers copy no buffer: neither in XLA's program nor in memory.
+"""State is changed where it is: entries give their memory and get it back, variables keep theirs.
 
-The programs are what phased execution does: load an entry, use it, store it. XLA on its own copies
-the whole buffer in each iteration; what prevents it is in `popxl._lower.compile` (a switch) and in
-`popxl._lower.machine.Machine.load` (how an entry is read).
+And the reverse: memory that somebody still needs is never given away.
 """
 
 from __future__ import annotations
@@ -14,33 +12,57 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import compile as compile_module
-from popxl._lower.devices import replica_mesh
-from popxl._lower.machine import Machine
-from popxl._lower.program import Program
+from tests.popxl.compiled import executables, optimised, temporary_bytes
 
-ROWS, WIDTH = 64, 2**18  # 64 entries of 1 MiB
-ENTRY = WIDTH * 4
+ROWS, WIDTH = 6, 2**16
+ENTRY = WIDTH * 4  # bytes
 
 
-def _buffer(rows: int = ROWS) -> popxl.RemoteBuffer:
-    return popxl.remote_buffer((WIDTH,), popxl.float32, rows)
+def _buffer(rows: int = ROWS, *, width: int = WIDTH) -> popxl.RemoteBuffer:
+    return popxl.remote_buffer((width,), popxl.float32, rows)
 
 
+def _entries(buffer: popxl.RemoteBuffer) -> list[popxl.Variable]:
+    """Variables of all entries; entry i is i + 1."""
+    return [popxl.remote_variable(np.full(buffer.tensor_shape, i + 1, np.float32), buffer, i)
+            for i in range(buffer.entries)]  # fmt: skip
+
+
+def _variable(value: float = 0, name: str = "v", *, width: int = WIDTH) -> popxl.Variable:
+    return popxl.variable(np.full(width, value, np.float32), name=name)
+
+
+def _pointers(session: popxl.Session) -> list[int]:
+    """Where the entries and the variables are."""
+    state = session._state
+    assert state is not None
+    arrays = [b.array(i) for b in state.entries.values() for i in range(len(b))]
+    arrays += state.variables.values()
+    return [s.data.unsafe_buffer_pointer() for x in arrays for s in x.addressable_shards]
+
+
+def _firsts(session: popxl.Session, variables: list[popxl.Variable]) -> list[float]:
+    """Element 0 of variables of which all elements are equal."""
+    found = [session.read_variable_data(v) for v in variables]
+    for x in found:
+        np.testing.assert_array_equal(x, np.full_like(x, x.flat[0]))
+    return [float(x.flat[0]) for x in found]
+
+
+# ---- loops over entries -------------------------------------------------------------------------
 def _loop(ir: popxl.Ir, body, *buffers: popxl.RemoteBuffer) -> popxl.Variable:
     """`repeat` of `body(row, total, *buffers)` for each row; returns the variable `total`."""
 
-    def step(row: popxl.TensorByRef, total: popxl.TensorByRef) -> None:
+    def step(row: popxl.Tensor, total: popxl.TensorByRef) -> popxl.Tensor:
         body(row, total, *buffers)
-        ops.increment_mod_(row, 1, ROWS)
+        return row + 1
 
-    row = popxl.variable(0, popxl.uint32, name="row")
-    total = popxl.variable(np.zeros(WIDTH, np.float32), name="total")
+    row, total = popxl.constant(0, popxl.int32), _variable(name="total")
     ops.repeat(ir.create_graph(step, row, total), ROWS, row, total)
     return total
 
 
-# Loaded values go to `total` as well: a second use of them is what tempts XLA to copy.
+# Loaded values go to `total` as well: a second use of them is what tempts to copy.
 def _load_use_store(row, total, buffer):
     x = ops.remote_load(buffer, row)
     ops.remote_store(buffer, row, x * 0.5 + 1.0)
@@ -70,7 +92,7 @@ def _weight_and_moment(row, total, weights, moments):
     total += m
 
 
-def _by_numpy(body, a: np.ndarray, moments: np.ndarray) -> np.ndarray:
+def _by_numpy(body, a: np.ndarray, moments: np.ndarray) -> np.float32:
     """The same on one element of each row, changing the arrays; returns the total."""
     total = np.float32(0)
     for row in range(ROWS):
@@ -92,121 +114,314 @@ def _by_numpy(body, a: np.ndarray, moments: np.ndarray) -> np.ndarray:
 
 BODIES = [(_load_use_store, 1), (_two_entries_in_turn, 1), (_two_entries_at_once, 1),
           (_weight_and_moment, 2)]  # fmt: skip
+IN_PLACE = [b for b in BODIES if b[0] is not _two_entries_at_once]
 
 
-def _program(body, buffers: int) -> tuple[popxl.Ir, list[popxl.Variable]]:
-    """The program, and the variables `total`, entry 0 and the last entry of the first buffer."""
+def _program(body, buffers: int) -> tuple[popxl.Ir, popxl.Variable, list[popxl.Variable]]:
+    """The program, the variable `total` and the entries of the first buffer."""
     ir = popxl.Ir()
     with ir.main_graph:
         made = [_buffer() for _ in range(buffers)]
-        entries = [
-            popxl.remote_variable(np.full(WIDTH, entry + 1, np.float32), made[0], entry)
-            for entry in (0, ROWS - 1)
-        ]
-        return ir, [_loop(ir, body, *made), *entries]
-
-
-def _full_copies(text: str, rows: int = ROWS) -> list[str]:
-    """Copies of a whole buffer in optimised HLO."""
-    pattern = rf"^.*= f32\[{rows},{WIDTH}\]\S* copy(?:-start)?\(.*$"
-    return re.findall(pattern, text, re.MULTILINE)
+        entries = _entries(made[0])
+        return ir, _loop(ir, body, *made), entries
 
 
 @pytest.mark.parametrize(("body", "buffers"), BODIES)
-def test_a_loop_over_rows_updates_the_buffer_in_place(body, buffers):
-    ir, variables = _program(body, buffers)
-    session = popxl.Session(ir)
-    assert _full_copies(session._executable.as_text()) == []
-    assert session._executable.memory_analysis().temp_size_in_bytes < 8 * ENTRY
-    with session:
-        before = _pointers(session)
+def test_loops_over_entries_give_numpy_s_values(body, buffers):
+    ir, total, entries = _program(body, buffers)
+    with popxl.Session(ir) as session:
         session.run()
-        assert _pointers(session) == before
-        found = [session.get_tensor_data(v) for v in variables]
-    state = np.zeros(ROWS, np.float32)
-    state[[0, -1]] = 1, ROWS
-    total = _by_numpy(body, state, np.zeros(ROWS, np.float32))
-    for array, value in zip(found, (total, state[0], state[-1]), strict=True):
-        np.testing.assert_allclose(array, np.full(WIDTH, value), rtol=1e-5)
+        found = _firsts(session, [total, *entries])
+    state = np.arange(1, ROWS + 1, dtype=np.float32)
+    expected = _by_numpy(body, state, np.zeros(ROWS, np.float32))
+    np.testing.assert_allclose(found, [expected, *state], rtol=1e-5)
 
 
-def _pointers(session: popxl.Session) -> list[int]:
-    changing, _ = session._state
-    return [s.data.unsafe_buffer_pointer() for b in changing.buffers.values()
-            for s in b.addressable_shards]  # fmt: skip
+@pytest.mark.parametrize(("body", "buffers"), IN_PLACE)
+def test_entries_and_variables_stay_where_they_are(body, buffers):
+    ir, _, _ = _program(body, buffers)
+    with popxl.Session(ir) as session:
+        session.run()  # the first run may move arrays that JAX made without copying
+        before = _pointers(session)
+        for _ in range(3):
+            session.run()
+            assert sorted(_pointers(session)) == sorted(before)
 
 
-def test_nested_loops_over_layers_and_steps_copy_nothing():
-    """repeat(layers) { load weights; repeat(steps) { load x row, compute, store }; store }."""
-    layers, steps = 8, 8
+@pytest.mark.parametrize(("body", "buffers"), BODIES)
+def test_no_segment_copies_entries_or_holds_buffers(body, buffers):
+    session = popxl.Session(_program(body, buffers)[0])
+    text = optimised(session)
+    assert re.findall(rf"^.*= f32\[{WIDTH}\]\S* copy(?:-start)?\(.*$", text, re.MULTILINE) == []
+    assert f"[{ROWS}," not in text
+    assert temporary_bytes(session) < ENTRY
+
+
+def test_variables_are_updated_in_place_run_after_run():
     ir = popxl.Ir()
     with ir.main_graph:
-        weights = _buffer(layers)
-        activations = _buffer(steps * (layers + 1))
-        one = popxl.variable(np.ones(WIDTH, np.float32))
-        source, target, layer = (popxl.variable(v, popxl.uint32) for v in (0, steps, 0))
-
-        def start(row: popxl.TensorByRef, value):
-            ops.remote_store(activations, row, value)
-            ops.increment_mod_(row, 1, steps)
-
-        def step(w: popxl.TensorByRef, source: popxl.TensorByRef, target: popxl.TensorByRef):
-            x = ops.remote_load(activations, source)
-            ops.remote_store(activations, target, x * 0.5 + w)
-            ops.add_(w, popxl.constant(1.0))
-            for counter in (source, target):
-                ops.increment_mod_(counter, 1, steps * (layers + 1))
-
-        def run_layer(
-            layer: popxl.TensorByRef, source: popxl.TensorByRef, target: popxl.TensorByRef
-        ):
-            w = ops.remote_load(weights, layer)
-            ops.repeat(inner, steps, w, source, target)
-            ops.remote_store(weights, layer, w)
-            ops.increment_mod_(layer, 1, layers)
-
-        ops.repeat(ir.create_graph(start, layer, one), steps, layer, one)
-        inner = ir.create_graph(step, one, source, target)
-        ops.repeat(ir.create_graph(run_layer, layer, source, target), layers, layer, source, target)
-        last = popxl.remote_variable(np.zeros(WIDTH, np.float32), weights, layers - 1)
-        first = popxl.remote_variable(np.zeros(WIDTH, np.float32), weights, 0)
-        out = popxl.d2h_stream((WIDTH,), popxl.float32)
-        ops.host_store(out, ops.remote_load(activations, steps * (layers + 1) - 1))
+        v, w = _variable(name="v"), _variable(name="w")
+        ops.add_(v, popxl.constant(1.0))
+        ops.add_(w, v)
     with popxl.Session(ir) as session:
-        text = session._executable.as_text()
-        assert _full_copies(text, layers) + _full_copies(text, steps * (layers + 1)) == []
-        assert session._executable.memory_analysis().temp_size_in_bytes < 12 * ENTRY
+        session.run()
+        state = session._state
+        assert state is not None
         before = _pointers(session)
-        result = session.run()[out]
+        old = list(state.variables.values())
+        session.run()
         assert _pointers(session) == before
-        assert {float(session.get_tensor_data(v)[3]) for v in (first, last)} == {float(steps)}
-    expected = 1.0
-    for _ in range(layers):
-        expected = expected * 0.5 + steps - 1
-    np.testing.assert_allclose(result, np.full(WIDTH, expected), rtol=1e-6)
+        assert all(x.is_deleted() for x in old)
+        assert _firsts(session, [v, w]) == [2, 3]
 
 
-def _copies_compiled_with(monkeypatch, body, buffers: int, **switches: object) -> int:
-    for name, value in switches.items():
-        monkeypatch.setitem(compile_module._SWITCHES["cpu"], name, value)
-    ir, _ = _program(body, buffers)
-    text = Program(ir, replica_mesh("cpu", 1)).compile().as_text()
-    return len(_full_copies(text))
+def test_only_the_activations_of_one_layer_live_at_a_time():
+    """A chain of layers, each an executable of its own, needs memory for one of them."""
+    layers = 8
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer, x = _buffer(layers), _variable(1)
+        _entries(buffer)
+
+        def layer(x, row):
+            return ops.tanh(ops.remote_load(buffer, row) * x), row + 1
+
+        row = popxl.constant(0, popxl.int32)
+        ops.repeat(ir.create_graph(layer, x, row), layers, x, row)
+    session = popxl.Session(ir)
+    (segment,) = executables(session)
+    memory = segment.memory_analysis()
+    assert memory.argument_size_in_bytes == 2 * ENTRY
+    assert memory.output_size_in_bytes == ENTRY
+    assert temporary_bytes(session) < ENTRY
 
 
-def test_without_the_guarded_read_a_buffer_is_copied(monkeypatch):
-    """Why `Machine.load` reads inside a condition: if this fails, it can go."""
-    original = Machine.load
-
-    def unguarded(self, buffer, offset):
-        self.guard_reads = False
-        return original(self, buffer, offset)
-
-    monkeypatch.setattr(Machine, "load", unguarded)
-    assert _copies_compiled_with(monkeypatch, _two_entries_in_turn, 1) > 0
+# ---- what must not be given away ----------------------------------------------------------------
+SMALL = 3
 
 
-def test_without_the_switch_a_buffer_is_copied(monkeypatch):
-    """Why `xla_cpu_copy_insertion_use_region_analysis` is set: if this fails, it can go."""
-    off = {"xla_cpu_copy_insertion_use_region_analysis": False}
-    assert _copies_compiled_with(monkeypatch, _two_entries_at_once, 1, **off) > 0
+def _run(build, runs: int = 2) -> list[list[float]]:
+    """Element 0 of the variables that `build(ir)` returns, after each run."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        variables = build(ir)
+    with popxl.Session(ir) as session:
+        found = []
+        for _ in range(runs):
+            session.run()
+            found.append(_firsts(session, variables))
+    return found
+
+
+def _small() -> tuple[popxl.RemoteBuffer, list[popxl.Variable]]:
+    buffer = _buffer(3, width=SMALL)
+    return buffer, _entries(buffer)
+
+
+def test_a_variable_that_was_stored_may_change_afterwards():
+    def build(ir):
+        buffer, (first, *_) = _small()
+        v = _variable(width=SMALL)
+        ops.remote_store(buffer, 0, v)
+        ops.add_(v, popxl.constant(1.0))
+        return first, v
+
+    assert _run(build) == [[0, 1], [1, 2]]
+
+
+def test_a_variable_that_is_stored_after_a_change_changes_in_the_next_run():
+    def build(ir):
+        buffer, (first, *_) = _small()
+        v = _variable(width=SMALL)
+        ops.add_(v, popxl.constant(1.0))
+        ops.remote_store(buffer, 0, v)
+        ops.add_(v, popxl.constant(10.0))
+        return first, v
+
+    assert _run(build, 3) == [[1, 11], [12, 22], [23, 33]]
+
+
+def test_a_value_stored_twice_gives_each_entry_its_own_memory():
+    def build(ir):
+        buffer, entries = _small()
+        x = ops.remote_load(buffer, 2) * 2.0
+        ops.remote_store(buffer, 0, x)
+        ops.remote_store(buffer, 1, x)
+        y = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, y + 1.0)
+        return entries
+
+    assert _run(build) == [[7, 6, 3], [7, 6, 3]]
+
+
+def test_an_entry_copied_to_another_stays_when_the_first_changes():
+    def build(ir):
+        buffer, entries = _small()
+        ops.remote_store(buffer, 1, ops.remote_load(buffer, 0))
+        x = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, x + 1.0)
+        return entries
+
+    assert _run(build) == [[2, 1, 3], [3, 2, 3]]
+
+
+def test_an_entry_copied_to_another_buffer_stays_when_the_first_changes():
+    def build(ir):
+        buffer, entries = _small()
+        other, copies = _small()
+        ops.remote_store(other, 2, ops.remote_load(buffer, 0))
+        x = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, x + 1.0)
+        return entries[0], copies[2]
+
+    assert _run(build) == [[2, 1], [3, 2]]
+
+
+def test_an_entry_loaded_into_a_variable_stays_when_the_variable_changes():
+    def build(ir):
+        buffer, (first, second, _) = _small()
+        v, w = _variable(width=SMALL), _variable(name="w", width=SMALL)
+        ops.add_(v, popxl.constant(1.0))
+        ops.add_(w, v)
+        ops.remote_store(buffer, 1, v)
+        ops.remote_load_(buffer, 0, v)
+        return first, second, v, w
+
+    assert _run(build, 3) == [[1, 1, 1, 1], [1, 2, 1, 3], [1, 2, 1, 5]]
+
+
+def test_an_entry_carried_by_a_loop_stays():
+    """The loop's first iteration is given what the entry holds, and gives its memory away."""
+
+    def build(ir):
+        buffer, entries = _small()
+        x = ops.remote_load(buffer, 0)
+        row = popxl.constant(1, popxl.int32)
+
+        def body(x, row):
+            return ops.remote_load(buffer, row) + x, row + 1
+
+        y, _ = ops.repeat(ir.create_graph(body, x, row), 2, x, row)
+        v = _variable(width=SMALL)
+        ops.var_updates.copy_var_update_(v, y + x)
+        return *entries, v
+
+    assert _run(build) == [[1, 2, 3, 7]] * 2
+
+
+def test_two_loads_of_an_entry_of_which_one_is_stored_back():
+    def build(ir):
+        buffer, entries = _small()
+        x = ops.remote_load(buffer, 0)
+        y = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, y + 1.0)
+        v = _variable(width=SMALL)
+        ops.add_(v, x)
+        return entries[0], v
+
+    assert _run(build, 3) == [[2, 1], [3, 3], [4, 6]]
+
+
+def test_a_load_before_a_loop_that_stores_to_the_same_entry():
+    def build(ir):
+        buffer, entries = _small()
+        first, row = ops.remote_load(buffer, 0), popxl.constant(0, popxl.int32)
+
+        def body(row, total: popxl.TensorByRef):
+            x = ops.remote_load(buffer, row)
+            total += x
+            ops.remote_store(buffer, row, x + 10.0)
+            return row + 1
+
+        total, v = _variable(name="total", width=SMALL), _variable(width=SMALL)
+        ops.repeat(ir.create_graph(body, row, total), 3, row, total)
+        ops.add_(v, first)
+        return *entries, total, v
+
+    assert _run(build) == [[11, 12, 13, 6, 1], [21, 22, 23, 42, 12]]
+
+
+def test_a_value_that_a_loop_consumes_can_be_used_afterwards():
+    """It starts the loop, is an invariant of it, and is used after it."""
+
+    def build(ir):
+        buffer, entries = _small()
+        x = _variable(1, name="x", width=SMALL)
+        start, row = x * 2.0, popxl.constant(0, popxl.int32)
+
+        def body(x, row, w):
+            y = x + ops.remote_load(buffer, row) * w
+            ops.remote_store(buffer, row, y)
+            return y, row + 1
+
+        graph = ir.create_graph(body, start, row, start)
+        y, _ = ops.repeat(graph, 3, start, row, start)
+        v = _variable(width=SMALL)
+        ops.var_updates.copy_var_update_(v, start + y * 100.0)
+        return *entries, x, v
+
+    first = [4, 8, 14]  # 2 + 1 * 2, + 2 * 2, + 3 * 2
+    second = [2 + 4 * 2, 10 + 8 * 2, 26 + 14 * 2]
+    assert _run(build) == [[*first, 1, 1402], [*second, 1, 5402]]
+
+
+def test_an_input_that_a_called_graph_changes_stays_the_caller_s():
+    def build(ir):
+        buffer, entries = _small()
+
+        def body(x, row):
+            y = x * 1.0
+            ops.add_(y, ops.remote_load(buffer, row))
+            ops.remote_store(buffer, row, y)
+            return y
+
+        x = _variable(1, name="x", width=SMALL)
+        start = x * 2.0
+        graph = ir.create_graph(body, start, popxl.constant(0, popxl.int32))
+        a = ops.call(graph, start, 0)[0]
+        b = ops.call(graph, start, 1)[0]
+        v = _variable(width=SMALL)
+        ops.var_updates.copy_var_update_(v, start * 100.0 + a * 10.0 + b)
+        return *entries, x, v
+
+    assert _run(build, 1) == [[3, 4, 3, 1, 234]]
+
+
+def test_an_output_returned_twice_is_two_values():
+    def build(ir):
+        buffer, _ = _small()
+        x, row = _variable(1, name="x", width=SMALL), popxl.constant(0, popxl.int32)
+
+        def body(x, z, row):
+            y = ops.remote_load(buffer, row) + x + z
+            return y, y, row + 1
+
+        y, z, _ = ops.repeat(ir.create_graph(body, x, x, row), 3, x, x, row)
+        ops.add_(y, popxl.constant(5.0))
+        v, w = _variable(width=SMALL), _variable(name="w", width=SMALL)
+        ops.var_updates.copy_var_update_(v, y)
+        ops.var_updates.copy_var_update_(w, z)
+        return x, v, w
+
+    # 1 + 1 + 1 = 3, 2 + 3 + 3 = 8, 3 + 8 + 8 = 19
+    assert _run(build) == [[1, 24, 19]] * 2
+
+
+def test_carried_values_may_change_places():
+    def build(ir):
+        buffer, entries = _small()
+        p, q = (_variable(i, name="pq"[i], width=SMALL) for i in range(2))
+
+        def body(x, z, row):
+            ops.remote_store(buffer, row, x)
+            return z, x, row + 1
+
+        row = popxl.constant(0, popxl.int32)
+        x, z, _ = ops.repeat(ir.create_graph(body, p, q, row), 3, p, q, row)
+        ops.add_(x, popxl.constant(5.0))
+        v, w = _variable(width=SMALL), _variable(name="w", width=SMALL)
+        ops.var_updates.copy_var_update_(v, x)
+        ops.var_updates.copy_var_update_(w, z)
+        return *entries, p, q, v, w
+
+    assert _run(build) == [[0, 1, 0, 0, 1, 6, 0]] * 2

@@ -128,7 +128,7 @@ def test_a_loaded_executable_checks_too(tmp_path, monkeypatch):
     hits = statistics.hits
     with pytest.raises(popart.poplar_application_runtime_error):
         Scaled(straight).run(40)
-    assert statistics.hits == hits + 1
+    assert statistics.hits > hits
 
 
 def test_gradients_of_loops_and_branches_with_checked_ops():
@@ -158,4 +158,7 @@ def test_programs_without_such_ops_return_nothing_more():
     ir = popxl.Ir()
     with ir.main_graph:
         ops.add_(popxl.variable(1.0), popxl.constant(1.0))
-    assert popxl.Session(ir)._program.result_specs[2] is None
+    program = popxl.Session(ir)._program
+    (segment,) = program.schedule.segments
+    assert not segment.is_checked
+    assert [s.shape for s in program.specs_of(segment)[1]] == [(1,)]  # the variable

@@ -100,9 +100,10 @@ def test_what_is_read_is_a_copy_and_costs_the_program_none():
 
 
 def address(program: Program) -> int:
-    """Where the buffer's array is."""
-    (array,) = program.session._state[0].buffers.values()
-    return array.unsafe_buffer_pointer()
+    """Where the first entry's array is."""
+    assert program.session._state is not None
+    (entries,) = program.session._state.entries.values()
+    return entries.array(0).unsafe_buffer_pointer()
 
 
 def test_a_wrong_value_is_refused_when_it_is_made():

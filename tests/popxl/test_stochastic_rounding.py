@@ -10,8 +10,9 @@ import popxl
 import popxl_addons as addons
 from popxl import ops
 from popxl._lower.devices import replica_mesh
-from popxl._lower.fingerprint import program_key
+from popxl._lower.fingerprint import segment_key
 from popxl._lower.program import Program
+from popxl._lower.segment import lower_segment
 from popxl.ops.var_updates._rounding import _halves, to_neighbour
 
 HALF = [np.float16, ml_dtypes.bfloat16]
@@ -157,11 +158,19 @@ def test_programs_without_it_are_as_before():
     """No argument, no random bits; so too with the option where no 16-bit variable is updated."""
     plain, enabled = (Program(counters(e)[0], replica_mesh("cpu", 1)) for e in (False, True))
     wide = Program(counters(dtype=popxl.float32)[0], replica_mesh("cpu", 1))
-    for program in (plain, wide):
-        assert program.argument_specs[-1] is None
-        assert "rng_bit_generator" not in program.lower().as_text()
-    assert enabled.lower().as_text().count("rng_bit_generator") == 2
-    assert program_key(plain) != program_key(enabled)
+
+    def lowered(program: Program) -> str:
+        (segment,) = program.schedule.segments
+        return lower_segment(segment, program.mesh, program.specs_of(segment)[0]).as_text()
+
+    keys = []
+    for program in (plain, wide, enabled):
+        (segment,) = program.schedule.segments
+        given = len(program.specs_of(segment)[0]) - len(segment.args)
+        assert given == (2 if program is enabled else 0)  # the seed and a number
+        assert lowered(program).count("rng_bit_generator") == (2 if program is enabled else 0)
+        keys.append(segment_key(program, segment))
+    assert len(set(keys)) == 3
 
 
 def test_an_executable_from_the_cache_rounds_alike(tmp_path, monkeypatch):
@@ -205,7 +214,11 @@ def test_rounding_to_nearest_loses_a_training_that_random_rounding_follows():
 # ---- replicas -----------------------------------------------------------------------------------
 def per_replica(session: popxl.Session, key: object) -> np.ndarray:
     """What each replica holds of a variable or buffer, (replicas, ...), as float32."""
-    array = np.asarray(session._device_array(key))
+    assert session._state is not None
+    if isinstance(key, popxl.RemoteBuffer):
+        array = np.asarray(session._state.entries[key].array(0))
+    else:
+        array = np.asarray(session._state.variables[key])
     return array.reshape(session.ir.replication_factor, -1).astype(np.float32)
 
 
@@ -220,13 +233,13 @@ def test_copies_stay_equal_and_shards_round_on_their_own(shards):
         data = np.random.default_rng(0).uniform(1, 1.9, (2, n))
         if shards == 1:
             v = popxl.variable(data, popxl.bfloat16, replica_grouping=group)
-            shard, key = v, v.id
+            shard, key = v, v
         else:
             buffer = popxl.replica_sharded_buffer((n,), popxl.bfloat16, shard_over=shards)
             popxl.remote_replica_sharded_variable(
                 data, buffer, 0, popxl.bfloat16, replica_grouping=group
             )
-            shard, key = ops.remote_load(buffer, 0), buffer.remote_buffer_id
+            shard, key = ops.remote_load(buffer, 0), buffer
         x = popxl.constant(np.full(n // shards, 2.0**-9, np.float32))
         for _ in range(3):
             ops.var_updates.accumulate_(shard, x)
@@ -273,8 +286,8 @@ def test_branches_that_replicas_take_differently_leave_copies_equal():
         ops.var_updates.accumulate_(shared, x)
     with popxl.Session(ir) as session:
         session.run()
-        first, second = per_replica(session, shared.id)
-        changed, unchanged = per_replica(session, own.id)
+        first, second = per_replica(session, shared)
+        changed, unchanged = per_replica(session, own)
     np.testing.assert_array_equal(first, second)
     assert set(first) == {1, 1 + 2.0**-7}
     assert (unchanged == 1).all()

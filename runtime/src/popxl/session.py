@@ -23,7 +23,7 @@ from popxl._lower.startup import Stopwatch
 from popxl.errors import popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
-from popxl.plan import Plan, memory_use, plan_of
+from popxl.plan import Plan, memory_use, plan_of_program
 from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostScalarTensor, HostTensor, Variable
@@ -115,7 +115,7 @@ class Session:
 
     @property
     def schedule(self) -> Schedule:
-        """What the host does in a run: transfers, segments that the devices run, loops. Print it."""
+        """What the host does in a run, step by step; print it."""
         return self._program.schedule
 
     def memory_use(self) -> MemoryUse:
@@ -123,8 +123,8 @@ class Session:
         return memory_use(self._program)
 
     def plan(self) -> Plan:
-        """What a run needs and does, from the program alone; see `popxl.plan.plan_of`."""
-        return plan_of(self.ir, self._program.platform)
+        """What a run needs and does; see `popxl.plan.plan_of_program`."""
+        return plan_of_program(self._program)
 
     # ---- running --------------------------------------------------------------------------------
     def run(
@@ -175,9 +175,8 @@ class Session:
             raise
         self._keep(state)
         for stream, target in targets.items():
-            data = hostdata.fetch(results[stream])
-            transfers = self.ir.num_host_transfers
-            value = np.moveaxis(data.reshape(self._replicas, transfers, *stream.shape), 0, 1)
+            shape = (self._replicas, self.ir.num_host_transfers, *stream.shape)
+            value = np.moveaxis(hostdata.fetch(results[stream]).reshape(shape), 0, 1)
             target[...] = value.reshape(target.shape).view(target.dtype)
 
     def _keep(self, state: State) -> None:

@@ -106,7 +106,7 @@ def test_without_the_selection_a_step_would_spoil_the_state(
     """Why the tests above can fail."""
     from modelling.phases import optimizer
 
-    def always(_: popxl.Tensor, new: addons.NamedTensors, old: addons.NamedTensors) -> object:
+    def always(_: popxl.Tensor, new: object, old: object) -> object:
         return new
 
     monkeypatch.setattr(optimizer, "_chosen", always)
@@ -122,11 +122,12 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measured() -> tuple[int, int]:
         run = Run(1, 1)
-        text = run.session._executable.as_text()
+        executables = run.session._program.executables.values()
+        text = "".join(executable.as_text() for executable in executables)
         copies = text.count(" copy(") - text.count(" = f32[1]{0} copy(")  # one number is no array
         return run.session.memory_use().temporaries, copies
 
-    def always(_: popxl.Tensor, new: addons.NamedTensors, old: addons.NamedTensors) -> object:
+    def always(_: popxl.Tensor, new: object, old: object) -> object:
         return new
 
     with_it = measured()
@@ -139,7 +140,7 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counted(skips: Sequence[bool], most: int) -> list[bool]:
     """Whether there are too many after each step."""
-    from finetuning import StepResult
+    from modelling.finetuning import StepResult
     from training.skipped_steps import SkippedSteps
 
     skipped = SkippedSteps(most, total=5)

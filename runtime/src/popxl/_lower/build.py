@@ -1,10 +1,10 @@
 """From graphs to schedules: which ops the host does, and how the rest is cut into segments.
 
-An op is *hosted* if it moves an entry of a remote buffer, if a graph that it runs holds a hosted op,
-or if it calls a graph that is compiled apart. Device ops between hosted ones are grouped: a load
-moves in front of the segment that is open, a store waits until it is closed. So a segment is closed
-only where the host has to wait for it, where a buffer is loaded from after it was stored to, or where
-more than `_BYTES` were loaded for it.
+An op is *hosted* if it moves an entry of a remote buffer, if a graph that it runs holds a hosted
+op, or if it calls a graph that is compiled apart. Device ops between hosted ones are grouped: a
+load moves in front of the segment that is open, a store waits until it is closed. So a segment is
+closed only where the host has to wait for it, where a buffer is loaded from after it was stored to,
+or where more than `_BYTES` were loaded for it.
 """
 
 from __future__ import annotations
@@ -202,10 +202,11 @@ class _Builder:
         self._part = ""  # of the call that is inlined
         self._hosted = program.has_hosted(graph)
         self._open = self._new_segment()
+        self._input_slots: list[Slot] = []
         for i, t in enumerate(inputs):
             slot = self.new_number() if i in known else self.new_array(t.spec)
             self._where[self.scope, t] = slot
-        self._input_slots = [self._where[self.scope, t] for t in inputs]
+            self._input_slots.append(slot)
 
     # ---- slots ----------------------------------------------------------------------------------
     def new_number(self) -> Slot:
@@ -244,7 +245,7 @@ class _Builder:
         routine = Routine(
             self.graph, tuple(self._input_slots), tuple(outputs), changed, self.steps, self.start,
             self.specs, self._size,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
         own(routine, self._owned_inputs())
         return routine
 
@@ -568,8 +569,9 @@ class _Builder:
         for i, at in enumerate(region.outputs):
             assert at is not None
             number = routine.outputs[i] not in routine.specs
-            outs.append(self.new_number() if number else self.new_array(op.outputs[at].spec))
-            self._where[scope, op.outputs[at]] = outs[-1]
+            out = self.new_number() if number else self.new_array(op.outputs[at].spec)
+            self._where[scope, op.outputs[at]] = out
+            outs.append(out)
         modified = op.modified_inputs()
         moving = [i for i, at in enumerate(region.inputs)
                   if at in modified and i >= region.carried and i in routine.changed]  # fmt: skip
@@ -586,9 +588,9 @@ class _Builder:
             self._assign(scope, op.inputs[_at(region, i)], slot)
         for i in range(region.carried):  # ends with the last iteration's value
             if region.inputs[i] in modified:
-                out = outs[i]
-                assert out is not None
-                self._assign(scope, op.inputs[_at(region, i)], out)
+                last = outs[i]
+                assert last is not None
+                self._assign(scope, op.inputs[_at(region, i)], last)
 
     def _known_in_loop(self, scope: Scope, op: Op, region: Region) -> frozenset[int]:
         """Inputs of the graph that are numbers in all iterations."""

@@ -42,11 +42,20 @@ def switches(platform: str) -> dict[str, Any]:
 def compile_lowered(lowered: Any, platform: str) -> Any:
     """Compile a `jax.stages.Lowered` for `platform` with its switches."""
     options = switches(platform)
-    if platform == "cpu" and _has_only_float32_products(lowered.as_text()):
-        # YNNPACK's matrix products by themselves are right, and faster than Eigen's. Some of
-        # 16 bits fail when they run, so code with any of those gets none.
-        options[_LIBRARY] = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+    if platform == "cpu":
+        text = lowered.as_text()
+        if _has_only_float32_products(text):
+            # YNNPACK's matrix products by themselves are right, and faster than Eigen's. Some of
+            # 16 bits fail when they run, so code with any of those gets none.
+            options[_LIBRARY] = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+        if not _CONTROL_FLOW.search(text):
+            # Saves copies of donated arrays that several kernels read. With loops it may overwrite
+            # an array before a loop that reads it has run.
+            options["xla_cpu_copy_insertion_use_region_analysis"] = True
     return lowered.compile(compiler_options=options)
+
+
+_CONTROL_FLOW = re.compile(r"stablehlo\.(while|case|if)\b")
 
 
 def _has_only_float32_products(stablehlo: str) -> bool:

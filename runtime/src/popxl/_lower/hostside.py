@@ -37,7 +37,7 @@ def host_constant(t: Tensor) -> int | None:
 
 
 def host_rule(op: Op) -> Rule | None:
-    """A function from the op's inputs to its outputs as ints; None if the host cannot compute it."""
+    """A function from the op's inputs to its outputs as ints; None if the host has none."""
     if op.defn.lower is None or op.inplace is not None or op.view or not op.inputs:
         return None
     if not all(is_host_kind(t.spec) for t in (*op.inputs, *op.outputs)):

@@ -55,7 +55,7 @@ class _Owner:
         returned = (*routine.outputs, *routine.changed.values())
         self.last_use.update(dict.fromkeys(returned, end))
         inputs = {routine.inputs[i]: i for i in self.candidates}
-        self.owned |= {s for s in inputs if s in routine.specs}  # type: ignore[misc]
+        self.owned |= {s for s in inputs if s in routine.specs}
         giving = self._giving_loads()
         for i, step in enumerate(routine.steps):
             self._step(i, step, giving)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from popxl._lower.schedule import Schedule
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
-    from popxl.streams import DeviceToHostStream, HostToDeviceStream
+    from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
     from popxl.tensor import TensorSpec, Variable
 
 _NUMBERS_KEPT = 2**14
@@ -204,7 +204,8 @@ class Program:
         }
         positions = {s: zeros((), np.int32) for s in (*self.h2d, *self.d2h)}
         fault = zeros((), np.int32) if self.facts.checks else None
-        return Globals({**inputs, **sinks}, positions, self._constants, fault, seed)
+        streams: dict[Stream, jax.Array] = {**inputs, **sinks}  # type: ignore[dict-item]
+        return Globals(streams, positions, self._constants, fault, seed)
 
     def _check_faults(self, faults: jax.Array) -> None:
         for replica, number in enumerate(fetch(faults)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from operator import add, or_
 from typing import TYPE_CHECKING
 
 from popxl._core.regions import combine
@@ -21,8 +20,17 @@ def count_transfers(graph: Graph) -> Counter[Stream]:
     for op in graph._ops:
         if "stream" in op.attrs:
             total[op.attrs["stream"]] += 1
-        total += combine(op, count_transfers, Counter(), add, _times, or_)
+        inner: Counter[Stream] = combine(op, count_transfers, Counter(), _sum, _times, _larger)
+        total += inner
     return total
+
+
+def _sum(a: Counter[Stream], b: Counter[Stream]) -> Counter[Stream]:
+    return a + b
+
+
+def _larger(a: Counter[Stream], b: Counter[Stream]) -> Counter[Stream]:
+    return a | b
 
 
 def _times(amount: Counter[Stream], count: int) -> Counter[Stream]:

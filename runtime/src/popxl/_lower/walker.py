@@ -1,8 +1,8 @@
 """Runs a schedule: the host goes ahead of the devices, and waits only where it has to.
 
-JAX runs what it is asked to in the background. So the walker asks for the next layer's entries while
-the devices still compute the current one; it waits for values that it has to know, and when arrays
-of more than `ahead` bytes were asked for and are not there yet.
+JAX runs what it is asked to in the background. So the walker asks for the next layer's entries
+while the devices still compute the current one; it waits for values that it has to know, and when
+arrays of more than a limit of bytes were asked for and are not there yet.
 """
 
 from __future__ import annotations
@@ -203,9 +203,9 @@ class Walker:
                     current[i] = self._copy(current[i])
                 outs.clear()
                 changed.clear()
-        for slot, value in zip(body.outs, outs, strict=True):
-            if slot is not None:
-                slots[slot] = value
+        for out, value in zip(body.outs, outs, strict=True):
+            if out is not None:
+                slots[out] = value
         for i, slot in body.changed.items():
             slots[slot] = changed[i]
 

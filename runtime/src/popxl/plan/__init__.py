@@ -16,6 +16,7 @@ from popxl.context import part as part
 from popxl.plan.memory import device_memory as device_memory
 from popxl.plan.plan import memory_use as memory_use
 from popxl.plan.plan import plan_of as plan_of
+from popxl.plan.plan import plan_of_program as plan_of_program
 from popxl.plan.plan import storage_of as storage_of
 from popxl.plan.records import Collective as Collective
 from popxl.plan.records import MemoryUse as MemoryUse

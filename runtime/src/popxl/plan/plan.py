@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 from popxl._core.effects import program_effects
 from popxl._lower.build import build_schedule
@@ -13,7 +14,7 @@ from popxl._lower.segment import Segment, is_argument
 from popxl.ir import Ir
 from popxl.plan.records import MemoryUse, Plan, Storage
 from popxl.plan.walk import Walk
-from popxl.plan.work import work_of
+from popxl.plan.work import SegmentWork, work_of
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
 
@@ -22,8 +23,8 @@ def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
     """What a run of the program of `ir` needs and does.
 
     It needs no devices and allocates neither weights nor state. Sums of operations and traffic are
-    exact; memory that XLA takes inside a segment is estimated (`popxl.plan.estimate`), everything
-    else that is live on a device follows from the schedule.
+    exact, and so is what the schedule keeps on a device; what XLA takes besides inside a segment is
+    estimated (`popxl.plan.estimate`), since nothing is compiled.
 
     Args:
         platform: that the program is traced for: "cpu", "gpu" or "tpu".
@@ -37,41 +38,53 @@ def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
     for segment in schedule.segments:
         segment.facts = facts
     works = {segment: work_of(segment) for segment in schedule.segments}
-    walk = Walk(works, lambda segment: works[segment].temporaries)
-    temporaries = walk.run(schedule, ir)
+    return _plan(ir, schedule, works, lambda segment: works[segment].temporaries)
+
+
+def plan_of_program(program: Program) -> Plan:
+    """As `plan_of`, of a compiled program: what XLA takes inside segments is known."""
+    works = {segment: work_of(segment) for segment in program.schedule.segments}
+    return _plan(program.ir, program.schedule, works, _compiled(program))
+
+
+def _plan(
+    ir: Ir,
+    schedule: Schedule,
+    works: Mapping[Segment, SegmentWork],
+    temporaries: Callable[[Segment], int],
+) -> Plan:
+    walk = Walk(works, temporaries)
+    peak = walk.run(schedule)
     stored = storage_of(ir)
     return Plan(
         replicas=ir.replication_factor,
         parts=walk.parts(),
         variables=stored.variables,
         streams=stored.streams,
-        temporaries=temporaries,
+        temporaries=peak,
         remote=stored.remote,
     )
 
 
 def memory_use(program: Program) -> MemoryUse:
-    """What a compiled program keeps in memory on one replica, with XLA's account of what each
-    segment takes beside its arguments and results."""
-    analyses: dict[int, int] = {}
-
-    def temporaries(segment: Segment) -> int:
-        executable = program.executables[segment]
-        if id(executable) not in analyses:
-            analyses[id(executable)] = executable.memory_analysis().temp_size_in_bytes
-        return analyses[id(executable)]
-
+    """What a compiled program keeps in memory on one replica."""
     stored = storage_of(program.ir)
     return MemoryUse(
         variables=stored.variables,
         streams=stored.streams,
-        temporaries=_peak(program.schedule, temporaries, program.ir),
+        temporaries=Walk({}, _compiled(program)).run(program.schedule),
         remote=stored.remote,
     )
 
 
-def _peak(schedule: Schedule, temporaries: Callable[[Segment], int], ir: Ir) -> int:
-    return Walk({}, temporaries).run(schedule, ir)
+def _compiled(program: Program) -> Callable[[Segment], int]:
+    """Bytes that compiled segments take beside their arguments and results, by XLA's account."""
+
+    @cache
+    def temporaries(segment: Segment) -> int:
+        return program.executables[segment].memory_analysis().temp_size_in_bytes
+
+    return temporaries
 
 
 def storage_of(ir: Ir) -> Storage:

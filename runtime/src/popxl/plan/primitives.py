@@ -18,7 +18,8 @@ _MOVED = frozenset(
     "dynamic_slice gather copy reduce_precision optimization_barrier".split()
 )
 _REDUCTIONS = frozenset(
-    "dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
+    "dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax "
+    "argmin".split()
 )
 _KERNELS = frozenset(
     "dot_general conv_general_dilated scatter scatter-add scatter_add scatter_max scatter_min sort "

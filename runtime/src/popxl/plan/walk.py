@@ -17,7 +17,6 @@ from popxl.plan.work import SegmentWork, Work
 if TYPE_CHECKING:
     from popxl._core.op import Op
     from popxl._lower.segment import Segment
-    from popxl.ir import Ir
 
 _HOST_OPS = {Load: "remote_load", Store: "remote_store"}
 
@@ -47,7 +46,7 @@ class Walk:
         self._works, self._temporaries = works, temporaries
         self._sums: dict[str, _Sums] = defaultdict(_Sums)
 
-    def run(self, schedule: Schedule, ir: Ir) -> int:
+    def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
         main = schedule.main
         stored = {s for s in (*main.inputs, *main.changed.values()) if s is not None}
