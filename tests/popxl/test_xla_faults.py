@@ -23,6 +23,7 @@ from popxl._lower import compile as compile_module
 from popxl._lower.compile import switches
 from popxl._lower.devices import replica_mesh
 from popxl._lower.program import Program
+from popxl._lower.segment import lower_segment
 from popxl.ops import slicing
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import run
