@@ -17,7 +17,7 @@ from popxl._lower.devices import global_shape, per_replica
 from popxl._lower.hostdata import put, put_parts
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
+    from jax.sharding import Mesh, NamedSharding
 
     from popxl.remote_buffer import RemoteBuffer
 
@@ -43,7 +43,7 @@ class Entries:
     def __len__(self) -> int:
         return self.buffer.entries
 
-    def _sharding(self, index: int) -> jax.sharding.NamedSharding:
+    def _sharding(self, index: int) -> NamedSharding:
         return self._device if index < self.buffer.resident else self._host
 
     # ---- from the schedule ----------------------------------------------------------------------
@@ -59,18 +59,26 @@ class Entries:
         array = self.array(index)
         if gives:
             del self._arrays[index]
-        moved = jax.device_put(array, self._device)
-        shared = array.sharding.memory_kind == self._device.memory_kind
-        return jax.numpy.copy(moved) if copies and shared else moved
+        return self._moved(array, self._device, copies)
 
-    def store(self, index: Index, value: jax.Array) -> None:
-        """Replace the entry."""
+    def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
+        """Replace the entry.
+
+        Args:
+            copies: the entry shares no memory with `value`.
+        """
         if isinstance(index, tuple):
             self._store_each(index, value)
             return
         self._check(index)
-        self._arrays[index] = jax.device_put(value, self._sharding(index))
+        self._arrays[index] = self._moved(value, self._sharding(index), copies)
         self.stored.add(index)
+
+    @staticmethod
+    def _moved(array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
+        """The array in other memory; in memory of its own, if `copies`."""
+        here = array.sharding.memory_kind == to.memory_kind
+        return jax.numpy.copy(array) if copies and here else jax.device_put(array, to)
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self):

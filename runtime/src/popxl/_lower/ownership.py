@@ -88,6 +88,12 @@ class _Owner:
             self.owned.update(step.outs)
         elif isinstance(step, Loop):
             self._loop(index, step)
+        elif isinstance(step, Store):
+            if step.value in self.owned:  # the entry has it from now on; others may only read it
+                self.owned.discard(step.value)
+                self.given.add(step.value)
+            else:
+                step.copies = True
         elif isinstance(step, Branch):
             for passed in step.branches:
                 assert not passed.routine.consumed
@@ -160,8 +166,8 @@ class _Owner:
 
 
 def keep_apart(routines: Iterable[Routine]) -> None:
-    """Let loads make copies where another load of the buffer gives its memory away while the
-    loaded value is still needed: both may be the same entry."""
+    """Let loads and stores make copies where a load of the buffer gives its memory away while the
+    value is still needed: both may be the same entry."""
     routines = list(routines)
     for routine in routines:
         end = len(routine.steps)
@@ -169,9 +175,11 @@ def keep_apart(routines: Iterable[Routine]) -> None:
         last.update(dict.fromkeys((*routine.outputs, *routine.changed.values()), end))
         anywhere = set().union(*map(_given, routines))
         for i, step in enumerate(routine.steps):
-            if not isinstance(step, Load) or step.buffer not in anywhere or step.gives:
+            if not isinstance(step, (Load, Store)) or step.buffer not in anywhere:
                 continue
-            until = last.get(step.out, i)
+            if step.copies or (isinstance(step, Load) and step.gives):
+                continue
+            until = last.get(step.out if isinstance(step, Load) else step.value, i)
             step.copies = until == end or any(
                 step.buffer in _given_by(later) for later in routine.steps[i + 1 : until + 1]
             )

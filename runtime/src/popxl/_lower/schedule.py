@@ -75,11 +75,16 @@ class Load(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Store(Step):
-    """Make an array entry `at` of a remote buffer."""
+    """Make an array entry `at` of a remote buffer.
+
+    Attributes:
+        copies: the entry must not share memory with the array, which somebody else has as well.
+    """
 
     value: Slot
     buffer: RemoteBuffer
     at: Slot
+    copies: bool = False
 
     def reads(self) -> Iterator[Slot]:
         yield from (self.value, self.at)

@@ -133,7 +133,7 @@ class Walker:
         self._ahead.add(array, step.nbytes)
 
     def _store(self, step: Store, slots: list[Any], updates: int) -> None:
-        self._entries[step.buffer].store(slots[step.at], slots[step.value])
+        self._entries[step.buffer].store(slots[step.at], slots[step.value], step.copies)
 
     def _compute(self, step: Compute, slots: list[Any], updates: int) -> None:
         results = step.rule(*(slots[s] for s in step.ins))

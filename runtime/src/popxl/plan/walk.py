@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from popxl._core.regions import regions
-from popxl._lower.schedule import Load, Loop, Routine, Run, Schedule, Slot, Step, Store, calls
+from popxl._lower.schedule import (
+    Load,
+    Loop,
+    Passed,
+    Routine,
+    Run,
+    Schedule,
+    Slot,
+    Step,
+    Store,
+    calls,
+)
 from popxl._lower.segment import RunOp
 from popxl.plan.records import Collective, Part
 from popxl.plan.work import SegmentWork, Work
@@ -56,49 +67,65 @@ class Walk:
     def _routine(
         self, routine: Routine, part: str, times: int, outside: int, lent: set[Slot]
     ) -> int:
-        """Most bytes live while a routine runs.
+        """Most bytes live while a routine runs, those of `lent` slots not included.
 
         Args:
             outside: bytes that its callers keep alive.
-            lent: slots whose memory counts elsewhere.
         """
-        live = dict.fromkeys(lent, 0)
-        most = total = 0
+        owned = [s for s in routine.inputs if s is not None and s in routine.specs]
+        live = {s: 0 if s in lent else _size(routine, s) for s in owned}
+        total = most = sum(live.values())
         for step in routine.steps:
             label = step.part or part
-            made = 0
-            for slot in step.writes():
-                if slot in routine.specs and slot not in live:
-                    live[slot] = _size(routine, slot)
-                    made += live[slot]
-            inside = self._inside(routine, step, label, times, outside + total)
-            taken = sum(live.get(step.args[i], 0) for i in step.segment.donated) if isinstance(
-                step, Run) else 0  # fmt: skip
-            now = total + made - taken + inside
-            total += made
+            made = {s: _size(routine, s) for s in step.writes() if s in routine.specs}
+            now = total + self._during(step, label, times, outside + total, live, made)
             most = max(most, now)
             self._note(label, outside + now)
+            live.update(made)
+            total += sum(made.values())
             given = step.body.gives if isinstance(step, Loop) else ()
             for slot in (*step.last, *given):
-                total -= live.get(slot, 0)
-                live[slot] = 0
+                total -= live.pop(slot, 0)
         return most
 
-    def _inside(self, routine: Routine, step: Step, part: str, times: int, outside: int) -> int:
-        """Bytes that a step takes beside the slots of its routine; counts what it does."""
+    def _during(
+        self,
+        step: Step,
+        part: str,
+        times: int,
+        outside: int,
+        live: Mapping[Slot, int],
+        made: Mapping[Slot, int],
+    ) -> int:
+        """Bytes that a step takes while it runs, beside the slots before it; counts what it does."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, times)
-            return self._temporaries(step.segment)
+            reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
+            return sum(made.values()) - reused + self._temporaries(step.segment)
         if isinstance(step, (Load, Store)):
             self._count_transfer(step, part, times)
-        most = 0
+        most = sum(made.values()) if isinstance(step, Load) else 0
         for passed in calls(step):
-            inner = passed.routine
-            count = step.count if isinstance(step, Loop) else 1
-            lent = {s for s in inner.inputs if s is not None}
-            # Arrays that a loop carries on are there twice while it makes the next ones.
-            most = max(most, self._routine(inner, part, times * count, outside, lent))
+            most = max(most, self._call(step, passed, part, times, outside, live))
         return most
+
+    def _call(
+        self,
+        step: Step,
+        passed: Passed,
+        part: str,
+        times: int,
+        outside: int,
+        live: Mapping[Slot, int],
+    ) -> int:
+        routine = passed.routine
+        handed = [i for i in routine.consumed if i not in passed.copies]
+        moved = sum(live.get(passed.args[i], 0) for i in handed)
+        count = step.count if isinstance(step, Loop) else 1
+        consumed = {routine.inputs[i] for i in routine.consumed}
+        lent = {s for s in routine.inputs if s is not None and s not in consumed}
+        inside = self._routine(routine, part, times * count, outside - moved, lent)
+        return inside - moved
 
     # ---- sums -----------------------------------------------------------------------------------
     def _note(self, part: str, live: int) -> None:
