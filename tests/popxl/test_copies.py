@@ -12,10 +12,12 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._lower import compile as compile_module
 from tests.popxl.compiled import executables, optimised, temporary_bytes
 
 ROWS, WIDTH = 6, 2**16
 ENTRY = WIDTH * 4  # bytes
+COPY = re.compile(rf"^.*= f32\[{WIDTH}\]\S* copy(?:-start)?\(.*$", re.MULTILINE)
 
 
 def _buffer(rows: int = ROWS, *, width: int = WIDTH) -> popxl.RemoteBuffer:
@@ -152,9 +154,25 @@ def test_entries_and_variables_stay_where_they_are(body, buffers):
 def test_no_segment_copies_entries_or_holds_buffers(body, buffers):
     session = popxl.Session(_program(body, buffers)[0])
     text = optimised(session)
-    assert re.findall(rf"^.*= f32\[{WIDTH}\]\S* copy(?:-start)?\(.*$", text, re.MULTILINE) == []
+    assert COPY.findall(text) == []
     assert f"[{ROWS}," not in text
     assert temporary_bytes(session) < ENTRY
+
+
+def _copies_of_two_entries() -> int:
+    """In a segment that changes two entries and reads both for a third result."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        total = _variable(name="total")
+        _two_entries_at_once(0, total, _buffer())
+    return len(COPY.findall(optimised(popxl.Session(ir))))
+
+
+def test_without_the_switch_donated_entries_are_copied(monkeypatch):
+    """Why `xla_cpu_copy_insertion_use_region_analysis` is set: if this fails, it can go."""
+    assert _copies_of_two_entries() == 0
+    monkeypatch.setattr(compile_module, "_CONTROL_FLOW", re.compile(""))  # all code has loops
+    assert _copies_of_two_entries() > 0
 
 
 def test_variables_are_updated_in_place_run_after_run():

@@ -1,11 +1,12 @@
 """A loop reads what was there before later changes, also of changes that do not depend on it.
 
-In one executable, XLA for CPU does not keep that order by itself. Loops over state that changes in
-a run are hosted, or their segment reads what came in as an argument.
+XLA for CPU does not keep that order with the switch that saves copies of state
+(`popxl/_lower/compile.py`), so code with loops does not get it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._lower import compile as compile_module
 from popxl.transforms import autodiff
 from tests.popxl.programs import run_ir, store
 
@@ -160,3 +162,16 @@ def test_the_gradient_of_a_loop_reads_what_was_there_before():
         expected = np.cos(value) * expected + 2 * START
         value = np.sin(value) + START**2
     np.testing.assert_allclose(run_ir(ir, [out])[0], expected, rtol=1e-4, atol=1e-5)
+
+
+# ---- the switch that is only for code without loops ---------------------------------------------
+NO_CONTROL_FLOW = re.compile("(?!)")  # matches nothing
+
+
+@pytest.mark.parametrize("name", ["a variable", "parts of a variable"])
+def test_it_would_not_with_the_switch_that_is_only_for_code_without_loops(name, monkeypatch):
+    """The fault of XLA: if this fails after an upgrade of jaxlib, all code can have the switch."""
+    monkeypatch.setattr(compile_module, "_CONTROL_FLOW", NO_CONTROL_FLOW)
+    total, end = _loop_then_change(name)
+    assert total != START.sum()
+    np.testing.assert_array_equal(end, [ROWS * AFTER])

@@ -54,6 +54,7 @@ def test_matrix_products_with_reductions_are_right():
 
 def _without_ynn_switch(monkeypatch) -> None:
     monkeypatch.delitem(compile_module._SWITCHES["cpu"], YNN)
+    monkeypatch.setattr(compile_module, "_has_only_float32_products", lambda text: False)
 
 
 def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatch):
