@@ -166,6 +166,9 @@ class Execution(Section):
     activations: Literal["recompute", "keep"] = "recompute"
     """For the backward pass, compute a layer's activations again or keep them in host memory."""
 
+    resident_layers: NonNegativeInt = 0
+    """Layers of each kind whose weights, gradients and optimizer state stay in device memory."""
+
     rts_weights_threshold: NonNegativeInt = 1024
     """Variables of at least so many elements are sharded over the replicas that hold them alike."""
 

@@ -113,6 +113,7 @@ class Phase:
             else None
         )
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
+        self._keep_resident(settings.config.execution.resident_layers)
         self._lent: set[str] = set()  # own variables to whose gradients other phases add
         for name, owner in self._owner.items():
             owner._lent.add(name)
@@ -124,6 +125,13 @@ class Phase:
             shard_groups=NamedReplicaGrouping.from_dict(groups),
             replica_group=settings.groups.dp,
         )
+
+    def _keep_resident(self, layers: int) -> None:
+        """Let the first `layers` layers keep variables, gradients and optimizer state on the device."""
+        if self.variables and self.optimizer:
+            trees = (self.variables.buffers, self.variables.grads, self.optimizer.buffers)
+            for buffer in (b for tree in trees for b in tree.to_dict().values()):
+                buffer.resident = min(layers, self.entries)
 
     def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.names})

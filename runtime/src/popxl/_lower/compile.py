@@ -1,4 +1,4 @@
-"""The one place where XLA compiles: platform switches that keep results right and loops in place.
+"""The one place where XLA compiles: platform switches that keep results right and memory in place.
 
 Each switch answers a measured fault of XLA; tests/popxl/test_xla_faults.py shows each fault
 without its switch.
@@ -16,21 +16,8 @@ _SWITCHES: dict[str, dict[str, Any]] = {
         # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
         _LIBRARY: "",
     },
-    "gpu": {
-        # In counted loops, slices of host buffers at any index but the counter itself read the
-        # wrong address (openxla/xla#46231).
-        "xla_disable_hlo_passes": "dynamic-slice-annotator",
-        "xla_gpu_enable_latency_hiding_scheduler": True,
-    },
-    "tpu": {
-        # It moves collectives between iterations of loops and, in loops that also carry a counter
-        # and host buffers, confuses elements of the carry: the compiler stops with an internal
-        # error (libtpu 0.0.42).
-        "xla_disable_hlo_passes": (
-            "collective-pipeliner-forward,collective-pipeliner-backward,"
-            "collective-pipeliner-forward-sink"
-        ),
-    },
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "tpu": {},
 }
 
 
