@@ -127,7 +127,7 @@ class Phase:
         )
 
     def _keep_resident(self, layers: int) -> None:
-        """Let the first `layers` layers keep variables, gradients and optimizer state on the device."""
+        """Keep variables, gradients and moments of the first `layers` layers on the device."""
         if self.variables and self.optimizer:
             trees = (self.variables.buffers, self.variables.grads, self.optimizer.buffers)
             for buffer in (b for tree in trees for b in tree.to_dict().values()):

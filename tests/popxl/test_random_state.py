@@ -19,6 +19,7 @@ from popxl import ops
 from tests.popxl.programs import store
 
 ROWS, RUNS = 5, 2
+WHOLE = 3
 GIVEN = np.arange(ROWS, dtype=np.float32) / 2 + 0.25
 SEEDS = [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 80))]
 
@@ -27,10 +28,21 @@ Write = Callable[[list[popxl.Tensor], popxl.Tensor], popxl.Tensor | None]
 
 @dataclass
 class State:
-    """Two variables of ROWS numbers, and a remote buffer of ROWS entries of one."""
+    """What programs change.
+
+    Attributes:
+        variables: two of ROWS numbers.
+        buffer: a remote buffer of ROWS entries of one number.
+        whole: a remote buffer of WHOLE entries of ROWS numbers.
+        counts: a remote buffer of two entries, each a scalar.
+        at: a variable, which is a row.
+    """
 
     variables: list[np.ndarray]
     buffer: np.ndarray
+    whole: np.ndarray
+    counts: np.ndarray
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,27 +56,46 @@ class Statement:
 
 def _start() -> State:
     rows = np.arange(1, ROWS + 1, dtype=np.float64)
-    return State([rows.copy(), rows + 10], rows * 100)
+    whole = np.arange(WHOLE * ROWS, dtype=np.float64).reshape(WHOLE, ROWS)
+    return State([rows.copy(), rows + 10], rows * 100, whole, np.array([1.0, 2.0]))
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """As in `State`."""
+
+    buffer: popxl.RemoteBuffer
+    whole: popxl.RemoteBuffer
+    counts: popxl.RemoteBuffer
 
 
 def _repeat(body, count: int, *inputs: popxl.Tensor) -> tuple[popxl.Tensor, ...]:
     return ops.repeat(popxl.gir().create_graph(body, *inputs), count, *inputs)
 
 
-def _zero() -> popxl.Tensor:
-    return ops.init((), popxl.float32)
+def _zero(dtype: popxl.dtype) -> popxl.Tensor:
+    return ops.init((), dtype)
+
+
+def _row() -> popxl.Tensor:
+    return popxl.constant(0, popxl.int32)
 
 
 # ---- statements ---------------------------------------------------------------------------------
 class Author:
     """Draws statements; equal seeds give equal programs."""
 
-    def __init__(self, seed: int, buffer: popxl.RemoteBuffer) -> None:
-        self.draw, self.buffer = random.Random(seed), buffer
+    def __init__(self, seed: int, buffers: Buffers) -> None:
+        self.draw = random.Random(seed)
+        self.buffer, self.whole, self.counts = buffers.buffer, buffers.whole, buffers.counts
+        self.dtype = self.buffer.tensor_dtype
 
     def statement(self) -> Statement:
         kinds = [self.read_buffer, self.read_variable, self.start_from_variable, self.store_entry,
-                 self.overwrite, self.overwrite_row, self.move, self.change, self.fill]  # fmt: skip
+                 self.overwrite, self.overwrite_row, self.move, self.change, self.fill,
+                 self.load_into_row, self.load_whole, self.store_whole, self.copy_entry,
+                 self.update_entry, self.swap_entries, self.return_twice, self.count,
+                 self.choose_entry, self.store_where_it_points]  # fmt: skip
         return self.draw.choice(kinds)()
 
     def read_buffer(self) -> Statement:
@@ -78,7 +109,8 @@ class Author:
             return total
 
         return Statement(
-            lambda v, g: _repeat(body, ROWS, _zero(), popxl.constant(0, popxl.int32))[0], do
+            lambda v, g: _repeat(body, ROWS, _zero(self.dtype), popxl.constant(0, popxl.int32))[0],
+            do,
         )
 
     def read_variable(self) -> Statement:
@@ -88,7 +120,7 @@ class Author:
             return total * 0.5 + rows[row]
 
         return Statement(
-            lambda v, g: _repeat(body, 3, _zero(), v[which])[0],
+            lambda v, g: _repeat(body, 3, _zero(self.dtype), v[which])[0],
             lambda state: state.variables[which][row] * 1.75,
         )
 
@@ -106,7 +138,7 @@ class Author:
             state.buffer[row] = value
 
         def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
-            ops.remote_store(self.buffer, row, popxl.constant([value]))
+            ops.remote_store(self.buffer, row, popxl.constant([value], self.dtype))
 
         return Statement(write, do)
 
@@ -127,7 +159,7 @@ class Author:
 
         def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
             part = ops.slice_(v[which], row, row + 1)
-            ops.var_updates.copy_var_update_(part, popxl.constant([value]))
+            ops.var_updates.copy_var_update_(part, popxl.constant([value], self.dtype))
 
         def do(state: State) -> None:
             state.variables[which][row] = value
@@ -160,7 +192,7 @@ class Author:
 
     def fill(self) -> Statement:
         def body(row):
-            ops.remote_store(self.buffer, row, ops.cast(row, popxl.float32).reshape((1,)))
+            ops.remote_store(self.buffer, row, ops.cast(row, self.dtype).reshape((1,)))
             return row + 1
 
         def do(state: State) -> None:
@@ -168,6 +200,191 @@ class Author:
 
         def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
             _repeat(body, ROWS, popxl.constant(0, popxl.int32))
+
+        return Statement(write, do)
+
+    # ---- entries as large as a variable -----------------------------------------------------
+    def load_into_row(self) -> Statement:
+        which, row, entry = (
+            self.draw.randrange(2),
+            self.draw.randrange(ROWS),
+            self.draw.randrange(ROWS),
+        )
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
+            ops.remote_load_(self.buffer, entry, ops.slice_(v[which], row, row + 1))
+
+        def do(state: State) -> None:
+            state.variables[which][row] = state.buffer[entry]
+
+        return Statement(write, do)
+
+    def load_whole(self) -> Statement:
+        which, entry = self.draw.randrange(2), self.draw.randrange(WHOLE)
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
+            ops.remote_load_(self.whole, entry, v[which])
+
+        def do(state: State) -> None:
+            state.variables[which][:] = state.whole[entry]
+
+        return Statement(write, do)
+
+    def store_whole(self) -> Statement:
+        which, entry = self.draw.randrange(2), self.draw.randrange(WHOLE)
+        backwards = self.draw.random() < 0.5
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
+            value = ops.slice_(v[which], ROWS - 1, None, -1) if backwards else v[which]
+            ops.remote_store(self.whole, entry, value)
+
+        def do(state: State) -> None:
+            state.whole[entry] = state.variables[which][:: -1 if backwards else 1]
+
+        return Statement(write, do)
+
+    def copy_entry(self) -> Statement:
+        """One entry to both others, or to itself."""
+        source = self.draw.randrange(WHOLE)
+        targets = self.draw.sample(range(WHOLE), 2)
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
+            value = ops.remote_load(self.whole, source)
+            for target in targets:
+                ops.remote_store(self.whole, target, value)
+
+        def do(state: State) -> None:
+            state.whole[targets] = state.whole[source]
+
+        return Statement(write, do)
+
+    def update_entry(self) -> Statement:
+        """Load, change, store back; what was loaded is used afterwards, or was loaded before."""
+        entry, other = self.draw.randrange(WHOLE), self.draw.randrange(WHOLE)
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> popxl.Tensor:
+            kept = ops.remote_load(self.whole, other)
+            value = ops.remote_load(self.whole, entry)
+            ops.remote_store(self.whole, entry, value * 0.5 + given)
+            return ops.sum(kept) * 0.125
+
+        def do(state: State) -> float:
+            kept = state.whole[other].sum() * 0.125
+            state.whole[entry] = state.whole[entry] * 0.5 + GIVEN
+            return float(kept)
+
+        return Statement(write, do)
+
+    def swap_entries(self) -> Statement:
+        """A loop whose carried values change places; it stores each in turn."""
+        count = self.draw.randrange(4)
+        first, second = self.draw.sample(range(WHOLE), 2)
+
+        def body(x, y, row):
+            ops.remote_store(self.whole, row, x)
+            return y, x, (row + 1) % WHOLE
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> popxl.Tensor:
+            x, y = (ops.remote_load(self.whole, i) for i in (first, second))
+            x, y, _ = _repeat(body, count, x, y, _row())
+            ops.add_(x, given)
+            return ops.sum(x * 0.125 - y * 0.0625)
+
+        def do(state: State) -> float:
+            x, y = state.whole[first].copy(), state.whole[second].copy()
+            for i in range(count):
+                state.whole[i % WHOLE] = x
+                x, y = y, x
+            return float(((x + GIVEN) * 0.125 - y * 0.0625).sum())
+
+        return Statement(write, do)
+
+    def return_twice(self) -> Statement:
+        """A call that returns a value twice, an input, and an entry; the caller changes one."""
+        entry, in_loop = self.draw.randrange(WHOLE), self.draw.random() < 0.5
+
+        def body(x, y, z, unused):
+            loaded = ops.remote_load(self.whole, entry)
+            value = x * 0.5 + loaded * 0.5
+            if in_loop:
+                ops.remote_store(self.whole, entry, value)
+            return value, value, x, loaded
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> popxl.Tensor:
+            inputs = (given, given, given * 2.0, given)
+            if in_loop:
+                outs = _repeat(body, 2, *inputs)
+            else:
+                outs = ops.call(popxl.gir().create_graph(body, *inputs), *inputs)
+            ops.add_(outs[0], given)
+            weights = (0.5, 0.25, 0.125, 0.0625)
+            return ops.sum(sum((t * w for t, w in zip(outs, weights, strict=True)), given * 0.0))
+
+        def do(state: State) -> float:
+            x = GIVEN.astype(np.float64)
+            for _ in range(2 if in_loop else 1):
+                loaded, before = state.whole[entry].copy(), x
+                x = before * 0.5 + loaded * 0.5
+                if in_loop:
+                    state.whole[entry] = x
+            return float(((x + GIVEN) * 0.5 + x * 0.25 + before * 0.125 + loaded * 0.0625).sum())
+
+        return Statement(write, do)
+
+    # ---- scalars, and rows that only the device knows ---------------------------------------
+    def count(self) -> Statement:
+        which = self.draw.randrange(2)
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> popxl.Tensor:
+            value = ops.remote_load(self.counts, which)
+            ops.remote_store(self.counts, which, value * 0.5 + 1.0)
+            return value
+
+        def do(state: State) -> float:
+            value = state.counts[which]
+            state.counts[which] = value * 0.5 + 1
+            return float(value)
+
+        return Statement(write, do)
+
+    def choose_entry(self) -> Statement:
+        """A branch that loads, or stores and returns what it was given."""
+        which, entry = self.draw.randrange(2), self.draw.randrange(WHOLE)
+
+        def load(x, y):
+            return ops.remote_load(self.whole, entry)
+
+        def keep(x, y: popxl.TensorByRef):
+            ops.remote_store(self.whole, entry, y)
+            ops.add_(y, x)
+            return x
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> popxl.Tensor:
+            inputs = (given, v[which])
+            graphs = [popxl.gir().create_graph(f, *inputs) for f in (load, keep)]
+            odd = ops.equal(v[2] % 2, popxl.constant(1, popxl.int32))
+            (found,) = ops.conditional(odd, *graphs, inputs, inputs)
+            return ops.sum(found) * 0.125
+
+        def do(state: State) -> float:
+            if state.at % 2:
+                return float(state.whole[entry].sum() * 0.125)
+            state.whole[entry] = state.variables[which]
+            state.variables[which][:] += GIVEN
+            return float(GIVEN.sum() * 0.125)
+
+        return Statement(write, do)
+
+    def store_where_it_points(self) -> Statement:
+        value = float(self.draw.randrange(50))
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
+            ops.remote_store(self.buffer, v[2], popxl.constant([value], self.dtype))
+            ops.increment_mod_(v[2], 1, ROWS)
+
+        def do(state: State) -> None:
+            state.buffer[state.at] = value
+            state.at = (state.at + 1) % ROWS
 
         return Statement(write, do)
 
@@ -188,13 +405,15 @@ def _write_block(
     variables: list[popxl.Tensor],
     given: popxl.Tensor,
 ) -> popxl.Tensor:
-    def body(total, first: popxl.TensorByRef, second: popxl.TensorByRef, given):
+    def body(
+        total, first: popxl.TensorByRef, second: popxl.TensorByRef, at: popxl.TensorByRef, given
+    ):
         for statement in statements:
-            found = statement.write([first, second], given)
+            found = statement.write([first, second, at], given)
             total = total if found is None else total * 0.5 + found
         return total * 1.0
 
-    inputs = (_zero(), *variables, given)
+    inputs = (_zero(given.dtype), *variables, given)
     if kind == "plain":
         return body(*inputs)
     if kind == "loop":
@@ -217,26 +436,42 @@ def _do_block(count: int, statements: list[Statement], state: State) -> float:
 
 
 # ---- the test -----------------------------------------------------------------------------------
+def _buffer_of(
+    values: np.ndarray, dtype: popxl.dtype
+) -> tuple[popxl.RemoteBuffer, list[popxl.Variable]]:
+    buffer = popxl.remote_buffer(values.shape[1:], dtype, len(values))
+    variables = [popxl.remote_variable(v, buffer, i, dtype) for i, v in enumerate(values)]
+    return buffer, variables
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_state_is_read_and_changed_in_the_order_of_the_program(seed):
+    dtype, tolerance = (popxl.float16, 2e-2) if seed % 4 == 3 else (popxl.float32, 1e-4)
     ir, state = popxl.Ir(), _start()
     with ir.main_graph:
-        variables = [popxl.variable(v.astype(np.float32)) for v in state.variables]
-        buffer = popxl.remote_buffer((1,), popxl.float32, ROWS)
-        entries = [
-            popxl.remote_variable(np.float32([v]), buffer, i) for i, v in enumerate(state.buffer)
-        ]
-        stream = popxl.h2d_stream((ROWS,), popxl.float32)
+        variables = [popxl.variable(v, dtype) for v in state.variables]
+        at = popxl.variable(state.at, popxl.int32)
+        buffer, entries = _buffer_of(state.buffer[:, None], dtype)
+        whole, rows = _buffer_of(state.whole, dtype)
+        counts, scalars = _buffer_of(state.counts, dtype)
+        whole.resident = seed % 3
+        stream = popxl.h2d_stream((ROWS,), dtype)
         given = ops.host_load(stream)
-        author = Author(seed, buffer)
+        author = Author(seed, Buffers(buffer, whole, counts))
         blocks = [author.block() for _ in range(author.draw.randint(2, 5))]
-        results = [store(block.write(variables, given)) for block in blocks]
+        results = [store(block.write([*variables, at], given)) for block in blocks]
     with popxl.Session(ir) as session:
         for _ in range(RUNS):  # the second begins with what the first has left
-            found = session.run({stream: GIVEN})
+            found = session.run({stream: GIVEN.astype(dtype.as_numpy())})
             expected = [block.do(state) for block in blocks]
-            np.testing.assert_allclose([found[r] for r in results], expected, rtol=1e-4)
-        for variable, value in zip(variables, state.variables, strict=True):
-            np.testing.assert_allclose(session.get_tensor_data(variable), value, rtol=1e-4)
-        for entry, value in zip(entries, state.buffer, strict=True):
-            np.testing.assert_allclose(session.get_tensor_data(entry), [value], rtol=1e-4)
+            np.testing.assert_allclose([found[r] for r in results], expected, rtol=tolerance)
+        pairs = [
+            *zip(variables, state.variables, strict=True),
+            *zip(entries, state.buffer[:, None], strict=True),
+            *zip(rows, state.whole, strict=True),
+            *zip(scalars, state.counts, strict=True),
+            (at, np.array(state.at)),
+        ]
+        for variable, value in pairs:
+            left = session.get_tensor_data(variable)
+            np.testing.assert_allclose(left, value, rtol=tolerance, atol=tolerance)

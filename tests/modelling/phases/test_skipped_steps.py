@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import popxl
-import popxl_addons as addons
 from modelling.phases.training import TrainingProgram
 from popxl import ops
 from tests.modelling.phases import toy

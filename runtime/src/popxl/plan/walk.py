@@ -97,7 +97,7 @@ class Walk:
         live: Mapping[Slot, int],
         made: Mapping[Slot, int],
     ) -> int:
-        """Bytes that a step takes while it runs, beside the slots before it; counts what it does."""
+        """Bytes that a step takes while it runs, besides older slots; counts what it does."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, times)
             reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
