@@ -76,7 +76,7 @@ def check_memory(ir: popxl.Ir, bound: float) -> None:
 )
 def test_memory_of_training_is_what_xla_gives(name: str) -> None:
     config = preset(name)
-    check_memory(build_training(config, family_of(config).layout).ir, 0.2)
+    check_memory(build_training(config, family_of(config).layout).ir, 0.25)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("tiny", 0.1), ("gptj_tiny", 0.1)])

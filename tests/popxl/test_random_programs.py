@@ -21,6 +21,7 @@ from popxl.transforms import autodiff, decompose_sum
 from tests.popxl.programs import f32, run
 
 SHAPE = (4, 4)
+ENTRIES = 3
 SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 60))]
 
 
@@ -34,6 +35,21 @@ class Pair:
 
 
 @dataclass
+class Entries:
+    """A remote buffer in both worlds."""
+
+    here: popxl.RemoteBuffer
+    there: np.ndarray
+
+
+def _entries(values: np.ndarray) -> Entries:
+    buffer = popxl.remote_buffer(SHAPE, popxl.float32, len(values))
+    for i, value in enumerate(values):
+        popxl.remote_variable(value, buffer, i)
+    return Entries(buffer, values)
+
+
+@dataclass
 class Writer:
     """Writes random statements on tensors of SHAPE, and does the same in numpy.
 
@@ -42,12 +58,14 @@ class Writer:
         owners: tensors that own their storage.
         views: views of owners.
         depth: how deep graphs may still nest.
+        entries: a remote buffer; None: the program has none.
     """
 
     draw: random.Random
     owners: list[Pair]
     views: list[Pair] = field(default_factory=list)
     depth: int = 2
+    entries: Entries | None = None
 
     def any(self) -> Pair:
         return self.draw.choice([*self.owners, *self.views])
@@ -56,8 +74,29 @@ class Writer:
         kinds: list[Callable[[], None]] = [self.new, self.view, self.in_place, self.overwrite]
         if self.depth:
             kinds += [self.call, self.loop, self.branch]
+        if self.entries:
+            kinds += [self.load, self.load_in_place, self.store]
         for _ in range(count):
             self.draw.choice(kinds)()
+
+    # ---- entries of a remote buffer: graphs with these are hosted ---------------------------
+    def load(self) -> None:
+        assert self.entries is not None
+        at = self.draw.randrange(ENTRIES)
+        here = ops.remote_load(self.entries.here, at)
+        self.owners.append(Pair(here, self.entries.there[at].copy()))
+
+    def load_in_place(self) -> None:
+        assert self.entries is not None
+        at, target = self.draw.randrange(ENTRIES), self.any()
+        ops.remote_load_(self.entries.here, at, target.here)
+        target.there[...] = self.entries.there[at]
+
+    def store(self) -> None:
+        assert self.entries is not None
+        at, value = self.draw.randrange(ENTRIES), self.any()
+        ops.remote_store(self.entries.here, at, value.here)
+        self.entries.there[at] = value.there
 
     # Values stay small: sums are halved.
     def new(self) -> None:
@@ -91,29 +130,41 @@ class Writer:
         target.there[...] = np.tanh(by.there)
 
     # ---- graphs -----------------------------------------------------------------------------
-    def _inner(self, seed: int, inputs: list[Pair]) -> Pair:
-        """Statements of a called graph; returns its output."""
-        inner = Writer(random.Random(seed), inputs, [], self.depth - 1)
+    def _inner(self, seed: int, inputs: list[Pair], entries: Entries | None) -> list[Pair]:
+        """Statements of a called graph; returns its output, and values that may be inputs."""
+        inner = Writer(random.Random(seed), inputs, [], self.depth - 1, entries)
         inner.write(3)
-        return inner.any()
+        return [inner.any(), inner.draw.choice(inner.owners)]
 
-    def _graph(self, seed: int, by_ref: list[bool], args: list[Pair]) -> popxl.Graph:
-        """The graph of `_inner(seed)`; its numpy side works on throw-away arrays."""
+    def _graph(
+        self, seed: int, by_ref: list[bool], args: list[Pair], more: bool = False
+    ) -> popxl.Graph:
+        """The graph of `_inner(seed)`; its numpy side works on throw-away arrays.
+
+        Args:
+            more: return the output twice, and the second value, which may be an input.
+        """
 
         def fn(*tensors):
             scratch = [np.zeros(SHAPE, np.float32) for _ in tensors]
             pairs = [Pair(t, s) for t, s in zip(tensors, scratch, strict=True)]
-            return ops.tanh(self._inner(seed, pairs).here)
+            scratch_entries = self.entries and Entries(
+                self.entries.here, np.zeros_like(self.entries.there)
+            )
+            first, second = self._inner(seed, pairs, scratch_entries)
+            output = ops.tanh(first.here)
+            return [output, output, second.here] if more else output
 
         graph = popxl.gir().create_graph(fn, *(a.here for a in args))
         for t, ref in zip(graph.inputs, by_ref, strict=True):
             t._by_ref = ref
         return graph
 
-    def _replay(self, seed: int, by_ref: list[bool], args: list[np.ndarray]) -> np.ndarray:
+    def _replay(self, seed: int, by_ref: list[bool], args: list[np.ndarray]) -> list[np.ndarray]:
         """The same in numpy: references are the arrays themselves, values are copies."""
         arrays = [a if ref else a.copy() for a, ref in zip(args, by_ref, strict=True)]
-        return np.tanh(_numpy_only(self, seed, arrays))
+        first, second = _numpy_only(self, seed, arrays)
+        return [np.tanh(first), np.tanh(first), second]
 
     def _arguments(self) -> tuple[list[Pair], list[bool], int]:
         # References must not overlap: which of two changes wins is not defined.
@@ -123,8 +174,10 @@ class Writer:
 
     def call(self) -> None:
         args, by_ref, seed = self._arguments()
-        (here,) = ops.call(self._graph(seed, by_ref, args), *(a.here for a in args))
-        self.owners.append(Pair(here, self._replay(seed, by_ref, [a.there for a in args])))
+        graph = self._graph(seed, by_ref, args, more=True)
+        outputs = ops.call(graph, *(a.here for a in args))
+        there = self._replay(seed, by_ref, [a.there for a in args])
+        self.owners += map(Pair, outputs, there)
 
     def loop(self) -> None:
         args, (_, second), seed = self._arguments()
@@ -133,35 +186,44 @@ class Writer:
         (here,) = ops.repeat(graph, count, *(a.here for a in args))
         there = args[0].there.copy()
         for _ in range(count):
-            there = self._replay(seed, by_ref, [there, args[1].there])
+            there = self._replay(seed, by_ref, [there, args[1].there])[0]
         self.owners.append(Pair(here, there))
 
     def branch(self) -> None:
         taken = self.draw.random() < 0.5
         sides = [self._arguments() for _ in range(2)]
-        graphs = [self._graph(seed, by_ref, args) for args, by_ref, seed in sides]
+        graphs = [self._graph(seed, by_ref, args, more=True) for args, by_ref, seed in sides]
         inputs = [[a.here for a in args] for args, _, _ in sides]
-        (here,) = ops.conditional(popxl.constant(taken), *graphs, *inputs)
+        outputs = ops.conditional(popxl.constant(taken), *graphs, *inputs)
         args, by_ref, seed = sides[0 if taken else 1]
-        self.owners.append(Pair(here, self._replay(seed, by_ref, [a.there for a in args])))
+        there = self._replay(seed, by_ref, [a.there for a in args])
+        self.owners += map(Pair, outputs, there)
 
 
-def _numpy_only(writer: Writer, seed: int, arrays: list[np.ndarray]) -> np.ndarray:
+def _numpy_only(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Run the numpy side of `_inner`, writing the popxl side into a program that is thrown away."""
     with popxl.Ir().main_graph:
         pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
-        return writer._inner(seed, pairs).there.copy()
+        entries = writer.entries
+        if entries is not None:
+            scratch = popxl.remote_buffer(SHAPE, popxl.float32, ENTRIES)
+            entries = Entries(scratch, entries.there)
+        return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_programs_give_numpy_s_values(seed):
+@pytest.mark.parametrize("hosted", [False, True], ids=["one segment", "with entries"])
+def test_random_programs_give_numpy_s_values(seed, hosted):
     inputs = [f32(*SHAPE, seed=i) for i in range(3)]
     expected: list[np.ndarray] = []
 
     def build(*tensors):
         pairs = [Pair(ops.identity(t), x.copy()) for t, x in zip(tensors, inputs, strict=True)]
-        writer = Writer(random.Random(seed), pairs)
+        entries = _entries(f32(ENTRIES, *SHAPE, seed=9)) if hosted else None
+        writer = Writer(random.Random(seed), pairs, entries=entries)
         writer.write(14)
+        for i in range(ENTRIES if entries else 0):  # what is left in the buffer
+            writer.owners.append(Pair(ops.remote_load(entries.here, i), entries.there[i]))
         everything = [*writer.owners, *writer.views]
         expected.extend(p.there for p in everything)
         return [p.here for p in everything]
