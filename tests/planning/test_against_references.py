@@ -111,3 +111,14 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
     else:
         rows = 2 * (config.model.layers + 1) * encoder
     assert needs.plan.host == pytest.approx(needs.state + rows, rel=1e-3)
+
+
+def test_resident_layers_take_device_memory_and_no_traffic() -> None:
+    phased, resident = (
+        finetuning_needs(preset("tiny", execution={"resident_layers": n})).plan for n in (0, 100)
+    )
+    moved = [sum(p.host_to_device for p in plan.parts) for plan in (phased, resident)]
+    assert moved[1] < moved[0]
+    kept = resident.variables - phased.variables
+    assert kept == phased.remote - resident.remote > 0
+    assert resident.flops == phased.flops
