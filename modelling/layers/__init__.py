@@ -23,6 +23,7 @@ from modelling.layers.lm_head import IGNORED as IGNORED
 from modelling.layers.lm_head import LMHead as LMHead
 from modelling.layers.masking import MASKED as MASKED
 from modelling.layers.masking import causal_bias as causal_bias
+from modelling.layers.masking import converted_mask as converted_mask
 from modelling.layers.masking import padding_bias as padding_bias
 from modelling.layers.masking import segment_bias as segment_bias
 from modelling.layers.norm import LayerNorm as LayerNorm

@@ -19,11 +19,21 @@ def causal_bias(length: int) -> Tensor:
     return popxl.constant(behind * np.float32(MASKED), popxl.float32, "causal_mask")
 
 
+def converted_mask(mask: Tensor) -> Tensor:
+    """The mask in the other convention: 1 keeps a position (here, T5X, Hugging Face), or 1 drops it
+    (Transformer Engine). It is its own inverse.
+
+    Args:
+        mask: of zeros and ones, int32 or bool.
+    """
+    return ops.logical_not(mask) if mask.dtype == popxl.bool else 1 - mask
+
+
 def padding_bias(mask: Tensor) -> Tensor:
     """Hide padding. mask: int32 (batch, keys), 1 = token -> float32 (batch, 1, 1, keys)."""
     batch, keys = mask.shape
-    hidden = 1.0 - cast(mask, popxl.float32)
-    return ops.reshape(hidden * MASKED, (batch, 1, 1, keys))
+    dropped = cast(converted_mask(mask), popxl.float32)
+    return ops.reshape(dropped * MASKED, (batch, 1, 1, keys))
 
 
 def segment_bias(queries: Tensor, keys: Tensor) -> Tensor:
