@@ -187,3 +187,30 @@ def test_the_checks_see_the_tree():
     names = {path.relative_to(ROOT).as_posix() for path in PRODUCT}
     assert {"config/base.py", "records/report.py"} <= names
     assert any(name.startswith("runtime/src/popxl/") for name in names)
+
+
+# ---- layers of popxl ----------------------------------------------------------------------------
+LAYERS = ("_core", "ops", "transforms", "_lower", "plan", "session")
+
+
+def imported_when_run(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, also inside functions, but not for type checkers alone."""
+    hidden: set[ast.AST] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            hidden.update(ast.walk(node))
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module and node not in hidden:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_layers_of_popxl_import_downwards_only():
+    """No arrow back, and so no circle, between the folders of popxl."""
+    root, wrong = RUNTIME / "popxl", []
+    for rank, layer in enumerate(LAYERS):
+        for path in [*(root / layer).rglob("*.py"), *root.glob(f"{layer}.py")]:
+            for name in imported_when_run(path):
+                parts = name.split(".")
+                above = parts[0] == "popxl" and len(parts) > 1 and parts[1] in LAYERS[rank + 1 :]
+                wrong += [f"{path.relative_to(root)} imports {name}"] if above else []
+    assert wrong == []

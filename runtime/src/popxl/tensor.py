@@ -350,7 +350,7 @@ class Tensor:
     def __getitem__(self, key: Any) -> Tensor:
         """Integers and slices slice; an integer tensor or array gathers along axis 0; a bool
         mask of this tensor's shape keeps the chosen elements and sets the others to 0."""
-        from popxl._core.indexing import getitem
+        from popxl.ops._indexing import getitem
 
         return getitem(self, key)
 

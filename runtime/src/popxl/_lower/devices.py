@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from popxl._lower.collective import AXIS
 from popxl._lower.compile import prepare_environment
 from popxl.errors import DeviceError
+from popxl.ops._collective import AXIS
 
 logger = logging.getLogger("popxl")
 

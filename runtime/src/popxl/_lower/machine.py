@@ -20,6 +20,7 @@ from popxl._core.frame import ValueFrame
 from popxl._core.text import first_line
 from popxl._lower.hostdata import device_view
 from popxl._lower.rounding import is_rounded
+from popxl._lower.state import LoopState
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ class Machine:
         number = self.updates
         self.updates = number + 1
         return {"rounding": (self.seed, number)}
+
+    # ---- loops ----------------------------------------------------------------------------------
+    def loop_state(self, graphs: Sequence[Graph], count: int = 1) -> LoopState:
+        """What a loop or branch must carry: see `LoopState`."""
+        return LoopState(self, graphs, count)
 
     # ---- running --------------------------------------------------------------------------------
     def run(self, graph: Graph, inputs: Sequence[jax.Array]) -> Frame:

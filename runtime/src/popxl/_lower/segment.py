@@ -21,9 +21,9 @@ from popxl import dtypes
 from popxl._core.aliases import owners
 from popxl._core.effects import Effects, op_effects
 from popxl._core.regions import regions
-from popxl._lower.collective import AXIS
 from popxl._lower.machine import Frame, Machine, execute, part_scope
 from popxl._lower.rounding import count_updates_of
+from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.tensor import Constant, TensorSpec
 

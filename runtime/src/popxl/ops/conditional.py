@@ -13,7 +13,6 @@ from popxl._core.aliases import modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._core.regions import Region
-from popxl._lower.state import LoopState
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo, gather_inputs
 from popxl.tensor import Tensor, TensorSpec
@@ -56,7 +55,7 @@ def _modified(op: Op) -> set[int]:
 def _execute(frame: Frame, op: Op) -> None:
     """`lax.cond` between two graphs, with the state that either changes."""
     graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
-    state = LoopState(frame.machine, list(graphs.values()))
+    state = frame.machine.loop_state(list(graphs.values()))
     changed = list(dict.fromkeys(op.inputs[i] for i in sorted(op.modified_inputs())))
 
     def branch(then: bool) -> Any:

@@ -13,7 +13,6 @@ from popxl import context
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._core.text import spec_text
-from popxl._lower.state import LoopState
 from popxl.errors import SpecError
 from popxl.graph import Graph
 from popxl.ops.call import (
@@ -36,7 +35,7 @@ def _execute(frame: Frame, op: Op) -> None:
     carried = op.attrs["carried"]
     changed = sorted(i for i in op.modified_inputs() if i >= carried)
     start = [frame.read(t) for t in op.inputs]
-    state = LoopState(frame.machine, [graph], count)
+    state = frame.machine.loop_state([graph], count)
 
     def iteration(at: Any, carry: Any) -> Any:
         firsts, by_ref, _, saved = carry

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._lower.collective import AXIS
 from popxl._lower.segment import argument_specs, facts_of, replica_function
+from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.plan.estimate import Memory
 from popxl.plan.flat import Flat, Node, flatten

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
-from popxl._lower import collective
 from popxl.context import get_ir
+from popxl.ops import _collective as collective
 from popxl.replica_grouping import ReplicaGrouping
 
 CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]

@@ -12,7 +12,7 @@ from jax import lax
 
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
-from popxl._lower import collective
+from popxl.ops import _collective as collective
 from popxl.ops.collectives.collectives import (
     CollectiveOps,
     group_or_all,
