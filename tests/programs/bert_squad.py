@@ -185,12 +185,10 @@ class SquadModel:
         self.layer = Phase(*Layer(c).create_graph(hidden, s.mask.spec), c.layers)
         self.head = Phase(*SquadHead().create_graph(hidden, s.start.spec, s.end.spec), 1)
         x, mask = self.layer.graph.graph.inputs[:2]
-        shard = self.ir.replica_grouping()
         x_buffer, dx_buffer = (
             batch_serial_buffer(x, c.micro_batches, c.layers + 1) for _ in range(2)
         )
         mask_buffer = batch_serial_buffer(mask, c.micro_batches)
-        del shard
         # The mask is loaded from the host once, and by every layer from its buffer.
         copy = addons.GraphWithNamedArgs(self.ir.create_graph(lambda m: m + 0, s.mask.spec))
         self.mask_in = batch_serialise(
