@@ -25,7 +25,7 @@ help:
 
 demo: $(RUN_READY)
 	$(BIN)/python run_finetuning.py --config $(CONFIG) --save $(DEMO_RUN)
-	$(BIN)/python run_validation.py --config $(CONFIG) --load $(DEMO_RUN)
+	$(BIN)/python run_validation.py --load $(DEMO_RUN)
 
 # `--dist worksteal` keeps the tests of one file together, which keeps module fixtures cheap.
 test: lint

@@ -1,4 +1,4 @@
-"""Fine-tune a model on MNLI, or on the sample corpus.
+"""Fine-tune a FLAN-T5 or GPT-J: on your own data, on MNLI, or on the sample corpus.
 
 python3 run_finetuning.py --config tiny --save runs/tiny
 """
@@ -9,19 +9,33 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from config.cli import (
-    add_export_option,
-    add_reporting_options,
-    entry_point,
-    read_command_line,
-)
+from checkpoints.origins import ORIGINS
+from config.cli import add_export_option, entry_point, read_command_line
+from modelling.shortage import explained
 from planning.needs import finetuning_needs
 from planning.options import add_plan_options, planned
 from training.finetune import finetune
+from training.options import RunOptions
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_reporting_options(parser)
+    group = parser.add_argument_group("the run")
+    group.add_argument(
+        "--fresh",
+        action="store_true",
+        help="delete the run that is in --save and start over; without it that run is continued",
+    )
+    group.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="where config.yml, metrics.jsonl and the loss curve go; by default what --save names, "
+        "else a new directory under runs/",
+    )
+    group.add_argument("--wandb", action="store_true", help="log the run to Weights & Biases")
+    group.add_argument("--wandb-name", metavar="NAME", help="name of the Weights & Biases run")
+    group.add_argument(
+        "--tensorboard", action="store_true", help="write events for TensorBoard beside the records"
+    )
     add_export_option(parser)
     add_plan_options(parser)
 
@@ -29,9 +43,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
-    line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, _add_options)
-    if not planned(line, finetuning_needs):
-        finetune(line)
+    line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, _add_options, ORIGINS)
+    if planned(line, finetuning_needs):
+        return
+    given = line.options
+    options = RunOptions(
+        name=line.preset,
+        run_dir=given.run_dir,
+        fresh=given.fresh,
+        save_hf=given.save_hf,
+        wandb=given.wandb,
+        wandb_name=given.wandb_name,
+        tensorboard=given.tensorboard,
+    )
+    with explained(line.preset, line.config):
+        finetune(line.config, options)
 
 
 if __name__ == "__main__":

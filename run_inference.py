@@ -1,6 +1,6 @@
-"""Answer one micro-batch of the validation set, beside Hugging Face's model with the same weights.
+"""Compare answers to one micro-batch with those of Hugging Face's model with the same weights.
 
-python3 run_inference.py --config gptj_tiny --load runs/gptj_tiny --micro_batch_size 4
+python3 run_inference.py --load runs/gptj_tiny --micro_batch_size 4
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from checkpoints.origins import ORIGINS
 from config.cli import entry_point, read_command_line
 from huggingface.side_by_side import side_by_side
+from modelling.shortage import explained
 
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
-    line = read_command_line(__doc__, "inference", "gptj_6B_1024_pod64", arguments)
-    print(side_by_side(line).text())
+    line = read_command_line(__doc__, "inference", "gptj_6B_1024_pod64", arguments, origins=ORIGINS)
+    with explained(line.preset, line.config):
+        print(side_by_side(line.config).text())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Validate a fine-tuned model: the part of the validation set that it answers rightly.
+"""Evaluate a model on the validation split: loss, perplexity, and metrics of what it writes.
 
-python3 run_validation.py --config tiny --load runs/tiny
+python3 run_validation.py --load runs/tiny
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from checkpoints.origins import ORIGINS
 from config.cli import entry_point, read_command_line
 from evaluation.validate import validate
+from modelling.shortage import explained
 from planning.needs import inference_needs
 from planning.options import add_plan_options, planned
 
@@ -28,9 +30,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
-    line = read_command_line(__doc__, "inference", "xxl_pod64", arguments, _add_options)
+    line = read_command_line(__doc__, "inference", "xxl_pod64", arguments, _add_options, ORIGINS)
     if not planned(line, inference_needs):
-        print(validate(line).summary())
+        with explained(line.preset, line.config):
+            print(validate(line.config, line.preset, line.options.out).summary())
 
 
 if __name__ == "__main__":

@@ -158,9 +158,11 @@ def _be(line: CommandLine) -> None:
     """The program that a `Worker` runs."""
     kind, name = line.options.program.split(":")
     if kind == "training":
-        contestant = training_contestant(name, line.config)
+        contestant = training_contestant(name, line.config, line.options.generated_tokens)
     else:
-        contestant = generation_contestant(name, line.config, _prompts(line))
+        contestant = generation_contestant(
+            name, line.config, _prompts(line), line.options.generated_tokens
+        )
     serve(contestant.facts, contestant.timed)
 
 
@@ -188,6 +190,13 @@ def _on_one_device(config: RunConfig) -> RunConfig:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=5, help="times each program runs")
     parser.add_argument("--work", choices=(*CONTESTANTS, "both"), default="both")
+    parser.add_argument(
+        "--generated_tokens",
+        type=float,
+        metavar="MEAN",
+        help="mean tokens of a prompt, with the spread of texts (standard deviation 0.45 of the "
+        "logarithm); by default from half to all of what a sample has room for",
+    )
     parser.add_argument("--prompts", type=positive, help="to answer; by default a micro-batch")
     parser.add_argument("--program", help=argparse.SUPPRESS)  # what a process of its own is to be
 

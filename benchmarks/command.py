@@ -37,7 +37,7 @@ def run_benchmark(
     line = read_command_line(description, name, "xxl_pod64", arguments, _add_options)
     if planned(line, needs_of):
         return
-    with explained(line):
+    with explained(line.preset, line.config):
         measured = measure(line.config, line.options.runs)
     print(summary(measured))
     facts = {"benchmark": name, "config": line.preset, **asdict(measured)}

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
-from benchmarks.machine_use import peak_rss
 from config.cli import entry_point, read_command_line
 from config.sections import RunConfig
 from modelling.phases.training import build_training
 from modelling.shortage import explained
 from modelling.spec import family_of
+from records.pace import peak_host_bytes
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def compile_program(config: RunConfig) -> Compilation:
         plan_seconds=planned - built,
         compile_seconds=done - planned,
         from_cache=session.startup.from_cache,
-        peak_rss=peak_rss(),
+        peak_rss=peak_host_bytes(),
         xla=Account.of(session.memory_use()),
         plan=Account.of(plan),
     )
@@ -101,7 +101,7 @@ def compile_program(config: RunConfig) -> Compilation:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile and print."""
     line = read_command_line(_description(), "finetuning", "xxl_pod64", arguments)
-    with explained(line):
+    with explained(line.preset, line.config):
         measured = compile_program(line.config)
     print(json.dumps({"benchmark": "compile", "config": line.preset, **measured.as_dict()}))
 

@@ -55,10 +55,16 @@ class Contestant:
 
 
 # ---- training -----------------------------------------------------------------------------------
-def training_contestant(name: str, config: RunConfig) -> Contestant:
-    """One of `TRAINING`: an optimizer step on `execution.micro_batch_size` examples."""
+def training_contestant(
+    name: str, config: RunConfig, mean_tokens: float | None = None
+) -> Contestant:
+    """One of `TRAINING`: an optimizer step on `execution.micro_batch_size` examples.
+
+    Args:
+        mean_tokens: of a prompt; see `data.generated`.
+    """
     weights = family_of(config).weights(config).initial(config.model.seed)
-    samples = _examples(config, config.execution.micro_batch_size)
+    samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
     if name.startswith("torch"):
         from benchmarks.huggingface import TorchTraining
 
@@ -73,7 +79,7 @@ def training_contestant(name: str, config: RunConfig) -> Contestant:
         samples = PackedExamples.of(samples, _examples_per_row(config))
     execution = replace(config.execution, activations=name, micro_batch_size=len(samples))
     training = replace(config.training, global_batch_size=len(samples))
-    ours = FineTuning(replace(config, execution=execution, training=training))
+    ours = FineTuning(replace(config, execution=execution, training=training), family_of(config))
     ours.write(weights)
     ours.__enter__()  # for as long as the process lives
     batch = samples.take(range(len(samples)))
@@ -81,19 +87,24 @@ def training_contestant(name: str, config: RunConfig) -> Contestant:
 
 
 # ---- generation ---------------------------------------------------------------------------------
-def generation_contestant(name: str, config: RunConfig, count: int) -> Contestant:
+def generation_contestant(
+    name: str, config: RunConfig, count: int, mean_tokens: float | None = None
+) -> Contestant:
     """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
     weights = family_of(config).weights(config).initial(config.model.seed)
-    words, mask = _prompts(config, count)
+    words, mask = _prompts(config, count, mean_tokens)
     pad = family_of(config).hf_config(config)["pad_token_id"]
     if name == "ours":
-        ours = Inference(config)
+        ours = Inference(config, family_of(config))
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
         return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(words, mask)])
     from huggingface.torch_model import generate, model_of
 
-    model, batch = model_of(config, weights), config.execution.micro_batch_size
+    model, batch = (
+        model_of(family_of(config).hf_config(config), config.model.precision, weights),
+        config.execution.micro_batch_size,
+    )
     length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length
 
     def answers(size: int) -> list[list[int]]:
@@ -130,20 +141,22 @@ def _singly(batch: Batch) -> list[dict[str, np.ndarray]]:
     return [trimmed({name: array[i : i + 1] for name, array in batch.items()}) for i in rows]
 
 
-def _examples(config: RunConfig, count: int) -> Any:
+def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generated examples, each a sample."""
     if _examples_per_row(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_row=1))
-    return family_of(config).generate(config, count)
+    return family_of(config).generate(config, count, mean_tokens)
 
 
 def _examples_per_row(config: RunConfig) -> int:
     return int(getattr(config.data, "examples_per_row", 1))
 
 
-def _prompts(config: RunConfig, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _prompts(
+    config: RunConfig, count: int, mean_tokens: float | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Words and mask of `count` prompts."""
-    batch = _examples(config, count).take(range(count))
+    batch = _examples(config, count, mean_tokens).take(range(count))
     words = batch["input_ids"]
     return words, batch.get("attention_mask", np.ones_like(words))
 

@@ -53,10 +53,10 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     """Build the program of a configuration and run it, once unmeasured and then `runs` times."""
     family = family_of(config)
     start = time.perf_counter()
-    model = FineTuning(config)
+    model = FineTuning(config, family_of(config))
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
-    loader = Loader(family.generate(config, 4 * samples), samples, config.model.seed)
+    loader = Loader(family.generate(config, 4 * samples, None), samples, config.model.seed)
     model.write(family.weights(config).initial(config.model.seed))
     seconds, tokens = [], []
     with model:

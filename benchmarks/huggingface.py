@@ -11,7 +11,7 @@ import torch
 from config.sections import Optimizer, RunConfig
 from huggingface.torch_model import model_of
 from modelling.layers.lm_head import IGNORED
-from modelling.spec import Batch
+from modelling.spec import Batch, family_of
 
 
 class TorchTraining:
@@ -24,7 +24,7 @@ class TorchTraining:
     def __init__(
         self, config: RunConfig, weights: Mapping[str, np.ndarray], checkpointing: bool
     ) -> None:
-        self.model = model_of(config, weights)
+        self.model = model_of(family_of(config).hf_config(config), config.model.precision, weights)
         if checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # checkpointing works in this mode only; dropout is 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ from benchmarks.matrix_rate import matrix_rate
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.needs import Needs
+from records.pace import peak_host_bytes
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,10 @@ class MachineUse:
         samples_per_second: float,
     ) -> MachineUse:
         """That of a program which works on so many samples. Multiplies matrices for a second."""
-        peak = peak_rss()
+        peak = peak_host_bytes()
         execution = replace(config.execution, activations="keep", attention_serialisation=1)
         needs = needs_of(replace(config, execution=execution))
         flops = needs.flops_per_sample * samples_per_second
         dtype = popxl.dtype.from_name(config.model.precision)
         rate = matrix_rate(device_desc(config), dtype, config.replicas)
         return cls(flops, flops / rate, peak)
-
-
-def peak_rss() -> int | None:
-    """Most memory that this process had so far, bytes; None on Windows, which does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

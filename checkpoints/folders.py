@@ -91,3 +91,13 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.iterdir():
         if _HIDDEN.fullmatch(path.name):
             shutil.rmtree(path)
+
+
+def remove_run(directory: Path) -> None:
+    """Delete the run in a directory: its steps, its best weights and its metrics; nothing else."""
+    for name in (".", "best"):
+        for _, _, path in step_folders(directory / name):
+            hidden = path.with_name(f".deleted-{path.name}")
+            os.rename(path, hidden)
+            shutil.rmtree(hidden)
+    (directory / "metrics.jsonl").unlink(missing_ok=True)

@@ -124,8 +124,8 @@ def _weight_files(path: Path) -> list[Path]:
     others = sorted(file.name for pattern in OTHER_FORMATS for file in path.glob(pattern))
     if others:
         raise CheckpointError(
-            f"only {others[0]} found in {path}: convert it to safetensors, by loading it with "
-            "transformers and calling save_pretrained"
+            f"only {others[0]} found in {path}: convert it to safetensors with "
+            f"python3 -m huggingface.convert {path} NEW_FOLDER"
         )
     raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}")
 

@@ -15,13 +15,12 @@ from checkpoints import (
     CheckpointError,
     TensorFiles,
     has_checkpoint,
-    is_hf_directory,
     load_checkpoint,
     read_hf_directory,
 )
-from config.errors import UserError
+from checkpoints.hub import local_model
 from config.sections import RunConfig
-from data.hub import is_reachable
+from files.shown import shown
 from modelling.weights import FP8, OPTIMIZER, Computed, WeightTable
 
 Tensors = Mapping[str, np.ndarray]
@@ -38,6 +37,7 @@ class Start:
         data: state of the data loader; None: from the beginning.
         source: where it comes from, for people.
         skipped_steps: how many of the steps left the state unchanged.
+        best: state of the watch over the best evaluation; None: there is none.
     """
 
     tensors: Tensors
@@ -45,51 +45,92 @@ class Start:
     data: dict[str, Any] | None = None
     source: str = "random weights"
     skipped_steps: int = 0
+    best: dict[str, Any] | None = None
 
 
-def starting_point(config: RunConfig, table: WeightTable) -> Start:
-    """The state that `checkpoint.load` names, or random weights if it names none or `RANDOM`.
+def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
+    """Where a training run starts.
 
-    A checkpoint continues its run, at the step and the sample it was saved at; with
-    `checkpoint.optim_state` false, a new run starts from its weights.
+    If `checkpoint.save` has a run, that is continued: the same command does so again and again.
+    Otherwise it is the state that `checkpoint.load` names, or random weights if that names none or
+    `RANDOM`. A checkpoint there continues its run, at the step and the sample it was saved at; with
+    `checkpoint.load_optimizer` false, a new run starts from its weights.
+
+    Args:
+        fresh: leave alone what `checkpoint.save` has.
 
     Raises:
-        UserError: nothing usable is there, or the weights do not fit the configured model.
+        UserError: nothing usable is there, the weights do not fit the configured model, or the run
+            in `checkpoint.save` is one of another model or other data.
     """
-    load = config.checkpoint.load
+    load, save = config.checkpoint.load, config.checkpoint.save
+    if save is not None and not fresh and has_checkpoint(save):
+        checkpoint = load_checkpoint(save)
+        saved = checkpoint.metadata.get("config", {})
+        if not _is_within(load, save) or saved.get("checkpoint", {}).get("load") == load:
+            _check_same_run(saved, config, save)
+            return _continued(checkpoint, table, save, "--fresh starts over")
     if load is None or load == RANDOM:
         return Start(table.initial(config.model.seed))
-    if has_checkpoint(load):
-        return _of_checkpoint(config, table, load)
-    folder = load if Path(load).exists() else _downloaded(load)
-    if not is_hf_directory(folder):
-        raise CheckpointError(
-            f"there is neither a checkpoint nor a Hugging Face model in {load}: give a folder that "
-            "--save wrote, or one with model.safetensors"
-        )
-    tensors = read_hf_directory(folder)
-    _check_fit(table, tensors, tensors, load)
-    return Start(table.renamed(tensors), source=load)
-
-
-def _of_checkpoint(config: RunConfig, table: WeightTable, load: str) -> Start:
+    if not has_checkpoint(load):
+        return _of_model(table, load)
     checkpoint = load_checkpoint(load)
-    weights = _weights(checkpoint, table, load)
-    has_state = len(weights) < len(checkpoint.tensors)
-    if not config.checkpoint.optim_state:
+    if not config.checkpoint.load_optimizer:
+        weights = _weights(checkpoint, table, load)
         return Start(weights, source=f"the weights of step {checkpoint.step} in {load}")
-    if not has_state and not config.model.eval:
+    advice = "--checkpoint.load_optimizer false starts a new run from its weights"
+    return _continued(checkpoint, table, load, advice)
+
+
+def _of_model(table: WeightTable, name: str) -> Start:
+    """The weights of a Hugging Face model."""
+    folder = local_model(name)
+    tensors = read_hf_directory(folder)
+    _check_fit(table, tensors, tensors, name)
+    return Start(table.renamed(tensors), source=name)
+
+
+def _continued(checkpoint: Checkpoint, table: WeightTable, folder: str, advice: str) -> Start:
+    _weights(checkpoint, table, folder)  # which checks that they fit
+    if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
         raise CheckpointError(
-            f"the checkpoint in {load} has no optimizer state to continue with: give "
-            "--optim_state false to start anew from its weights"
+            f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
         )
     return Start(
         checkpoint.tensors,
         checkpoint.step,
         checkpoint.metadata.get("data"),
-        f"step {checkpoint.step} in {load}",
+        f"step {checkpoint.step} in {folder}",
         checkpoint.metadata.get("skipped_steps", 0),
+        checkpoint.metadata.get("best"),
     )
+
+
+def _is_within(load: str | None, save: str) -> bool:
+    """Whether a place to start from is named that is the run in `save`, or one of its steps."""
+    return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
+
+
+def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
+    """Raise CheckpointError if the run in a folder has another model, or other data."""
+    now = config.to_dict()
+    for section in ("model", "data"):
+        before, after = _flat(saved.get(section, {})), _flat(now[section])
+        for name in before.keys() & after.keys():
+            if before[name] != after[name]:
+                raise CheckpointError(
+                    f"{folder} has a run with {section}.{name} {shown(before[name])}, but this one "
+                    f"has {shown(after[name])}: continue that run as it was, give another --save, "
+                    "or --fresh to delete it and start over"
+                )
+
+
+def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        inner = isinstance(value, Mapping)
+        found |= _flat(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
+    return found
 
 
 def load_weights(config: RunConfig, table: WeightTable) -> Start:
@@ -108,7 +149,7 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     if not has_checkpoint(load):
         if needs_scales:
             raise _no_scales(load)
-        return starting_point(config, table)
+        return _of_model(table, load)
     checkpoint = load_checkpoint(load)
     weights = _weights(checkpoint, table, load)
     if needs_scales:
@@ -145,21 +186,3 @@ def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], loa
         table.check_shapes({name: files.spec(name).shape for name in names})
     except ValueError as error:
         raise CheckpointError(f"{load}: {error}") from error
-
-
-def _downloaded(name: str) -> str:
-    """The local folder of a model on the Hugging Face hub."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        # An unreachable hub would be asked again and again for a minute.
-        return snapshot_download(
-            name, allow_patterns=["*.safetensors", "*.json"], local_files_only=not is_reachable()
-        )
-    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise UserError(
-            f"weights {name}: no such folder here, and no such model can be had from the Hugging "
-            "Face hub: check the path, connect to the network, or start from random weights with "
-            f"--load {RANDOM}"
-        ) from error

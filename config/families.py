@@ -1,9 +1,9 @@
-"""The model families and their configurations: one line each."""
+"""The registry of model families: one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from config.errors import ConfigError, nearest
 from config.gptj import GPTJConfig
@@ -12,9 +12,22 @@ from config.t5 import T5Config
 from files.shown import shown
 from files.yaml_files import place_of
 
-FAMILIES: dict[str, type[RunConfig]] = {
-    "t5": T5Config,
-    "gptj": GPTJConfig,
+
+class Family(NamedTuple):
+    """A family's configuration class, and the module whose FAMILY is its record.
+
+    The module is named, not imported: a run imports that of its own family.
+    """
+
+    config: type[RunConfig]
+    record: str
+    preset: str
+    """How to run a model of the family on one device, where no `--config` says it."""
+
+
+FAMILIES: dict[str, Family] = {
+    "t5": Family(T5Config, "modelling.t5.family", "small"),
+    "gptj": Family(GPTJConfig, "modelling.gptj.family", "gptj_small"),
 }
 
 
@@ -30,4 +43,4 @@ def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
             f"{place_of(data, 'family')}preset {shown(preset)} has the model family "
             f"{shown(family)}{nearest(shown(family), FAMILIES)}"
         )
-    return FAMILIES[family]
+    return FAMILIES[family].config

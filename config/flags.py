@@ -1,40 +1,91 @@
 """Every configuration field as a command-line flag.
 
-A field answers to its dotted name and to every ending of it that no other field shares:
-`--training.optimizer.learning_rate.maximum`, `--learning_rate.maximum` and `--maximum` are one.
-Dashes and underscores are equal.
+A field answers to its dotted name, such as `--training.optimizer.learning_rate.maximum`, and the
+most used ones to an alias. Dashes and underscores are equal. Aliases are a list and no rule, so
+that a new field cannot change what an old command means.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from config.base import Section, leaves
+from config.base import Leaf, Section, leaves
 from config.errors import ConfigError, close_names
 
-# Of the fields that share a last name, the one that `--NAME` means.
-SHORTHANDS = {"steps": "training.steps"}
+ALIASES = {
+    "load": "checkpoint.load",
+    "save": "checkpoint.save",
+    "to_keep": "checkpoint.to_keep",
+    "dataset": "data.dataset",
+    "tokenizer": "data.tokenizer",
+    "examples_per_row": "data.examples_per_row",
+    "steps": "training.steps",
+    "epochs": "training.epochs",
+    "global_batch_size": "training.global_batch_size",
+    "learning_rate": "training.optimizer.learning_rate.maximum",
+    "stochastic_rounding": "training.stochastic_rounding",
+    "max_skipped_steps": "training.max_skipped_steps",
+    "micro_batch_size": "execution.micro_batch_size",
+    "data_parallel": "execution.data_parallel",
+    "tensor_parallel": "execution.tensor_parallel",
+    "device_iterations": "execution.device_iterations",
+    "device": "execution.device",
+    "activations": "execution.activations",
+    "resident_layers": "execution.resident_layers",
+    "attention_serialisation": "execution.attention_serialisation",
+    "loss_scaling": "execution.loss_scaling",
+    "layers": "model.layers",
+    "hidden_size": "model.hidden_size",
+    "d_ff": "model.d_ff",
+    "heads": "model.attention.heads",
+    "d_kv": "model.attention.d_kv",
+    "vocab_size": "model.embedding.vocab_size",
+    "sequence_length": "model.sequence_length",
+    "decoder_sequence_length": "model.decoder_sequence_length",
+    "output_length": "model.output_length",
+    "precision": "model.precision",
+    "dropout_prob": "model.dropout_prob",
+    "quantisation": "model.quantisation",
+    "scale_ff": "model.scale_ff",
+    "seed": "model.seed",
+    "search": "generation.search",
+    "temperature": "generation.temperature",
+    "top_k": "generation.top_k",
+    "top_p": "generation.top_p",
+    "beams": "generation.beams",
+}
+"""Short flags, for good: a line here may be added, but not changed."""
+
+_SHORT = {dotted: alias for alias, dotted in ALIASES.items()}
 
 
-def add_field_flags(parser: argparse.ArgumentParser, config_class: type[Section]) -> None:
-    """Give the parser one flag per field, in a group per section, by its shortest name.
+def flag_of(dotted: str) -> str:
+    """The shortest flag of a field, without dashes: its alias, or its dotted name."""
+    return _SHORT.get(dotted, dotted)
+
+
+def add_field_flags(
+    parser: argparse.ArgumentParser,
+    config_class: type[Section],
+    help_of: Callable[[Leaf], str],
+) -> None:
+    """Give the parser one flag per field.
 
     The texts given for a field are found in the parsed namespace under its dotted name.
+
+    Args:
+        help_of: the help of a field; `argparse.SUPPRESS` leaves it out.
     """
-    shortest = shortest_names(config_class)
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    group = parser.add_argument_group("fields of the configuration, with the preset's values")
     for leaf in leaves(config_class):
-        section = leaf.dotted.rpartition(".")[0] or "configuration"
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        groups[section].add_argument(
-            f"--{shortest[leaf.dotted]}",
+        group.add_argument(
+            f"--{flag_of(leaf.dotted)}",
             dest=leaf.dotted,
             default=argparse.SUPPRESS,
             metavar=leaf.type.metavar(),
-            help=leaf.doc.replace("%", "%%"),
+            help=help_of(leaf),
             # A bare `--flag` switches a boolean on.
             nargs="?" if leaf.type.kind is bool else None,
             const="true" if leaf.type.kind is bool else None,
@@ -52,19 +103,22 @@ def spell_flags(
         options: the flags that are no fields, such as `--wandb-name`.
 
     Raises:
-        ConfigError: for an unknown or ambiguous flag.
+        ConfigError: for an unknown flag.
     """
-    shortest = shortest_names(config_class)
+    fields = [leaf.dotted for leaf in leaves(config_class)]
     known = {option.lstrip("-").replace("-", "_"): option for option in options}
+    known |= {field: f"--{flag_of(field)}" for field in fields}
+    known |= {alias: f"--{alias}" for alias, field in ALIASES.items() if field in fields}
     spelled = []
     for argument in arguments:
-        if not argument.startswith("--"):
+        if not argument.startswith("--") or argument == "--":
             spelled.append(argument)
             continue
         name, equals, value = argument[2:].partition("=")
         key = name.replace("-", "_")
-        flag = known[key] if key in known else f"--{shortest[_field_of(key, config_class, known)]}"
-        spelled.append(flag + equals + value)
+        if key not in known:
+            raise _unknown(key, known, fields)
+        spelled.append(known[key] + equals + value)
     return spelled
 
 
@@ -93,40 +147,19 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
     return nested
 
 
-def shortest_names(config_class: type[Section]) -> dict[str, str]:
-    """Dotted name of each field to the shortest ending of it that means this field alone."""
-    dotted = [leaf.dotted for leaf in leaves(config_class)]
-    return {field: _shortest_name(field, dotted) for field in dotted}
-
-
-def _shortest_name(field: str, dotted: Sequence[str]) -> str:
-    parts = field.split(".")
-    endings = [".".join(parts[start:]) for start in reversed(range(len(parts)))]
-    return next(name for name in endings if _fields_named(name, dotted) == [field])
-
-
-def _fields_named(name: str, dotted: Iterable[str]) -> list[str]:
-    """The fields that `name` may mean: exactly one, or several where it is ambiguous."""
-    matches = [field for field in dotted if f".{field}".endswith(f".{name}")]
-    preferred = name if name in matches else SHORTHANDS.get(name)
-    return [preferred] if preferred in matches else matches
-
-
-def _field_of(name: str, config_class: type[Section], options: Iterable[str]) -> str:
-    shortest = shortest_names(config_class)
-    matches = _fields_named(name, shortest)
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise ConfigError(f"--{name} is ambiguous; say {_flag_list(matches)}")
-    inside = [flag for field, flag in shortest.items() if f".{name}." in f".{field}"]
+def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> ConfigError:
+    """
+    Args:
+        known: the flag for each name that is understood.
+    """
+    inside = [f"--{flag_of(field)}" for field in fields if f".{name}." in f".{field}"]
     if inside:
-        raise ConfigError(f"--{name} is a section; set a field of it: {_flag_list(inside)}")
-    known = shortest if "." in name else [*options, *shortest.values()]
-    close = close_names(name, known)
-    hint = f"did you mean {_flag_list(close)}?" if close else "--help lists all of them"
-    raise ConfigError(f"unknown option --{name}; {hint}")
+        return ConfigError(f"--{name} is a section; set a field of it: {_one_of(inside)}")
+    ending = [f"--{flag_of(field)}" for field in fields if field.endswith(f".{name}")]
+    close = ending or [known[other] for other in close_names(name, known)]
+    hint = f"did you mean {_one_of(close)}?" if close else "--help-all lists all of them"
+    return ConfigError(f"unknown option --{name}; {hint}")
 
 
-def _flag_list(names: Iterable[str]) -> str:
-    return " or ".join(f"--{name}" for name in names)
+def _one_of(flags: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(flags))

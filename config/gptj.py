@@ -121,6 +121,9 @@ class GPTJData(Data):
     answers_only: bool = False
     """Learn to predict the answers alone, and not each token of the prompts too."""
 
+    separator: str = " target:"
+    """Text between a prompt and what the model writes, after which a space follows."""
+
 
 @dataclass(frozen=True)
 class GPTJConfig(RunConfig):

@@ -1,4 +1,4 @@
-"""What scripts tell the person at the screen, beside their results."""
+"""What scripts tell the person at the screen, besides their results."""
 
 from __future__ import annotations
 
@@ -6,5 +6,11 @@ import sys
 
 
 def say(text: str) -> None:
-    """Print a line to standard error, at once."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to standard error, at once; above a progress bar, if there is one."""
+    if "tqdm" in sys.modules:
+        from tqdm import tqdm
+
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
+    else:
+        print(text, file=sys.stderr, flush=True)

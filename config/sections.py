@@ -11,16 +11,30 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.base import Section
-from config.errors import ConfigError
+from config.errors import ConfigError, nearest
 from config.values import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    Number,
     PathText,
     PositiveFloat,
     PositiveInt,
     Probability,
+    Proportion,
 )
+
+METRICS = {
+    "loss": False,
+    "perplexity": False,
+    "accuracy": True,
+    "exact_match": True,
+    "rouge_l": True,
+    "bleu": True,
+}
+"""Metrics of an evaluation, and whether more is better."""
+
+MetricName = Literal["loss", "perplexity", "accuracy", "exact_match", "rouge_l", "bleu"]
 
 
 @dataclass(frozen=True)
@@ -236,19 +250,111 @@ class Checkpoint(Section):
     to_keep: PositiveInt = 4
     """Newest checkpoints kept in the directory; older ones are deleted."""
 
-    optim_state: bool = True
-    """Save and load the optimizer's state too, without which training cannot resume exactly."""
+    keep_best: MetricName | None = None
+    """Also keep the weights that were best by this metric of the validation split, in best/."""
+
+    save_optimizer: bool = True
+    """Save the optimizer's state too, without which training cannot resume."""
+
+    load_optimizer: bool = True
+    """Continue the run in `load`, with its optimizer's state and step; false: a new run, from its
+    weights alone."""
 
 
 @dataclass(frozen=True)
 class Data(Section):
-    """What to train and validate on."""
+    """The task: what the model reads and writes."""
 
     dataset: Literal["sample", "mnli"] = "mnli"
-    """sample: the corpus in data/sample; mnli: GLUE/MNLI, downloaded when it is not cached."""
+    """The task, unless files are given. sample: the corpus in data/sample; mnli: GLUE/MNLI,
+    downloaded when it is not cached."""
+
+    train: PathText | None = None
+    """File of examples to train on (.jsonl, .csv, .tsv, .parquet), or NAME[:SUBSET][@SPLIT] of a
+    data set of the Hugging Face hub."""
+
+    validation: PathText | None = None
+    """The same for evaluation."""
+
+    prompt: str | None = None
+    """Template of what the model reads, such as 'summarize: {text}', with columns in braces. null:
+    that of the task, or from columns with usual names (prompt, completion; instruction, input,
+    output)."""
+
+    target: str | None = None
+    """Template of what the model should write, such as '{summary}'. null: as for prompt."""
+
+    labels: str | None = None
+    """The answers of a classification task, separated by commas. A number in the target's column
+    is the index of one. null: those of the task; for files, free text."""
+
+    long_targets: Literal["refuse", "cut", "drop"] = "refuse"
+    """Targets longer than what the model may write: end with an error, cut them, or leave such
+    examples out."""
 
     tokenizer: PathText | None = None
-    """Directory or hub name of a tokenizer. null: the one that belongs to the data set."""
+    """Directory or hub name of a tokenizer. null: the one that belongs to the model and task."""
+
+
+@dataclass(frozen=True)
+class Evaluation(Section):
+    """Evaluation on the validation split, while training and after it."""
+
+    steps: PositiveInt | None = None
+    """While training, evaluate each time so many optimizer steps are done. null: never."""
+
+    samples: PositiveInt | None = None
+    """Examples to evaluate on, the first ones of the split. null: all."""
+
+    metrics: str | None = None
+    """Which of loss, perplexity, accuracy, exact_match, rouge_l and bleu, separated by commas.
+    null: loss, perplexity and what suits the task."""
+
+    patience: PositiveInt | None = None
+    """End training after so many evaluations in a row without a better checkpoint.keep_best, or
+    loss where that is null. null: do not."""
+
+    def validate(self) -> None:
+        for name in self.names():
+            if name not in METRICS:
+                raise ConfigError(f"evaluation.metrics has {name!r}{nearest(name, METRICS)}")
+        if self.patience is not None and self.steps is None:
+            raise ConfigError(
+                "evaluation.patience needs evaluations while training: set evaluation.steps"
+            )
+
+    def names(self) -> tuple[str, ...]:
+        """The metrics that `metrics` names."""
+        return tuple(n.strip() for n in self.metrics.split(",")) if self.metrics else ()
+
+
+@dataclass(frozen=True)
+class Generation(Section):
+    """How tokens are chosen when the model writes."""
+
+    search: Literal["greedy", "sample", "beam"] = "greedy"
+    """greedy: the likeliest token; sample: drawn at random; beam: the likeliest sequence found."""
+
+    max_tokens: PositiveInt | None = None
+    """Most tokens written, the end token included. null: what the model's length allows."""
+
+    temperature: PositiveFloat = 1.0
+    """sample: divisor of the logits; below 1 likely tokens become likelier."""
+
+    top_k: PositiveInt | None = None
+    """sample: draw from so many of the likeliest tokens. null: from all."""
+
+    top_p: Proportion = 1.0
+    """sample: draw from the likeliest tokens whose probabilities add up to this."""
+
+    seed: NonNegativeInt = 42
+    """sample: the same seed gives the same text, however prompts are shared out."""
+
+    beams: PositiveInt = 4
+    """beam: sequences kept for each prompt."""
+
+    length_penalty: Number = 1.0
+    """beam: a sequence's log probability is divided by its length to this power."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +370,8 @@ class RunConfig(Section):
     fp8: FP8 = field(default_factory=FP8)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     data: Data = field(default_factory=Data)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    generation: Generation = field(default_factory=Generation)
 
     @property
     def gradient_accumulation(self) -> int:
@@ -280,6 +388,10 @@ class RunConfig(Section):
         return self.execution.micro_batch_size * self.execution.data_parallel
 
     def validate(self) -> None:
+        if self.checkpoint.keep_best is not None and self.evaluation.steps is None:
+            raise ConfigError(
+                "checkpoint.keep_best needs evaluations while training: set evaluation.steps"
+            )
         # Generation has no optimizer step, so any batch will do.
         if not self.model.eval and self.training.global_batch_size % self._samples_at_once:
             raise ConfigError(

@@ -71,10 +71,6 @@ class T5Data(Data):
     """Most examples that share the model.sequence_length tokens of a sample, each for itself: at 1
     a short one leaves the rest of its sample to padding. Batch sizes count samples."""
 
-    generated_tokens: PositiveFloat | None = None
-    """Mean tokens of a generated prompt, in benchmarks, with a spread as texts have it (standard
-    deviation 0.45 of the logarithm). null: from half to all of what a sample has room for."""
-
 
 @dataclass(frozen=True)
 class T5Config(RunConfig):

@@ -35,6 +35,8 @@ NonNegativeInt = Annotated[int, Rule("an integer, 0 or more", lambda value: valu
 PositiveFloat = Annotated[float, Rule("a positive number", lambda value: value > 0)]
 NonNegativeFloat = Annotated[float, Rule("a number, 0 or more", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Proportion = Annotated[float, Rule("a number above 0, and at most 1", lambda value: 0 < value <= 1)]
+Number = Annotated[float, Rule("a number", lambda value: True)]
 Probability = Annotated[
     float, Rule("a number from 0 up to, not including, 1", lambda value: 0 <= value < 1)
 ]

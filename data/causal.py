@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.encoding import IGNORE_INDEX
-from data.mnli import LABEL_WORDS, Example, causal_prompt
+from data.encoding import CHUNK, IGNORE_INDEX
+from data.lengths import Cuts
 from data.prompts import Prompts
+from data.task import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-CHUNK = 4096
-"""Texts given to the tokenizer at once: bounds the memory its Python objects take."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class PackedTokens:
     targets: np.ndarray | None = None
 
     @property
-    def truncated(self) -> int:
-        """How many samples were too long: none."""
-        return 0
+    def cuts(self) -> Cuts:
+        """What was cut: nothing."""
+        return Cuts()
 
     def __len__(self) -> int:
         return max(len(self.tokens) - 1, 0) // self.sequence_length
@@ -78,9 +76,9 @@ class PaddedTexts:
     pad: int
 
     @property
-    def truncated(self) -> int:
+    def cuts(self) -> Cuts:
         """How many texts were too long: the last token is predicted, but not read."""
-        return int(np.count_nonzero(np.diff(self.starts) > self.sequence_length + 1))
+        return Cuts(int(np.count_nonzero(np.diff(self.starts) > self.sequence_length + 1)))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -99,8 +97,8 @@ class PaddedTexts:
 
 
 def training_text(example: Example, end: str) -> str:
-    """A text to learn from: prompt, answer and the end token."""
-    return f"{causal_prompt(example)} {LABEL_WORDS[example.label]} {end}"
+    """A text to learn from: prompt, target and the end token."""
+    return f"{example.prompt} {example.target} {end}"
 
 
 def pack(
@@ -112,7 +110,7 @@ def pack(
     """Tokenise the examples' texts and pack them.
 
     Args:
-        answers_only: learn to predict the answers, and not the prompts too.
+        answers_only: learn to predict the targets, and not the prompts too.
 
     Raises:
         ValueError: they do not fill a single sample.
@@ -154,7 +152,7 @@ def _answers_of(
     rows: Sequence[np.ndarray], examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
 ) -> list[np.ndarray]:
     """Each text's tokens, with the prompt's tokens ignored."""
-    prompts = _tokenised([causal_prompt(example) for example in examples], tokenizer)
+    prompts = _tokenised([example.prompt for example in examples], tokenizer)
     targets = [row.copy() for row in rows]
     for row, prompt in zip(targets, prompts, strict=True):
         row[: len(prompt)] = IGNORE_INDEX
@@ -162,20 +160,18 @@ def _answers_of(
 
 
 def prompts_of(
-    examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerFast,
-    sequence_length: int,
-    multiple: int,
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, sequence_length: int, multiple: int
 ) -> Prompts:
-    """Prompts of the examples, padded to the longest.
+    """Prompts, padded to the longest.
 
-    Those longer than `sequence_length` lose their beginning: the end asks for the answer.
+    Those longer than `sequence_length` lose their beginning: the end asks for the answer. An empty
+    one becomes the end token, with which texts of the model's training began too.
 
     Args:
         multiple: the length they are padded to is a multiple of it, if that is short enough.
     """
-    texts = [causal_prompt(example) for example in examples]
-    rows = list(_tokenised(texts, tokenizer))
+    start = np.asarray([tokenizer.eos_token_id], np.int32)
+    rows = [ids if len(ids) else start for ids in _tokenised(texts, tokenizer)]
     longest = max(map(len, rows), default=1)
     length = min(-(-longest // multiple) * multiple, sequence_length)
     words = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
@@ -186,16 +182,15 @@ def prompts_of(
     return Prompts(texts, words, mask, sum(len(ids) > length for ids in rows))
 
 
+def answer_ids(targets: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[np.ndarray]:
+    """The tokens of each target as a model has to write it, the end token included."""
+    return list(_tokenised([f" {text} {tokenizer.eos_token}" for text in targets], tokenizer))
+
+
 def _tokenised(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
     for start in range(0, len(texts), CHUNK):
-        for ids in tokenizer(texts[start : start + CHUNK], verbose=False)["input_ids"]:
+        for ids in tokenizer(list(texts[start : start + CHUNK]), verbose=False)["input_ids"]:
             yield np.asarray(ids, np.int32)
-
-
-def longest_answer(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Tokens of the longest answer, the end token included."""
-    answers = [f" {word} {tokenizer.eos_token}" for word in LABEL_WORDS]
-    return max(len(ids) for ids in tokenizer(answers)["input_ids"])
 
 
 def with_extra_tokens(

@@ -7,13 +7,15 @@ Batches are dicts of int32 arrays:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.mnli import LABEL_WORDS, Example, encoder_prompt
+from data.lengths import Cuts, LongTargets, fitted_targets
+from data.prompts import Prompts
+from data.task import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -22,7 +24,7 @@ IGNORE_INDEX = -100
 """Label of positions after the target's `</s>`: Hugging Face's value, ignored by the loss."""
 
 CHUNK = 4096
-"""Prompts given to the tokenizer at once: bounds the memory its Python objects take."""
+"""Texts given to the tokenizer at once: bounds the memory its Python objects take."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class EncodedExamples:
         targets: int32 [n, decoder_sequence_length], padded with `IGNORE_INDEX`.
         sequence_length: length that prompts are padded to.
         pad: id of the padding token, which also starts decoding.
-        truncated: number of prompts that were longer and lost their end, `</s>` kept.
+        cuts: what was cut or dropped; prompts lose their end, `</s>` kept.
     """
 
     tokens: np.ndarray
@@ -43,7 +45,7 @@ class EncodedExamples:
     targets: np.ndarray
     sequence_length: int
     pad: int
-    truncated: int
+    cuts: Cuts = Cuts()  # noqa: RUF009 - frozen
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -75,31 +77,66 @@ def encode(
     tokenizer: PreTrainedTokenizerFast,
     sequence_length: int,
     decoder_sequence_length: int,
+    long_targets: LongTargets = "refuse",
 ) -> EncodedExamples:
-    """Tokenise prompts and answers. Prompts longer than `sequence_length` are cut and counted.
+    """Tokenise prompts and targets. Prompts longer than `sequence_length` are cut and counted.
+
+    Args:
+        long_targets: what becomes of targets longer than `decoder_sequence_length`.
 
     Raises:
-        ValueError: an answer does not fit into `decoder_sequence_length`; a cut answer would train
-            the model to say something else.
+        ValueError: a target does not fit, and `long_targets` is "refuse"; a target that was cut
+            would train the model to say something else.
     """
-    answers = _answers(tokenizer, decoder_sequence_length)
-    prompts: list[np.ndarray] = []
-    truncated = 0
-    for start in range(0, len(examples), CHUNK):
-        texts = [encoder_prompt(example) for example in examples[start : start + CHUNK]]
-        for ids in tokenizer(texts, verbose=False)["input_ids"]:
-            if len(ids) > sequence_length:
-                truncated += 1
-                ids = [*ids[: sequence_length - 1], tokenizer.eos_token_id]
-            prompts.append(np.asarray(ids, np.int32))
+    kept, targets, cuts = fitted_targets(
+        target_ids([example.target for example in examples], tokenizer),
+        [example.target for example in examples],
+        decoder_sequence_length,
+        long_targets,
+        "decoder_sequence_length",
+    )
+    labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
+    for row, ids in zip(labels, targets, strict=True):
+        row[: len(ids)] = ids
+    prompts, cut = _prompts([examples[i].prompt for i in kept], tokenizer, sequence_length)
     return EncodedExamples(
         tokens=np.concatenate([np.zeros(0, np.int32), *prompts]),
         starts=np.cumsum([0, *map(len, prompts)]),
-        targets=answers[[example.label for example in examples]],
+        targets=labels,
         sequence_length=sequence_length,
         pad=tokenizer.pad_token_id,
-        truncated=truncated,
+        cuts=cuts + Cuts(prompts=cut),
     )
+
+
+def padded_prompts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, sequence_length: int, multiple: int
+) -> Prompts:
+    """Prompts padded to the longest, cut to `sequence_length` as `encode` cuts them.
+
+    Args:
+        multiple: the length they are padded to is a multiple of it, if that is short enough.
+    """
+    rows, cut = _prompts(texts, tokenizer, sequence_length)
+    longest = max(map(len, rows), default=1)
+    length = min(-(-longest // multiple) * multiple, sequence_length)
+    words = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
+    mask = np.zeros_like(words)
+    for i, ids in enumerate(rows):
+        words[i, : len(ids)], mask[i, : len(ids)] = ids, 1
+    return Prompts(texts, words, mask, cut)
+
+
+def target_ids(targets: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
+    """The tokens of each target, `</s>` included; equal ones are tokenised once."""
+    known: dict[str, np.ndarray] = {}
+    for start in range(0, len(targets), CHUNK):
+        chunk = targets[start : start + CHUNK]
+        new = [text for text in dict.fromkeys(chunk) if text not in known]
+        if new:
+            found = tokenizer(new, verbose=False)["input_ids"]
+            known |= {text: np.asarray(ids, np.int32) for text, ids in zip(new, found, strict=True)}
+        yield from (known[text] for text in chunk)
 
 
 def shift_right(labels: np.ndarray, pad: int) -> np.ndarray:
@@ -112,15 +149,16 @@ def shift_right(labels: np.ndarray, pad: int) -> np.ndarray:
     return np.where(shifted == IGNORE_INDEX, pad, shifted)
 
 
-def _answers(tokenizer: PreTrainedTokenizerFast, length: int) -> np.ndarray:
-    """The tokens of each label's word, `</s>` included: int32 [labels, length]."""
-    answers = np.full((len(LABEL_WORDS), length), IGNORE_INDEX, np.int32)
-    for row, word in zip(answers, LABEL_WORDS, strict=True):
-        ids = tokenizer(word)["input_ids"]
-        if len(ids) > length:
-            raise ValueError(
-                f"the answer {word!r} has {len(ids)} tokens with </s>, but "
-                f"decoder_sequence_length is {length}: set it to {len(ids)} or more"
-            )
-        row[: len(ids)] = ids
-    return answers
+def _prompts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int
+) -> tuple[list[np.ndarray], int]:
+    """The ids of each text, at most `length`, and how many were cut to that."""
+    rows: list[np.ndarray] = []
+    cut = 0
+    for start in range(0, len(texts), CHUNK):
+        for ids in tokenizer(list(texts[start : start + CHUNK]), verbose=False)["input_ids"]:
+            if len(ids) > length:
+                cut += 1
+                ids = [*ids[: length - 1], tokenizer.eos_token_id]
+            rows.append(np.asarray(ids, np.int32))
+    return rows, cut

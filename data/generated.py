@@ -42,4 +42,4 @@ def generated_examples(
     targets = rng.integers(FIRST_WORD, vocab_size, (count, longest), np.int32)
     left = rng.integers(min(2, longest), longest, (count, 1), endpoint=True) - np.arange(longest)
     targets = np.select([left > 1, left == 1], [targets, EOS], IGNORE_INDEX).astype(np.int32)
-    return EncodedExamples(tokens, starts, targets, source, PAD, truncated=0)
+    return EncodedExamples(tokens, starts, targets, source, PAD)

@@ -34,7 +34,7 @@ def is_reachable() -> bool:
     return True
 
 
-def load_split(path: str, name: str, split: str) -> Dataset:
+def load_split(path: str, name: str | None, split: str) -> Dataset:
     """A split of a data set of the hub.
 
     Raises:
@@ -48,8 +48,9 @@ def load_split(path: str, name: str, split: str) -> Dataset:
             return datasets.load_dataset(path, name, split=split)
     except (OSError, ValueError) as error:
         raise DataUnavailable(
-            f"cannot get data set {path}/{name} from the Hugging Face hub{_why(reachable, error)}: "
-            "connect to the network, or use --dataset sample"
+            f"cannot get data set {path}{f'/{name}' if name else ''} from the Hugging Face hub"
+            f"{_why(reachable, error)}: connect to the network, or use --data.dataset sample, or "
+            "files of your own with --data.train and --data.validation"
         ) from error
 
 

@@ -11,12 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
+from data.lengths import Cuts
+
 
 class Samples(Protocol):
-    """What a loader reads: a number of samples, how many were cut, and batches of chosen ones."""
+    """What a loader reads: a number of samples, what was cut, and batches of chosen ones."""
 
     @property
-    def truncated(self) -> int: ...
+    def cuts(self) -> Cuts: ...
 
     def __len__(self) -> int: ...
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.encoding import IGNORE_INDEX, EncodedExamples, shift_right
+from data.lengths import Cuts
 
 EMPTY = -1
 """In place of a sequence's index: nothing is there."""
@@ -106,9 +107,9 @@ class PackedExamples:
         return cls(examples, pack_rows(lengths, examples.sequence_length, most))
 
     @property
-    def truncated(self) -> int:
-        """How many prompts were too long."""
-        return self.examples.truncated
+    def cuts(self) -> Cuts:
+        """What was cut or dropped."""
+        return self.examples.cuts
 
     def __len__(self) -> int:
         return len(self.rows)

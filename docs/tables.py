@@ -15,7 +15,7 @@ from pathlib import Path
 
 from config.base import Leaf, Section, leaves
 from config.families import FAMILIES, config_class_of
-from config.flags import shortest_names
+from config.flags import flag_of
 from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
 
@@ -34,15 +34,14 @@ def _table_of(name: str) -> str:
     if name == "presets":
         return _presets()
     if name in FAMILIES:
-        return _fields(FAMILIES[name], _is_particular(FAMILIES[name]))
+        return _fields(FAMILIES[name].config, _is_particular(FAMILIES[name].config))
     return _fields(RunConfig, lambda leaf: leaf.dotted.split(".")[0] == name)
 
 
 # ---- fields -------------------------------------------------------------------------------------
 def _fields(section: type[RunConfig], shown: Callable[[Leaf], bool]) -> str:
-    flags = shortest_names(section)
     rows = (
-        (f"`--{flags[leaf.dotted]}`", f"`{_default(section, leaf)}`", leaf.doc)
+        (f"`--{flag_of(leaf.dotted)}`", f"`{_default(section, leaf)}`", leaf.doc)
         for leaf in leaves(section)
         if shown(leaf)
     )

@@ -1,14 +1,12 @@
-"""What a validation found: accuracy, which labels are taken for which, examples of errors."""
+"""What an evaluation found: metrics, which labels are taken for which, examples of errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from files.writing import write_text
 
@@ -19,74 +17,67 @@ MOST_EXAMPLES = 20
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model answered to one example.
+    """What the model wrote for one example.
 
     Attributes:
-        prompt: what the model was asked.
-        generated: text of the answer.
-        expected: index of the right label.
-        label: index of the label that the answer names; None if it names none.
+        prompt: what it read.
+        generated: what it wrote.
+        expected: what it should have written.
     """
 
     prompt: str
     generated: str
-    expected: int
-    label: int | None
+    expected: str
+
+    @property
+    def right(self) -> bool:
+        """Whether it is exactly what is expected, but for space around it."""
+        return self.generated.strip() == self.expected.strip()
 
 
 @dataclass(frozen=True)
-class ValidationReport:
-    """The outcome of a validation.
+class Report:
+    """The outcome of an evaluation.
 
     Attributes:
-        labels: their words, by index.
-        answers: to all examples.
+        metrics: values by name.
+        answers: to all examples; empty if no metric needs them.
+        labels: of a labelling task.
         facts: further entries of the file, such as where the weights come from.
     """
 
-    labels: Sequence[str]
+    metrics: Mapping[str, float]
     answers: Sequence[Answer]
-    facts: dict[str, Any]
+    labels: Sequence[str] | None
+    facts: Mapping[str, Any]
 
     @property
     def correct(self) -> int:
         """Number of right answers."""
-        return sum(answer.label == answer.expected for answer in self.answers)
+        return sum(answer.right for answer in self.answers)
 
-    @property
-    def accuracy(self) -> float:
-        """Part of the answers that are right."""
-        return self.correct / len(self.answers)
-
-    def confusion(self) -> np.ndarray:
-        """int [labels, labels + 1]: how often a label (row) was answered by each label (column).
-
-        The last column counts answers that name no label.
-        """
-        count = len(self.labels)
-        matrix = np.zeros((count, count + 1), int)
+    def confusion(self) -> dict[str, dict[str, int]]:
+        """How often a label (outer key) was answered by each label, or by none of them."""
+        labels = self.labels or ()
+        found = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
         for answer in self.answers:
-            matrix[answer.expected, count if answer.label is None else answer.label] += 1
-        return matrix
+            said = answer.generated.strip()
+            found[answer.expected][said if said in labels else NO_LABEL] += 1
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON data."""
-        columns = [*self.labels, NO_LABEL]
-        wrong = [answer for answer in self.answers if answer.label != answer.expected]
-        return {
-            **self.facts,
-            "accuracy": self.accuracy,
-            "correct": self.correct,
-            "total": len(self.answers),
-            "confusion": {
-                label: dict(zip(columns, map(int, row), strict=True))
-                for label, row in zip(self.labels, self.confusion(), strict=True)
-            },
-            "errors": [
-                {"prompt": a.prompt, "expected": self.labels[a.expected], "generated": a.generated}
+        data: dict[str, Any] = {**self.facts, **self.metrics}
+        if self.answers:
+            data |= {"correct": self.correct, "total": len(self.answers)}
+            if self.labels:
+                data["confusion"] = self.confusion()
+            wrong = [answer for answer in self.answers if not answer.right]
+            data["errors"] = [
+                {"prompt": a.prompt, "expected": a.expected, "generated": a.generated}
                 for a in wrong[:MOST_EXAMPLES]
-            ],
-        }
+            ]
+        return data
 
     def write(self, directory: Path) -> Path:
         """Write validation.json into a directory, which is created if need be.
@@ -103,5 +94,12 @@ class ValidationReport:
         return path
 
     def summary(self) -> str:
-        """One line: accuracy and counts."""
-        return f"accuracy: {self.accuracy:.4f} ({self.correct}/{len(self.answers)})"
+        """A line for each metric; that of exact answers with their number."""
+        lines = []
+        for name, value in self.metrics.items():
+            counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""
+            lines.append(f"{name}: {value:.4f}{counts}")
+        return "\n".join(lines)
+
+
+EXACT = ("accuracy", "exact_match")

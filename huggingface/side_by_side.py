@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from checkpoints.start import load_weights
-from config.cli import CommandLine
 from config.sections import RunConfig
-from data.mnli import LABEL_WORDS, load_corpus
 from data.prompts import Prompts
 from huggingface.torch_model import generate, model_of, need_torch
 from modelling.compiling import compiled
 from modelling.inference import Inference
 from modelling.spec import family_of
-from modelling.text import fitting_prompts, fitting_tokenizer
+from modelling.text import answering, load_corpus, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -63,28 +60,35 @@ class SideBySide:
         return "\n\n".join([*(pair.text() for pair in self.pairs), summary])
 
 
-def side_by_side(line: CommandLine) -> SideBySide:
-    """Generate for one micro-batch as the command line says, on one copy of the model.
+def side_by_side(config: RunConfig) -> SideBySide:
+    """Generate for one micro-batch of a configuration, on one copy of the model.
 
     Raises:
         UserError: for anything a person can mend.
     """
     need_torch()
-    e = replace(line.config.execution, data_parallel=1, device_iterations=1)
-    config = replace(line.config, execution=e)
-    start = load_weights(config, family_of(config).weights(config))
-    tokenizer = fitting_tokenizer(config)
-    examples = load_corpus(config.data.dataset, "validation").examples[: e.micro_batch_size]
-    fitted, prompts = fitting_prompts(config, examples, tokenizer)
-    model = compiled(Inference, fitted, line)
+    e = replace(config.execution, data_parallel=1, device_iterations=1)
+    config = replace(config, execution=e)
+    family = family_of(config)
+    start = load_weights(config, family.weights(config))
+    tokenizer = load_tokenizer(config, family)
+    examples = load_corpus(config, family, "validation").examples[: e.micro_batch_size]
+    fitted, prompts = answering(config, family, examples, tokenizer)
+    model = compiled(lambda: Inference(fitted, family), "the program that generates")
     model.write(start.tensors)
     with model:
         ours = model.generate(prompts.words, prompts.mask)
-    theirs = _hugging_face(fitted, start.tensors, prompts, ours.shape[1], tokenizer.pad_token_id)
+    description = family.hf_config(fitted)
+    theirs = _hugging_face(
+        model_of(description, fitted.model.precision, start.tensors),
+        prompts,
+        ours.shape[1],
+        tokenizer.pad_token_id,
+    )
     answers = [_answers(tokens, tokenizer) for tokens in (ours, theirs)]
     return SideBySide(
         [
-            Pair(prompt, LABEL_WORDS[example.label], *pair)
+            Pair(prompt, example.target, *pair)
             for example, prompt, *pair in zip(examples, prompts.texts, *answers, strict=True)
         ]
     )
@@ -96,11 +100,8 @@ def _answers(tokens: np.ndarray, tokenizer: Any) -> list[Answer]:
     return [Answer(*answer) for answer in zip(kept, texts, strict=True)]
 
 
-def _hugging_face(
-    config: RunConfig, weights: Mapping[str, np.ndarray], prompts: Prompts, length: int, pad: int
-) -> np.ndarray:
+def _hugging_face(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
     """What Hugging Face's model generates greedily, prompt by prompt: int32 [n, length]."""
-    model = model_of(config, weights)
     out = np.full((len(prompts), length), pad, np.int32)
     for row, words, mask in zip(out, prompts.words, prompts.mask, strict=True):
         new = generate(model, words[mask == 1][None], length)[0]  # alone, it needs no padding

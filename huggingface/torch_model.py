@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from config.errors import UserError
-from config.sections import RunConfig
-from modelling.spec import family_of
+from files.shown import shown_name
 
 
 def need_torch() -> None:
@@ -23,12 +23,14 @@ def need_torch() -> None:
         )
 
 
-def model_of(config: RunConfig, weights: Mapping[str, np.ndarray]) -> Any:
-    """The configured model of transformers, in the configured type and evaluation mode.
+def model_of(description: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]) -> Any:
+    """A model of transformers, in evaluation mode.
 
     It is made as `from_pretrained` makes it from the files of --save-hf, without the files.
 
     Args:
+        description: content of its config.json.
+        dtype: name of the type it computes in.
         weights: whole weights by Hugging Face name, any floating-point type; each is read once and
             copied.
     """
@@ -37,16 +39,15 @@ def model_of(config: RunConfig, weights: Mapping[str, np.ndarray]) -> Any:
 
     transformers.utils.logging.set_verbosity_error()  # it warns of weights that are not tied
     transformers.utils.logging.disable_progress_bar()
-    description = family_of(config).hf_config(config)
     architecture = getattr(transformers, description["architectures"][0])
-    precision = getattr(torch, config.model.precision)
+    precision = getattr(torch, dtype)
     # Through float32, which holds every value of the types that torch does not take from NumPy.
     state = {
         name: torch.tensor(np.asarray(weights[name], np.float32)).to(precision) for name in weights
     }
     model, found = architecture.from_pretrained(
         None,
-        config=architecture.config_class.from_dict(description),
+        config=architecture.config_class.from_dict(dict(description)),
         state_dict=state,
         dtype=precision,
         output_loading_info=True,
@@ -82,3 +83,30 @@ def generate(
         )
     # A decoder's output begins with the start token, a language model's with the prompt.
     return found[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].numpy()
+
+
+BIN = "pytorch_model*.bin"
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    """The tensors of a folder's `pytorch_model*.bin` files, whose pickles may hold nothing else.
+
+    Raises:
+        UserError: a file cannot be read, or holds more than tensors.
+    """
+    import ml_dtypes
+    import torch
+
+    found: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob(BIN)):
+        try:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds for a damaged file
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"cannot read {path}: {shown_name(reason)}") from error
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.bfloat16:
+                found[name] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+            else:
+                found[name] = tensor.contiguous().numpy()
+    return found

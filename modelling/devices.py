@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from config.screen import say
 from config.sections import RunConfig
+from popxl import hardware
 from popxl.session import DeviceDesc
 
 _DESCRIPTIONS: dict[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
@@ -11,3 +15,13 @@ _DESCRIPTIONS: dict[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "
 def device_desc(config: RunConfig) -> DeviceDesc:
     """`device_desc` of a session; "auto" is the best platform present."""
     return _DESCRIPTIONS[config.execution.device]
+
+
+def announce_devices(config: RunConfig) -> None:
+    """Say what the program runs on, before anything that takes long.
+
+    Raises:
+        DeviceError: fewer devices than data_parallel × tensor_parallel.
+    """
+    kinds = Counter(hardware.device_kinds(device_desc(config), config.replicas))
+    say("running on " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items()))

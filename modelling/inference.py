@@ -10,9 +10,10 @@ import numpy as np
 from config.sections import RunConfig
 from data.feed import per_replica
 from data.rows import EMPTY, fill_rows, pack_rows
-from modelling.generation import Greedy, Search, build_generation
+from modelling.generation import Strategy, build_generation
+from modelling.generation.strategies import strategy_of
 from modelling.running import RunningModel
-from modelling.spec import family_of
+from modelling.spec import ModelFamily
 from popxl_addons import NamedTensors
 
 
@@ -23,17 +24,19 @@ class Inference(RunningModel):
     replica.
     """
 
-    def __init__(self, config: RunConfig, search: Search = Greedy) -> None:
+    def __init__(
+        self, config: RunConfig, family: ModelFamily, strategy: Strategy | None = None
+    ) -> None:
         """Build and compile the program.
 
         Args:
             config: one for training serves as well.
-            search: how tokens are chosen.
+            strategy: how tokens are chosen; None: as `generation` of the configuration says.
         """
         config = replace(config, model=replace(config.model, eval=True))
-        family = family_of(config)
         self._table = family.weights(config)
-        self.program = build_generation(config, family.generator, search)
+        self._strategy = strategy_of(config) if strategy is None else strategy
+        self.program = build_generation(config, family.generator, self._strategy)
         super().__init__(config, self.program.ir)
 
     @property
@@ -85,19 +88,27 @@ class Inference(RunningModel):
             filled = fill_rows(part, lambda i: words[i, : lengths[i]], capacity, pad=0)
             indices = part.reshape(-1)
             there = indices != EMPTY
-            tokens[indices[there]] = self._run(*filled)[: len(indices)][there]
+            tokens[indices[there]] = self._run(indices, *filled)[: len(indices)][there]
             if on_progress is not None:
                 on_progress(int(np.count_nonzero(there)))
         return tokens
 
-    def _run(self, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def _run(self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Generate for one run of the program. `indices`: the prompts' numbers, or `EMPTY`."""
         program = self.program
         inputs = {program.words: self._dealt(words), program.mask: self._dealt(mask)}
+        for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
+            inputs[program.inputs[name]] = self._dealt(array, program.prompts_per_row)
         return self._collected(self.session.run(inputs)[program.tokens])
 
-    def _dealt(self, samples: np.ndarray) -> np.ndarray:
-        """Samples, filled up with zeros, as the program's streams take them."""
-        full = np.zeros((self.samples_per_run, *samples.shape[1:]), np.int32)
+    def _dealt(self, samples: np.ndarray, places: int = 1) -> np.ndarray:
+        """Samples, filled up with zeros, as the program's streams take them.
+
+        Args:
+            places: rows that each sample has in the array.
+        """
+        shape = (self.samples_per_run * places, *samples.shape[1:])
+        full = np.zeros(shape, samples.dtype)
         full[: len(samples)] = samples
         e = self.config.execution
         return per_replica(full, e.data_parallel, e.tensor_parallel, e.device_iterations)

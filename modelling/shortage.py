@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import popxl
-from config.cli import CommandLine
 from config.errors import UserError
+from config.sections import RunConfig
 from modelling.memory import NotEnoughMemoryError
 
 
 @contextmanager
-def explained(line: CommandLine) -> Iterator[None]:
+def explained(preset: str, config: RunConfig) -> Iterator[None]:
     """Turn a lack of devices or memory inside the context into a `UserError` naming the preset.
 
     Raises:
@@ -21,16 +21,16 @@ def explained(line: CommandLine) -> Iterator[None]:
     try:
         yield
     except popxl.errors.DeviceError as error:
-        e = line.config.execution
+        e = config.execution
         raise UserError(
-            f"preset {line.preset!r} needs {error.needed} {error.platform} device(s), "
+            f"preset {preset!r} needs {error.needed} {error.platform} device(s), "
             f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
             f"but there are {error.found}: "
             f"lower --data_parallel or --tensor_parallel, or {_other_way(error.platform)}"
         ) from error
     except NotEnoughMemoryError as error:
         raise UserError(
-            f"preset {line.preset!r} needs {error.needed / 1e9:.1f} GB of {error.place} memory "
+            f"preset {preset!r} needs {error.needed / 1e9:.1f} GB of {error.place} memory "
             f"({error.parts}), but {error.available / 1e9:.1f} GB are free: "
             f"{_MORE[error.place]}; --plan shows what each phase needs"
         ) from error

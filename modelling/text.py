@@ -1,32 +1,68 @@
-"""The samples that a configuration trains on, and the prompts that it answers."""
+"""The texts of a configured run: its tokenizer, examples, training samples and prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
 from config.screen import say
 from config.sections import RunConfig
+from data import hub
+from data.lengths import fitted_targets
 from data.loader import Samples
-from data.mnli import Example, load_corpus
 from data.prompts import Prompts
-from modelling.spec import family_of
+from data.task import Corpus, Example, Split, task_of
+from modelling.spec import ModelFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def training_samples(config: RunConfig) -> Samples:
+def load_tokenizer(config: RunConfig, family: ModelFamily) -> PreTrainedTokenizerFast:
+    """The configured tokenizer, by default that of the task for the family.
+
+    Raises:
+        UserError: it cannot be had, or has tokens that the model does not.
+    """
+    data = config.data
+    default = family.tokenizers[data.dataset]
+    tokenizer = hub.load_tokenizer(default if data.tokenizer is None else data.tokenizer)
+    tokenizer = family.complete_tokenizer(config, tokenizer)
+    if len(tokenizer) > config.model.embedding.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "
+            f"{config.model.embedding.vocab_size}: set it to {len(tokenizer)} or more"
+        )
+    return tokenizer
+
+
+def load_corpus(config: RunConfig, family: ModelFamily, split: Split) -> Corpus:
+    """The examples of a split; prompts end with what the family separates them from answers by.
+
+    Raises:
+        UserError: the data cannot be had, or do not fit the task.
+    """
+    corpus = task_of(config.data).corpus(split)
+    separator = family.separator(config)
+    if not separator:
+        return corpus
+    return replace(
+        corpus, examples=[Example(e.prompt + separator, e.target) for e in corpus.examples]
+    )
+
+
+def training_samples(config: RunConfig, family: ModelFamily) -> Samples:
     """Load and encode the training split; says on the screen what it leaves out or cuts.
 
     Raises:
         UserError: the data or the tokenizer cannot be had, or do not fit the model.
     """
-    tokenizer = fitting_tokenizer(config)
-    corpus = load_corpus(config.data.dataset, "train")
+    tokenizer = load_tokenizer(config, family)
+    corpus = load_corpus(config, family, "train")
     try:
-        samples = family_of(config).encode(config, corpus.examples, tokenizer)
+        samples = family.encode(config, corpus.examples, tokenizer)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     notes = [f"{len(samples)} training samples"]
@@ -34,36 +70,34 @@ def training_samples(config: RunConfig) -> Samples:
         notes[0] += f" of {len(corpus.examples)} examples"
     if corpus.unlabelled:
         notes.append(f"{corpus.unlabelled} without a label left out")
-    if samples.truncated:
-        notes.append(f"{samples.truncated} cut to {config.model.sequence_length} tokens")
-    say(", ".join(notes))
+    say(", ".join([*notes, *samples.cuts.notes(config.model.sequence_length)]))
     return samples
 
 
-def fitting_prompts(
-    config: RunConfig, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+def answering(
+    config: RunConfig,
+    family: ModelFamily,
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
 ) -> tuple[RunConfig, Prompts]:
-    """The examples' prompts, and the configuration of a model that they fit.
+    """The examples' prompts, and the configuration of a model that they and the answers fit.
+
+    As many tokens are written as `generation.max_tokens` says, else as the longest label has, else
+    as the model may write.
 
     Raises:
-        UserError: they do not fit the model.
+        UserError: a right answer is longer than that, unless `data.long_targets` allows it.
     """
+    fitted, prompts = family.prompts(config, [e.prompt for e in examples], tokenizer)
+    labels = task_of(config.data).labels
+    texts = labels or [example.target for example in examples]
+    tokens = list(family.answers(texts, tokenizer))
+    room = config.generation.max_tokens or family.output_length(config)
+    # A reference that is longer than what can be written only costs score, if that is wanted.
     try:
-        return family_of(config).prompts(config, examples, tokenizer)
+        fitted_targets(tokens, texts, room, config.data.long_targets, family.output_field)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def fitting_tokenizer(config: RunConfig) -> PreTrainedTokenizerFast:
-    """The configured tokenizer.
-
-    Raises:
-        UserError: it cannot be had, or has tokens that the model does not.
-    """
-    tokenizer = family_of(config).tokenizer(config)
-    if len(tokenizer) > config.model.embedding.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "
-            f"{config.model.embedding.vocab_size}: set it to {len(tokenizer)} or more"
-        )
-    return tokenizer
+    if labels and config.generation.max_tokens is None:
+        room = min(room, max(map(len, tokens)))
+    return family.with_output_length(fitted, room), prompts

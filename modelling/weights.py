@@ -415,3 +415,9 @@ def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _some(names: Iterable[str]) -> str:
     first, *rest = sorted(names) or ["none"]
     return f"{first} and {len(rest)} more" if rest else first
+
+
+def without_optimizer(tensors: Arrays) -> Arrays:
+    """All but the optimizer's state, each made when it is asked for."""
+    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
+    return Computed({name: partial(tensors.__getitem__, name) for name in names})

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation import Greedy, build_generation
+from modelling.generation import build_generation
+from modelling.generation.strategies import strategy_of
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 
@@ -50,7 +51,7 @@ def finetuning_needs(config: RunConfig) -> Needs:
 def inference_needs(config: RunConfig) -> Needs:
     """What generation needs."""
     config = replace(config, model=replace(config.model, eval=True))
-    program = build_generation(config, family_of(config).generator, Greedy)
+    program = build_generation(config, family_of(config).generator, strategy_of(config))
     execution, count = config.execution, _parameters(config)
     samples = execution.device_iterations * execution.data_parallel * execution.micro_batch_size
     plan = popxl.plan.plan_of(program.ir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,11 @@ from typing import TextIO
 from tqdm import tqdm
 
 from records.throughput import Throughput
+
+VALIDATION = "validation_"
+"""What the names of an evaluation's metrics begin with."""
+WANTED = ("loss", "left", "validation", "speed", "skipped", "rate")
+"""Facts in the order in which a narrow bar has room for them."""
 
 
 class Progress:
@@ -23,6 +29,7 @@ class Progress:
         stream: TextIO | None = None,
         seconds_between_lines: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
     ) -> None:
         """Start showing.
 
@@ -33,6 +40,7 @@ class Progress:
             stream: where to; stderr by default, since stdout is for results.
             seconds_between_lines: pause between lines where the stream is no terminal.
             clock: gives seconds.
+            columns: gives the width of the terminal.
         """
         self._total = total_steps
         self._throughput = throughput
@@ -41,6 +49,8 @@ class Progress:
         self._clock = clock
         self._last_line: float | None = None
         self._bar: tqdm | None = None
+        self._evaluated = ""
+        self._columns = columns
         if self._stream.isatty():
             self._bar = tqdm(
                 total=total_steps,
@@ -52,14 +62,16 @@ class Progress:
             )
 
     def update(self, row: Mapping[str, float]) -> None:
-        """Show a step that is done: `step` from 0, `loss`, `learning_rate`, `skipped_steps`."""
+        """Show a step that is done: `step` from 0, `loss`, `learning_rate`, `skipped_steps`, and
+        metrics of an evaluation, whose names begin with `validation_`."""
         done = int(row["step"]) + 1
         facts = self._facts(row, self._total - done)
         if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(facts), refresh=False)
+            self._bar.set_postfix_str(self._fitting(facts, done), refresh=False)
             self._bar.update(done - self._bar.n)
-        elif self._line_is_due(done):
-            print(f"step {done}/{self._total}: {', '.join(facts)}", file=self._stream, flush=True)
+        elif self._line_is_due(done) or self._is_evaluated(row):
+            text = ", ".join(facts.values())
+            print(f"step {done}/{self._total}: {text}", file=self._stream, flush=True)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -74,12 +86,34 @@ class Progress:
             return True
         return False
 
-    def _facts(self, row: Mapping[str, float], steps_left: int) -> list[str]:
-        facts = [f"loss {row['loss']:.4f}", f"learning rate {row['learning_rate']:.2e}"]
+    def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
+        """What there is to say, by what it is about."""
+        facts = {"loss": f"loss {row['loss']:.4f}"}
+        facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
         if row.get("skipped_steps"):
-            facts.append(f"{row['skipped_steps']:.0f} skipped")
+            facts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
+        if self._is_evaluated(row):
+            names = [name for name in row if name.startswith(VALIDATION)]
+            shown = [f"{name.removeprefix(VALIDATION)} {row[name]:.4f}" for name in names]
+            self._evaluated = "validation " + " ".join(shown)
+            facts["validation"] = self._evaluated
+        elif self._bar is not None and self._evaluated:
+            facts["validation"] = self._evaluated
         rate = self._throughput.samples_per_second
         left = self._throughput.seconds_for(steps_left)
         if rate is not None and left is not None:
-            facts += [f"{rate:.1f} samples/s", f"{tqdm.format_interval(left)} left"]
+            facts["speed"] = f"{rate:.1f} samples/s"
+            facts["left"] = f"{tqdm.format_interval(left)} left"
         return facts
+
+    def _is_evaluated(self, row: Mapping[str, float]) -> bool:
+        return any(name.startswith(VALIDATION) for name in row)
+
+    def _fitting(self, facts: Mapping[str, str], done: int) -> str:
+        """As many facts as the width of the terminal has room for, the most wanted first."""
+        width = self._columns() - len(f"100%|    | {done}/{self._total} [00:00:00]") - 1
+        chosen: set[str] = set()
+        for name in (n for n in WANTED if n in facts):
+            if sum(len(facts[n]) + 2 for n in (*chosen, name)) <= width:
+                chosen.add(name)
+        return ", ".join(text for name, text in facts.items() if name in chosen)

@@ -30,16 +30,17 @@ class Throughput:
     @property
     def samples_per_second(self) -> float | None:
         """Samples per second; None while fewer than two updates show it."""
-        rate = self._steps_per_second
+        rate = self.steps_per_second
         return None if rate is None else rate * self._samples_per_step
 
     def seconds_for(self, steps: int) -> float | None:
         """Seconds that so many more steps will take; None while unknown."""
-        rate = self._steps_per_second
+        rate = self.steps_per_second
         return None if rate is None else steps / rate
 
     @property
-    def _steps_per_second(self) -> float | None:
+    def steps_per_second(self) -> float | None:
+        """Steps per second; None while fewer than two updates show it."""
         if len(self._marks) < 2:
             return None
         (start, before), (end, after) = self._marks[0], self._marks[-1]

@@ -29,9 +29,12 @@ ROOT = Path(__file__).parent.parent
 MODEL = ("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2")
 BATCH = ("--global_batch_size", "8", "--micro_batch_size", "4")
 # A rate that does not depend on the number of steps lets a shorter run be lengthened.
-RATE = ("--function", "constant", "--warmup_proportion", "0", "--maximum", "1e-3")
+RATE = (
+    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
+    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
+)
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
-VALIDATION = (*MODEL, "--micro_batch_size", "32")
+VALIDATION = (*MODEL, "--micro_batch_size", "32", "--evaluation.metrics", "accuracy")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,7 +126,7 @@ def test_a_run_exports_at_its_end_what_it_saved(tmp_path, mistake):
     [
         (["--config", "tinny"], r"unknown preset 'tinny' in \w+\.yml; did you mean tiny\?"),
         (["--config", "no/such.yml"], r"cannot read no/such\.yml: No such file"),
-        (["--config", "tiny", "--hiden_size", "32"], r"--hiden_size; did you mean --hidden_size\?"),
+        (["--config", "tiny", "--hiden_size", "32"], r"--hiden_size; did you mean --hidden_size"),
         (["--config", "tiny", "--layers", "two"], r"model\.layers is 'two', but must be .*integer"),
         (["--config", "tiny", "--layers", "0"], r"model\.layers is 0, but must be a positive"),
         (["--config", "tiny", "--precision", "f16"], r"one of float32, float16, bfloat16"),
@@ -255,7 +258,7 @@ def test_mnli_needs_a_network(trained, tmp_path, no_network):
     assert validation.returncode == 2
     said = sentence(validation.stderr)
     assert "cannot get data set glue/mnli from the Hugging Face hub" in said
-    assert "connect to the network, or use --dataset sample" in said
+    assert "connect to the network, or use --data.dataset sample" in said
 
 
 def test_mnli_needs_a_network_for_its_tokenizer(tmp_path, no_network):
@@ -293,6 +296,76 @@ def test_a_stopped_run_continues_bit_for_bit(trained, tmp_path):
     assert_same_state(tmp_path, trained)
 
 
+def test_the_same_command_again_continues(trained, tmp_path, capsys):
+    """Stopped after 4 steps, as by a kill before the next save: rows after it are written anew."""
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    shutil.rmtree(step_folder(folder, 8))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "loss": 0.0, "learning_rate": 0.0}\n{"step": 9, "lo')
+    command = [*TRAINING, "--steps", "8", "--checkpoint.steps", "4", "--save", str(folder)]
+    assert run_finetuning.main(command) == 0
+    assert f"starting from step 4 in {folder}" in capsys.readouterr().err
+    assert losses(folder) == losses(trained)
+    assert_same_state(folder, trained)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    assert run_finetuning.main(command) == 0
+    assert f"nothing to train: step 8 in {folder} is complete" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+
+
+def test_fresh_starts_over(copy, trained, capsys):
+    (copy / "mine.txt").write_text("not ours")
+    command = [*TRAINING, "--steps", "4", "--save", str(copy), "--fresh"]
+    assert run_finetuning.main(command) == 0
+    assert "starting from random weights" in capsys.readouterr().err
+    assert losses(copy) == losses(trained)[:4]
+    assert load_checkpoint(copy).step == 4
+    assert len(list(copy.glob("*-step-*"))) == 1
+    assert (copy / "mine.txt").exists()
+
+
+def test_a_folder_with_another_run_is_refused(copy, mistake):
+    said = mistake(run_finetuning.main, *TRAINING, "--d_ff", "64", "--save", str(copy))
+    assert f"{copy} has a run with model.d_ff 32, but this one has 64" in said
+    assert "--fresh" in said
+    assert load_checkpoint(copy).step == 8
+
+
+def test_weights_alone_start_a_new_run_and_cannot_be_continued(copy, tmp_path, mistake, capsys):
+    start = ["--load", str(copy), "--checkpoint.load_optimizer", "false"]
+    save = ["--save", str(tmp_path / "new"), "--checkpoint.save_optimizer", "false"]
+    assert run_finetuning.main([*TRAINING, "--steps", "2", *start, *save]) == 0
+    assert f"starting from the weights of step 8 in {copy}" in capsys.readouterr().err
+    found = load_checkpoint(tmp_path / "new")
+    assert found.step == 2
+    assert not any(name.startswith("optimizer/") for name in found.tensors)
+    said = mistake(run_finetuning.main, *TRAINING, "--steps", "4", *save)
+    assert "has no optimizer state to continue with: --fresh starts over" in said
+
+
+def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
+    """At rate 0 nothing gets better: the first evaluation is the best, two more end the run."""
+    flags = ["--evaluation.steps", "2", "--evaluation.samples", "40", "--evaluation.patience", "2"]
+    metrics = ["--evaluation.metrics", "loss", "--checkpoint.keep_best", "loss"]
+    still = ["--learning_rate", "1e-30", "--save", str(tmp_path)]
+    command = [*TRAINING, *still, *flags, *metrics, "--steps", "40", "--dropout_prob", "0"]
+    assert run_finetuning.main(command) == 0
+    said = capsys.readouterr().err
+    assert "2 evaluations in a row had no better loss" in said
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    evaluated = [row["step"] for row in rows if "validation_loss" in row]
+    assert (evaluated, len(rows)) == ([1, 3, 5], 6)
+    assert load_checkpoint(tmp_path / "best").step == 2
+    assert run_finetuning.main(command) == 0  # which is over, and stays so
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 6
+    out = ["--load", str(tmp_path / "best"), "--evaluation.metrics", "loss", *flags[2:4]]
+    assert run_validation.main([*out, "--out", str(tmp_path / "out")]) == 0
+    report = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert report["loss"] == pytest.approx(rows[1]["validation_loss"], rel=1e-5)
+    said = mistake(run_finetuning.main, *TRAINING, "--evaluation.patience", "2")
+    assert "evaluation.patience needs evaluations while training: set evaluation.steps" in said
+
+
 def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
     load, save = str(step_folder(trained, 4)), str(tmp_path)
     assert run_finetuning.main([*TRAINING, "--steps", "8", "--load", load, "--save", save]) == 0
@@ -305,7 +378,7 @@ def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
 def test_divergence_ends_a_run_and_saves_its_last_good_state(mistake, copy):
     """The rate makes weights from which nothing finite comes; the third skip is one too many."""
     limit, folder = ("--max_skipped_steps", "2"), ("--load", str(copy), "--save", str(copy))
-    rate = ("--steps", "16", "--maximum", "1e30")
+    rate = ("--steps", "16", "--learning_rate", "1e30")
     said = mistake(run_finetuning.main, *TRAINING, *rate, *limit, *folder)
     assert re.match(r"3 steps in a row were skipped, since loss .* gradient norm (nan|inf)\)", said)
     assert f"the state before is saved as step 12 in {copy}" in said
@@ -322,7 +395,7 @@ def test_divergence_ends_a_run_and_saves_its_last_good_state(mistake, copy):
 
 def test_divergence_without_a_place_to_save(mistake, trained, tmp_path):
     folder = ("--load", str(trained), "--run-dir", str(tmp_path))
-    rate = ("--steps", "16", "--maximum", "1e30", "--max_skipped_steps", "0")
+    rate = ("--steps", "16", "--learning_rate", "1e30", "--max_skipped_steps", "0")
     said = mistake(run_finetuning.main, *TRAINING, *rate, *folder)
     assert said.startswith("a step was skipped, since loss or gradients are not finite")
     assert "the state before is lost, since --save was not given" in said
@@ -337,8 +410,9 @@ def test_a_run_directory_starts_a_run_again(trained, tmp_path):
 
 # ---- what is on the screen ----------------------------------------------------------------------
 TRAINING_SAYS = [
+    r"running on 1 × cpu",
     r"15000 training samples",
-    r"compiling for 1 device",
+    r"compiling the training program",
     r"ready after \d+\.\d s: the executable came from the cache \(0 traces, 0 compilations\)",
     r"starting from random weights",
     r"step 1/2: loss \d+\.\d{4}, learning rate 1\.00e-03",
@@ -364,13 +438,17 @@ def test_training_says_this_and_nothing_else(trained, tmp_path):
 
 def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     out = ("--out", str(tmp_path))
-    assert run_validation.main([*VALIDATION, "--load", str(trained), *out]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    found = re.fullmatch(r"accuracy: (0\.\d{4}) \((\d+)/2400\)", last)
+    everything = ("--evaluation.metrics", "null")
+    assert run_validation.main([*VALIDATION, "--load", str(trained), *everything, *out]) == 0
+    first, loss, perplexity = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(r"accuracy: (0\.\d{4}) \((\d+)/2400\)", first)
+    assert loss.startswith("loss: ")
+    assert perplexity.startswith("perplexity: ")
     assert found
     report = json.loads((tmp_path / "validation.json").read_text())
     assert (report["correct"], report["total"]) == (int(found[2]), 2400)
     assert f"{report['accuracy']:.4f}" == found[1]
+    assert report["perplexity"] == pytest.approx(np.exp(report["loss"]))
     assert report["step"] == 8
 
 

@@ -7,9 +7,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -21,9 +22,12 @@ import docs.plans
 import huggingface.export
 import planning.options
 import run_finetuning
+import run_generation
 import run_inference
 import run_validation
+from checkpoints.origins import SavedOrModel
 from config.families import FAMILIES
+from config.presets import preset_data
 from docs.tables import DOCUMENTS, rewritten
 
 ROOT = Path(__file__).parent.parent
@@ -100,6 +104,7 @@ SCRIPTS = {
     "run_finetuning.py": (run_finetuning.main, run_finetuning, "finetune"),
     "run_validation.py": (run_validation.main, run_validation, "validate"),
     "run_inference.py": (run_inference.main, run_inference, "side_by_side"),
+    "run_generation.py": (run_generation.main, run_generation, "answer"),
     "huggingface.export": (huggingface.export.main, huggingface.export, "load_weights"),
     "finetuning.py": (benchmarks.finetuning.main, benchmarks.finetuning, "measure"),
     "inference.py": (benchmarks.inference.main, benchmarks.inference, "measure"),
@@ -117,8 +122,16 @@ def begin(*_: object, **__: object) -> None:
     raise Understood
 
 
+class OfPresets(SavedOrModel):
+    """Takes models of the hub and runs that are not there for what the presets say."""
+
+    def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        return data or preset_data("finetuning", "small")
+
+
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     main, module, work = SCRIPTS[script]
+    monkeypatch.setattr(module, "ORIGINS", OfPresets(), raising=False)
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
@@ -150,6 +163,69 @@ def test_commands_exist(words, monkeypatch):
         assert all((ROOT / file).exists() for file in files)
     else:
         assert program == ".", f"what is {program}?"
+
+
+# ---- the commands, run ---------------------------------------------------------------------------
+RUN_PAGES = (README, ROOT / "docs" / "own_task.md")
+CHEAP = {
+    "run_finetuning.py": [
+        *("--steps", "2", "--layers", "1", "--hidden_size", "32", "--global_batch_size", "8"),
+        *("--micro_batch_size", "4", "--device", "cpu", "--evaluation.samples", "8"),
+    ],
+    "run_validation.py": ["--evaluation.samples", "8"],
+    "run_generation.py": [],
+    "run_inference.py": [],
+    "huggingface.export": [],
+}
+
+
+def cheap_command(words: list[str]) -> list[str] | None:
+    """A command of a page with few steps and a small model; None if it needs the hub or no run."""
+    text = shlex.join(words)
+    if words[0] != "python3" or "google/" in text or "--plan" in words:
+        return None
+    module = words[1] == "-m"
+    script, arguments = words[2 if module else 1], words[3 if module else 2 :]
+    if script not in CHEAP:
+        return None
+    if script == "run_finetuning.py" and "--config" not in words:
+        return None
+    few = [a for a in arguments if a not in ("--evaluation.samples", "320")]
+    return [*(["-m"] if module else []), script, *few, *CHEAP[script]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN_PAGES, ids=name)
+def test_commands_run(page, tmp_path):
+    """In their order, in a copy of the folder they are given in."""
+    for path in ROOT.iterdir():
+        if path.name not in ("runs", ".git"):
+            (tmp_path / path.name).symlink_to(path)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime/src")]),
+        "POPXL_CACHE_DIR": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    count = 0
+    if page != README:  # the page supposes the demo's run
+        first = next(w for w in commands(README) if "runs/tiny" in w)
+        assert run(cheap_command(first) or [], tmp_path, environment) == ""
+    for words in commands(page):
+        command = cheap_command(words)
+        if command is not None:
+            assert run(command, tmp_path, environment) == "", shlex.join(words)
+            count += 1
+    assert count >= 5
+
+
+def run(command: list[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """What a failing command says; nothing if it does not fail."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    return done.stderr if done.returncode else ""
 
 
 # ---- links and names ----------------------------------------------------------------------------
@@ -190,8 +266,15 @@ def is_there(path: str, page: Path) -> bool:
     return "*" in path or ("/" not in path and path in file_names())
 
 
-WRITTEN_BY_RUNS = {"config.yml", "metrics.jsonl", "validation.json", "loss_curve.png", "runs/"}
-OF_OTHERS = {"config.json", "generation_config.json", "model.safetensors"}
+WRITTEN_BY_RUNS = {
+    "best/",
+    "config.yml",
+    "metrics.jsonl",
+    "validation.json",
+    "loss_curve.png",
+    "runs/",
+}
+OF_OTHERS = {"config.json", "mine.jsonl", "generation_config.json", "model.safetensors"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -218,7 +301,9 @@ def test_tables_are_those_of_the_configuration(page):
 
 def test_every_field_is_in_a_table():
     tables = set(re.findall(r"<!-- table: (\S+) -->", "".join(map(text_of, DOCUMENTS))))
-    sections = {"model", "training", "execution", "fp8", "checkpoint", "data"}
+    sections = {
+        "model", "training", "execution", "fp8", "checkpoint", "data", "evaluation", "generation",
+    }  # fmt: skip
     assert tables == {"presets", *sections, *FAMILIES}
 
 

@@ -2,101 +2,180 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from checkpoints import check_is_free
+from checkpoints.folders import remove_run
 from checkpoints.start import Start, starting_point
-from config.cli import CommandLine
 from config.errors import ConfigError, UserError
 from config.screen import say
 from config.sections import RunConfig
 from data.loader import Loader
+from evaluation.evaluator import Evaluator
 from huggingface.export import export
 from modelling.compiling import compiled
+from modelling.devices import announce_devices
 from modelling.finetuning import FineTuning
-from modelling.spec import family_of
+from modelling.spec import ModelFamily, family_of
 from modelling.text import training_samples
+from modelling.weights import without_optimizer
 from records.report import Report
 from records.run_directory import choose_path
+from training.best import Best
 from training.epochs import with_steps
+from training.machine import machine_of
+from training.options import RunOptions
 from training.saving import Checkpoints
 from training.schedule import Schedule
 from training.signals import StopSignal
 from training.skipped_steps import SkippedSteps
 
 
-def finetune(line: CommandLine) -> None:
-    """Train as the command line says.
+def finetune(config: RunConfig, options: RunOptions) -> None:
+    """Train.
 
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
     """
-    config, folder = line.config, line.options.save_hf
     _check_iterations(config)
-    if folder is not None:
-        check_is_free(folder)
-    loader = Loader(training_samples(config), config.training.global_batch_size, config.model.seed)
+    if options.save_hf is not None:
+        check_is_free(options.save_hf)
+    announce_devices(config)
+    family = family_of(config)
+    samples = training_samples(config, family)
+    loader = Loader(samples, config.training.global_batch_size, config.model.seed)
     config = with_steps(config, loader.samples)
-    start = starting_point(config, family_of(config).weights(config))
+    start = starting_point(config, family.weights(config), options.fresh)
     if start.data is not None:
         _continue(loader, start.data)
-    model = compiled(FineTuning, config, line)
-    model.write(start.tensors)
-    say(f"starting from {start.source}")
-    path = choose_path(line.options.run_dir, config.checkpoint.save, line.preset)
-    with ExitStack() as stack:
-        stop = stack.enter_context(StopSignal())
-        report = stack.enter_context(
-            Report(config, path, line.preset, start.step, line.options.wandb,
-                   line.options.wandb_name)
-        )  # fmt: skip
+    if start.step >= config.training.steps:
+        _say_done(config, family, start, options)
+        return
+    _Run.of(config, family, options, loader, start).train()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that is ready to train."""
+
+    config: RunConfig
+    family: ModelFamily
+    options: RunOptions
+    loader: Loader
+    start: Start
+    model: FineTuning
+    evaluator: Evaluator | None
+    best: Best
+    skipped: SkippedSteps
+    path: Path
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        family: ModelFamily,
+        options: RunOptions,
+        loader: Loader,
+        start: Start,
+    ) -> _Run:
+        """Compile the programs."""
+        model = compiled(lambda: FineTuning(config, family), "the training program")
+        model.write(start.tensors)
+        evaluator = None if config.evaluation.steps is None else Evaluator(config, family)
+        say(f"starting from {start.source}")
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
-        checkpoints = stack.enter_context(Checkpoints(config, model, loader, skipped))
-        stack.enter_context(model)
-        _train(config, model, loader, start, report, checkpoints, skipped, stop)
-        if folder is not None and not stop.requested:
-            export(config, model.tensors(optimizer=False), folder)
-    if stop.requested:
-        say(f"stopped by {stop.name} after step {checkpoints.step}")
-        if folder is not None:
-            say(f"nothing is in {folder}: huggingface.export can write a model from the checkpoint")
-    say(f"records of the run are in {path}")
+        path = choose_path(options.run_dir, config.checkpoint.save, options.name)
+        return cls(
+            config, family, options, loader, start, model, evaluator,
+            Best(config, start.best), skipped, path,
+        )  # fmt: skip
 
-
-def _train(
-    config: RunConfig,
-    model: FineTuning,
-    loader: Loader,
-    start: Start,
-    report: Report,
-    checkpoints: Checkpoints,
-    skipped: SkippedSteps,
-    stop: StopSignal,
-) -> None:
-    """The loop over optimizer steps, `device_iterations` at a time."""
-    rate, iterations = Schedule.of(config.training), config.execution.device_iterations
-    step = start.step
-    while step < config.training.steps and not stop.requested:
-        steps = range(step, step + iterations)
-        rates = [rate(s) for s in steps]
-        results = model.run([loader.next_batch() for _ in steps], rates, step)
-        for s, learning_rate, result in zip(steps, rates, results, strict=True):
-            skipped.count(result)
-            report.step(
-                s,
-                loss=result.loss,
-                learning_rate=learning_rate,
-                gradient_norm=result.gradient_norm,
-                skipped_steps=skipped.total,
+    def train(self) -> None:
+        """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face."""
+        config, options = self.config, self.options
+        if options.fresh and config.checkpoint.save is not None:
+            remove_run(Path(config.checkpoint.save))
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopSignal())
+            report = stack.enter_context(
+                Report(config, self.path, options, self.start.step, machine_of(config))
             )
-        step += iterations
-        if skipped.too_many:
-            break
-        checkpoints.after(step)
-    checkpoints.finish(step)
-    if skipped.too_many:
-        raise skipped.error(checkpoints.kept)
+            checkpoints = stack.enter_context(
+                Checkpoints(
+                    config, self.model, self.loader, self.skipped, self.best, self.start.step
+                )
+            )
+            stack.enter_context(self.model)
+            self._loop(report, checkpoints, stop)
+            if options.save_hf is not None and not stop.requested:
+                export(config, self.family, self.model.tensors(optimizer=False), options.save_hf)
+        if stop.requested:
+            say(f"stopped by {stop.name} after step {checkpoints.step}")
+            if options.save_hf is not None:
+                say(
+                    f"nothing is in {options.save_hf}: huggingface.export can write a model from "
+                    "the checkpoint"
+                )
+        say(f"records of the run are in {self.path}")
+
+    def _loop(self, report: Report, checkpoints: Checkpoints, stop: StopSignal) -> None:
+        """The loop over optimizer steps, `device_iterations` at a time."""
+        config = self.config
+        rate, iterations = Schedule.of(config.training), config.execution.device_iterations
+        step = self.start.step
+        while step < config.training.steps and not stop.requested and not self.best.is_over:
+            steps = range(step, step + iterations)
+            rates = [rate(s) for s in steps]
+            batches = [self.loader.next_batch() for _ in steps]
+            results = self.model.run(batches, rates, step)
+            step += iterations
+            tokens = [self.family.tokens(config, batch) for batch in batches]
+            for s, learning_rate, count, result in zip(steps, rates, tokens, results, strict=True):
+                self.skipped.count(result)
+                report.step(
+                    s,
+                    loss=result.loss,
+                    learning_rate=learning_rate,
+                    gradient_norm=result.gradient_norm,
+                    skipped_steps=self.skipped.total,
+                    tokens=count,
+                    **(self._evaluation(step) if s == step - 1 else {}),
+                )
+            if self.skipped.too_many:
+                break
+            checkpoints.after(step)
+        checkpoints.finish(step)
+        if self.skipped.too_many:
+            raise self.skipped.error(checkpoints.kept)
+        if self.best.is_over:
+            self.best.say_over()
+
+    def _evaluation(self, step: int) -> Mapping[str, float]:
+        """Metrics of the validation split, if it is time for them after so many steps."""
+        every = self.config.evaluation.steps
+        due = every is not None and (
+            step % every < self.config.execution.device_iterations
+            or step >= self.config.training.steps
+        )
+        if self.evaluator is None or not due:
+            return {}
+        metrics = self.evaluator.evaluate(self.model.tensors(), quiet=True).metrics
+        self.best.consider(step, metrics, without_optimizer(self.model.tensors()))
+        return {f"validation_{name}": value for name, value in metrics.items()}
+
+
+def _say_done(config: RunConfig, family: ModelFamily, start: Start, options: RunOptions) -> None:
+    say(
+        f"nothing to train: {start.source} is complete, with training.steps "
+        f"{config.training.steps}; raise --training.steps to go on, or give --fresh to start over"
+    )
+    if options.save_hf is not None:
+        names = [weight.name for weight in family.weights(config).weights]
+        export(config, family, {name: start.tensors[name] for name in names}, options.save_hf)
 
 
 def _continue(loader: Loader, state: dict[str, Any]) -> None:

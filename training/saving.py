@@ -12,6 +12,7 @@ from data.loader import Loader
 from files.yaml_files import yaml_text
 from modelling.finetuning import FineTuning
 from records.run_directory import CONFIG
+from training.best import Best
 from training.skipped_steps import SkippedSteps
 
 
@@ -19,12 +20,20 @@ class Checkpoints:
     """Saves now and then, and at the end. Does nothing without `checkpoint.save`."""
 
     def __init__(
-        self, config: RunConfig, model: FineTuning, loader: Loader, skipped: SkippedSteps
+        self,
+        config: RunConfig,
+        model: FineTuning,
+        loader: Loader,
+        skipped: SkippedSteps,
+        best: Best,
+        saved: int,
     ) -> None:
+        """Args: `saved`: step that the run starts at, which need not be saved again."""
         self._config, self._model, self._loader, self._skipped = config, model, loader, skipped
+        self._best = best
         settings = config.checkpoint
         self._store = CheckpointStore(settings.save, settings.to_keep) if settings.save else None
-        self.step: int | None = None  # the last one saved
+        self.step: int = saved  # the last one saved
 
     def after(self, step: int) -> None:
         """Save if `checkpoint.steps` says so; the loop goes on meanwhile."""
@@ -40,7 +49,7 @@ class Checkpoints:
     def _save(self, step: int, wait: bool) -> None:
         if self._store is None:
             return
-        tensors = self._model.tensors(self._config.checkpoint.optim_state)
+        tensors = self._model.tensors(self._config.checkpoint.save_optimizer)
         texts = {CONFIG: yaml_text(self._config.to_dict())}
         self._store.save(step, tensors, self._metadata(), wait, texts)
         self.step = step
@@ -58,6 +67,7 @@ class Checkpoints:
         return {
             "data": self._loader.state(),
             "skipped_steps": self._skipped.total,
+            "best": self._best.state(),
             "config": self._config.to_dict(),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
         }

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from data.causal import training_text, with_extra_tokens
-from data.mnli import Example, load_corpus
+from data.task import TASKS, Example
 
 FOLDER = Path(__file__).parent / "gptj_tokenizer"
 END, PAD = "<|endoftext|>", "<|extratoken_1|>"
@@ -51,7 +51,9 @@ def build_tokenizer(examples: list[Example]) -> PreTrainedTokenizerFast:
 
 def write(folder: Path) -> None:
     """Train on the committed training split and write the tokenizer's files into `folder`."""
-    build_tokenizer(load_corpus("sample", "train").examples).save_pretrained(folder)
+    examples = TASKS["sample"].corpus("train").examples
+    asked = [Example(f"{e.prompt} target:", e.target) for e in examples]
+    build_tokenizer(asked).save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from data.mnli import LABEL_WORDS, Example, encoder_prompt, load_corpus
+from data.task import NLI_LABELS, TASKS, Example
 
 FOLDER = Path(__file__).parent / "t5_tokenizer"
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
@@ -46,7 +46,7 @@ def training_lines(examples: list[Example]) -> Iterator[str]:
     SentencePiece takes its candidates from a suffix tree, where a word that is always followed by
     the same character ("hypothesis" by ":") is no node and would be cut into pieces.
     """
-    text = [encoder_prompt(example) for example in examples] + list(LABEL_WORDS)
+    text = [example.prompt for example in examples] + list(NLI_LABELS)
     yield from text
     words = sorted({word for line in text for word in re.findall(r"\w+", line)})
     for word in words:
@@ -107,7 +107,7 @@ def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
 
 def write(folder: Path) -> None:
     """Train on the committed training split and write the tokenizer's files into `folder`."""
-    examples = load_corpus("sample", "train").examples
+    examples = TASKS["sample"].corpus("train").examples
     build_tokenizer(train_pieces(training_lines(examples))).save_pretrained(folder)
 
 

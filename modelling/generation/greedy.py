@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import popxl
+from modelling.generation.one_by_one import OneByOne, WithoutInputs
+from modelling.generation.search import SearchContext
 from modelling.layers import Groups, cast
 from popxl import Tensor, ops
 
@@ -12,33 +15,29 @@ LARGEST_EXACT_INTEGER = 2**24  # up to which float32 holds every integer
 
 
 @dataclass(frozen=True)
-class Greedy:
-    """Chooses the token with the largest logit, of equal ones the first.
+class Greedy(WithoutInputs):
+    """A `Strategy`: the next token is the most probable one."""
 
-    Attributes:
-        groups: the vocabulary is cut over tensor parallelism; member r has the r-th part.
-    """
+    sequences = 1
 
-    groups: Groups
+    def search(self, context: SearchContext) -> GreedySearch:
+        return GreedySearch(context)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Choose one token for each sample.
 
-        Args:
-            logits: float32 (batch, part of the vocabulary), those of this replica.
+@dataclass(frozen=True)
+class GreedySearch(OneByOne):
+    """Chooses the token with the largest logit, of equal ones the first."""
 
-        Returns:
-            int32 (batch,), the same on the replicas of a tensor-parallel group.
-        """
+    @property
+    def groups(self) -> Groups:
+        return self.context.groups
+
+    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         token = ops.argmax(logits, 1)
         if self.groups.tensor_parallel == 1:
             return token
         part = logits.shape[1]
-        if part * self.groups.tensor_parallel > LARGEST_EXACT_INTEGER:
-            raise ValueError(
-                f"a vocabulary of {part * self.groups.tensor_parallel} tokens is too large: "
-                f"tokens travel as float32, which is exact up to {LARGEST_EXACT_INTEGER}"
-            )
+        check_vocabulary(part * self.groups.tensor_parallel)
         token = token + self.groups.rank() * part
         return self._best(ops.max(logits, 1), token)
 
@@ -54,6 +53,15 @@ class Greedy:
         behind_all = popxl.constant(LARGEST_EXACT_INTEGER, popxl.float32)
         first = ops.min(ops.where(worse, behind_all, tokens), (0, 1))
         return cast(first, popxl.int32)
+
+
+def check_vocabulary(size: int) -> None:
+    """Raise ValueError if tokens of a vocabulary cannot be sent as float32."""
+    if size > LARGEST_EXACT_INTEGER:
+        raise ValueError(
+            f"a vocabulary of {size} tokens is too large: tokens travel as float32, which is "
+            f"exact up to {LARGEST_EXACT_INTEGER}"
+        )
 
 
 def _row(x: Tensor) -> Tensor:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 import popxl
 from modelling.generation.condition import is_any
+from modelling.generation.search import Search
 from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph, GraphWithNamedArgs, NamedTensors
-
-Choice = Callable[[Tensor], Tensor]
-"""A search strategy: float32 logits (batch, part of the vocabulary) -> int32 (batch,), the next
-token of each sample, the same on the replicas of a tensor-parallel group."""
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Tokens with a meaning for generation.
-
-    Attributes:
-        end: the last token of a sequence.
-        pad: fills a sequence behind its end.
-    """
-
-    end: int
-    pad: int
 
 
 def bind_step(
@@ -39,8 +25,16 @@ def bind_step(
         weights: values of its variables.
         caches: how many there are.
     """
-    inputs = step.graph.inputs[2 + caches :]  # behind `fixed` are the weights
+    inputs = step.graph.inputs[2 + caches :]  # after `fixed` come the weights
     return step.bind(weights).bind(dict(zip(inputs, fixed, strict=False)))
+
+
+def repeated(t: Tensor, times: int) -> Tensor:
+    """Each row of `t` so many times, one after the other: (batch, ...) -> (batch * times, ...)."""
+    if times == 1:
+        return t
+    rows = np.repeat(np.arange(t.shape[0]), times)
+    return ops.gather(t, popxl.constant(rows, popxl.int32, "repeated_rows"))
 
 
 def decode(
@@ -49,35 +43,32 @@ def decode(
     first: Tensor,
     prompted: Tensor,
     length: int,
-    choose: Choice,
-    special: SpecialTokens,
+    search: Search,
+    inputs: Sequence[Tensor],
     groups: Groups,
 ) -> Tensor:
-    """Generate `length` tokens for each sample.
+    """Generate `length` tokens for each prompt.
 
-    When all sequences of all replicas are complete, the remaining positions cost nothing.
+    When the search is done with all prompts of all replicas, the remaining positions cost nothing.
 
     Args:
         step: reads one token. Inputs that are not bound: position (int32 scalar, from 0), words
-            (int32 (batch, 1), the tokens at that position), the caches. Outputs: logits for the
-            next token (see `Choice`), the updated caches.
-        caches: what `step` carries from one position to the next, at the start.
-        first: int32 (batch, 1), the tokens read at the first position.
-        prompted: bool (batch,), false for samples to leave out, which only fill up the batch.
+            (int32 (sequences, 1), the tokens at that position), the caches. Outputs: logits for the
+            next token (see `Search.advance`), the updated caches.
+        caches: what `step` carries from one position to the next, at the start; their first axis is
+            the sequences'.
+        first: int32 (sequences, 1), the tokens read at the first position.
+        prompted: bool (prompts,), false for those to leave out, which only fill up the batch.
         length: number of positions.
+        inputs: see `Search.start`.
 
     Returns:
-        int32 (batch, length): tokens up to and including the end token, then padding.
+        See `Search.tokens`.
     """
-    batch = prompted.shape[0]
-    state = [
-        first,
-        popxl.constant([[special.pad] * length] * batch, popxl.int32, "no_tokens"),
-        ops.logical_not(prompted),
-    ]
-    carried = [is_any(prompted, groups), *state, *caches]
+    state = search.start(prompted, inputs)
+    carried = [is_any(search.unfinished(state), groups), first, *state, *caches]
     bound = list(step.args.values())
-    advance = _Advance(step, choose, special, groups)
+    advance = _Advance(step, search, groups, len(state))
     ir = popxl.gir()
 
     def one_position(position: Tensor, carried: list[Tensor], bound: list[Tensor]) -> list[Tensor]:
@@ -88,8 +79,8 @@ def decode(
 
     start = popxl.constant(0, popxl.int32, "first_position")
     loop = ir.create_graph(one_position, start, carried, bound)
-    _, _, _, tokens, *_ = ops.repeat(loop, length, start, *carried, *bound)
-    return tokens
+    _, _, _, *left = ops.repeat(loop, length, start, *carried, *bound)
+    return search.tokens(left[: len(state)])
 
 
 @dataclass(frozen=True)
@@ -97,24 +88,22 @@ class _Advance:
     """Builds the graph of one position. See `decode`."""
 
     step: BoundGraph
-    choose: Choice
-    special: SpecialTokens
+    search: Search
     groups: Groups
+    state: int
+    """How many tensors the search carries."""
 
     def __call__(
         self, position: Tensor, carried: list[Tensor], bound: list[Tensor]
     ) -> list[Tensor]:
-        _, words, tokens, finished, *caches = carried
+        _, words, *rest = carried
+        state, caches = rest[: self.state], rest[self.state :]
         step = BoundGraph(self.step.graph, dict(zip(self.step.args, bound, strict=True)))
         logits, *caches = step.call(position, words, *caches)
-        pad = popxl.constant(self.special.pad, popxl.int32, "pad")
-        end = popxl.constant(self.special.end, popxl.int32, "end")
-        chosen = ops.where(finished, pad, self.choose(logits))
-        finished = ops.logical_or(finished, ops.equal(chosen, end))
-        words = chosen.reshape(words.shape)
-        tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
-        going_on = is_any(ops.logical_not(finished), self.groups)
-        return [going_on, words, tokens, finished, *caches]
+        words, parents, state = self.search.advance(logits, position, state)
+        if parents is not None:
+            caches = [ops.gather(cache, parents) for cache in caches]
+        return [is_any(self.search.unfinished(state), self.groups), words, *state, *caches]
 
 
 def _unchanged(carried: list[Tensor]) -> list[Tensor]:

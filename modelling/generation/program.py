@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,15 +10,12 @@ import popxl
 from config.sections import RunConfig
 from modelling.fp8 import linear_layers
 from modelling.generation.greedy import Greedy
-from modelling.generation.loop import Choice
+from modelling.generation.search import Search, SearchContext, SpecialTokens, Strategy
 from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 from popxl_addons.patterns import apply_pre_alias_patterns
 from popxl_addons.variable_factory import NamedVariableFactories
-
-Search = Callable[[Groups], Choice]
-"""Makes a search strategy for the replica groups of a program."""
 
 
 class Generator(Protocol):
@@ -29,15 +26,22 @@ class Generator(Protocol):
         prompt_length: tokens of a row of prompts, padded.
         prompts_per_row: most prompts that share a row.
         output_length: tokens generated for each prompt.
+        special: tokens with a meaning.
     """
 
     facts: NamedVariableFactories
     prompt_length: int
     prompts_per_row: int
     output_length: int
+    special: SpecialTokens
 
     def generate(
-        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+        self,
+        weights: NamedTensors,
+        words: Tensor,
+        mask: Tensor,
+        search: Search,
+        inputs: Sequence[Tensor],
     ) -> Tensor:
         """Generate, in the current graph.
 
@@ -46,10 +50,11 @@ class Generator(Protocol):
             words: int32 (batch, prompt_length).
             mask: int32, for each token the number of its prompt in the row, from 1, and 0 for
                 padding; prompts without a token are not generated for.
-            choose: the search strategy.
+            search: chooses the tokens, with the sequences that the generator was made for.
+            inputs: of the search.
 
         Returns:
-            int32 (batch * prompts_per_row, output_length), see `modelling.generation.decode`.
+            int32 (batch * prompts_per_row, output_length), see `Search.tokens`.
         """
         ...
 
@@ -63,6 +68,7 @@ class GenerationProgram:
 
     Attributes:
         words, mask: streams of rows of prompts, int32 (micro_batch_size, prompt_length).
+        inputs: streams of the search's inputs, by name.
         tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_row,
             output_length).
         variables: by layer and path of the family's weight table.
@@ -71,6 +77,7 @@ class GenerationProgram:
     ir: popxl.Ir
     words: popxl.HostToDeviceStream
     mask: popxl.HostToDeviceStream
+    inputs: Mapping[str, popxl.HostToDeviceStream]
     tokens: popxl.DeviceToHostStream
     variables: NamedTensors
 
@@ -80,35 +87,46 @@ class GenerationProgram:
         return self.tokens.shape[0] // self.words.shape[0]
 
 
-GeneratorOf = Callable[[Any, Groups], Generator]
-"""Makes the generator of a configuration in the current Ir."""
+GeneratorOf = Callable[[Any, Groups, int], Generator]
+"""Makes the generator of a configuration in the current Ir, for so many sequences of a prompt."""
 
 
 def build_generation(
-    config: RunConfig, generator_of: GeneratorOf, search: Search = Greedy
+    config: RunConfig, generator_of: GeneratorOf, strategy: Strategy | None = None
 ) -> GenerationProgram:
-    """Build the program of a configuration. The variables' values are zeros."""
+    """Build the program of a configuration. The variables' values are zeros.
+
+    Args:
+        strategy: how to search; None: greedily.
+    """
+    strategy = strategy or Greedy()
     ir = popxl.Ir(replication=config.replicas)
     ir.num_host_transfers = config.execution.device_iterations
     with ir.main_graph:
         groups = Groups.current(config.execution.tensor_parallel)
         with linear_layers(config):
-            generator = generator_of(config, groups)
-        choose = search(groups)
+            generator = generator_of(config, groups, strategy.sequences)
+        length = generator.output_length
+        search = strategy.search(SearchContext(groups, generator.special, length))
         batch = config.execution.micro_batch_size
         prompts = (batch, generator.prompt_length)
         words = popxl.h2d_stream(prompts, popxl.int32, "words")
         mask = popxl.h2d_stream(prompts, popxl.int32, "mask")
-        answers = (batch * generator.prompts_per_row, generator.output_length)
-        tokens = popxl.d2h_stream(answers, popxl.int32, "tokens")
+        count = batch * generator.prompts_per_row
+        inputs = {
+            name: popxl.h2d_stream(spec.shape, spec.dtype, name)
+            for name, spec in strategy.inputs(count, length).items()
+        }
+        tokens = popxl.d2h_stream((count, length), popxl.int32, "tokens")
         variables = generator.facts.inputs.init(empty=True)
         names, values = variables.unpack()
 
         def one_batch(values: list[Tensor]) -> None:
             weights = NamedTensors.pack(names, values)
             prompt = ops.host_load(words), ops.host_load(mask)
-            ops.host_store(tokens, generator.generate(weights, *prompt, choose))
+            loaded = [ops.host_load(stream) for stream in inputs.values()]
+            ops.host_store(tokens, generator.generate(weights, *prompt, search, loaded))
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     apply_pre_alias_patterns(ir, level="default")
-    return GenerationProgram(ir, words, mask, tokens, variables)
+    return GenerationProgram(ir, words, mask, inputs, tokens, variables)

@@ -19,7 +19,7 @@ import popxl
 from config.gptj import GPTJConfig
 from modelling.generation import (
     POSITIONS,
-    Choice,
+    Search,
     SpecialTokens,
     Stack,
     Step,
@@ -27,6 +27,7 @@ from modelling.generation import (
     decode,
     last_words,
     put,
+    repeated,
 )
 from modelling.generation.condition import call_if, is_any
 from modelling.gptj.attention import Tables, rotary_tables, tables_at
@@ -166,43 +167,55 @@ class GPTJStep(Step):
         return self.logits(x), *caches
 
 
+def _with_rows(spec: TensorSpec, rows: int) -> TensorSpec:
+    return TensorSpec((rows, *spec.shape[1:]), spec.dtype)
+
+
 class GPTJGenerator:
     """See `modelling.generation.Generator`."""
 
-    def __init__(self, config: GPTJConfig, groups: Groups) -> None:
+    def __init__(self, config: GPTJConfig, groups: Groups, sequences: int = 1) -> None:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.prompts_per_row = 1
-        self._groups = groups
-        self._special = SpecialTokens(model.end_token, model.pad_token)
+        self._groups, self._sequences = groups, sequences
+        self.special = SpecialTokens(model.end_token, model.pad_token)
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
         wanted = TensorSpec((), popxl.bool)
         prompt_facts, self._read = ReadPrompts(config).create_graph(words, wanted)
         slots = self.prompt_length + self.output_length
         self.facts, self._step = GPTJStep(config).create_graph(
             TensorSpec((), popxl.int32),
-            TensorSpec((batch, 1), popxl.int32),
-            [t.spec for t in self._read.graph.outputs],
-            TensorSpec((batch,), popxl.int32),
-            TensorSpec((batch, 1, 1, slots), popxl.float32),
+            TensorSpec((batch * sequences, 1), popxl.int32),
+            [_with_rows(t.spec, batch * sequences) for t in self._read.graph.outputs],
+            TensorSpec((batch * sequences,), popxl.int32),
+            TensorSpec((batch * sequences, 1, 1, slots), popxl.float32),
         )
         assert set(prompt_facts.keys_flat()) <= set(self.facts.keys_flat())
 
     def generate(
-        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+        self,
+        weights: NamedTensors,
+        words: Tensor,
+        mask: Tensor,
+        search: Search,
+        inputs: Sequence[Tensor],
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
         first, last, prompted = last_words(words, mask)
-        caches = self._read.bind(weights).call(words, is_any(prompted, self._groups))
+        read = self._read.bind(weights).call(words, is_any(prompted, self._groups))
+        # Each sequence has a copy of its prompt's caches: they are one with those of its own words.
+        caches = [repeated(cache, self._sequences) for cache in read]
+        first, last = repeated(first, self._sequences), repeated(last, self._sequences)
         return decode(
             bind_step(self._step, weights, len(caches), [last, self._padding(last)]),
             caches,
             first,
             prompted,
             self.output_length,
-            choose,
-            self._special,
+            search,
+            inputs,
             self._groups,
         )
 

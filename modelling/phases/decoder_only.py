@@ -45,12 +45,18 @@ class DecoderOnlyLayout:
         self.head = LossPhase("head", head, head_inputs, settings)
         self.phases = [self.embeddings, self.layer, self.head]
 
+    def forward(self, seed: popxl.Tensor | None) -> None:
+        """All phases forwards; see `Layout`."""
+        only = popxl.constant(0, popxl.int32)
+        self.embeddings.forward(only, seed)
+        stack_forward(self.layer, [] if seed is None else [seed])
+        self.head.forward(only, seed)
+
     def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
         """All phases but the optimizer's; see `Layout`."""
         seeds = [] if seed is None else [seed]
         only = popxl.constant(0, popxl.int32)
-        self.embeddings.forward(only, seed)
-        stack_forward(self.layer, seeds)
+        self.forward(seed)
         squares = self.head.backward(only, seed)
         squares = stack_backward(self.layer, squares, seeds)
         return squares + self.embeddings.backward(only, seed)

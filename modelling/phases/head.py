@@ -95,8 +95,13 @@ class LossPhase(Phase):
         graph = popxl.gir().create_graph(build, specs, self._settings.seed_spec)
         return addons.GraphWithNamedArgs(graph, addons.NamedTensors.from_dict(named))
 
+    def _streams(self, result: popxl.Tensor) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
+        return {result: self.loss_stream}
+
     def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
-        """Nothing: the loss is computed together with its gradient."""
+        """In training nothing: the loss is computed together with its gradient."""
+        if not self._settings.training:
+            super().forward(row, seed)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors

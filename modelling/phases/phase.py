@@ -18,7 +18,10 @@ from popxl import ops
 from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.rts import reduce_replica_sharded_graph
-from popxl_addons.transforms.batch_serialisation import batch_serialise_fwd_and_grad
+from popxl_addons.transforms.batch_serialisation import (
+    batch_serialise,
+    batch_serialise_fwd_and_grad,
+)
 from popxl_addons.variable_factory import NamedVariableFactories
 
 
@@ -52,10 +55,34 @@ class Phase:
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
-        self._build_graphs(forward, inputs, output)
+        if settings.training:
+            self._build_graphs(forward, inputs, output)
+        else:
+            self._build_forward(forward, inputs, output)
         self._own(dict(shared or {}))
 
     # ---- graphs ---------------------------------------------------------------------------------
+    def _build_forward(
+        self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
+    ) -> None:
+        """The forward graph alone, for evaluation."""
+        tensors = zip(forward.graph.inputs, inputs.values(), strict=False)
+        (result,) = forward.graph.outputs
+        serialised = batch_serialise(
+            forward,
+            self._settings.steps,
+            load_handles={t: port.value for t, port in tensors},
+            store_streams=self._streams(result),
+            store_buffers={} if output is None else {result: output.value},
+            rows=max(self.entries, 2),
+            io_mode="compute",
+        )
+        self.fwd = serialised.graph
+
+    def _streams(self, result: popxl.Tensor) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
+        """Streams to the host, by the tensor that goes there."""
+        return {}
+
     def _build_graphs(
         self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None
     ) -> None:
@@ -109,7 +136,7 @@ class Phase:
         self.variables = VariableStore.create(facts, self.entries, settings) if own else None
         self.optimizer = (
             OptimizerStore.create(self.variables, self.entries, settings)
-            if self.variables
+            if self.variables and settings.training
             else None
         )
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
@@ -117,6 +144,11 @@ class Phase:
         self._lent: set[str] = set()  # own variables to whose gradients other phases add
         for name, owner in self._owner.items():
             owner._lent.add(name)
+        if settings.training:
+            self._build_reduction()
+
+    def _build_reduction(self) -> None:
+        settings = self._settings
         groups = {n: self._store_of(n).shard_groups[n] for n in self.names}
         accumulated = self._accumulators(self.bwd.args)
         self._reduce, _ = reduce_replica_sharded_graph(
@@ -148,25 +180,25 @@ class Phase:
             gradients: also make the gradients readable, as variables.
 
         Returns:
-            For each layer, trees `fwd` (variables, FP8 state among them), `optim` (optimizer state
-            by variable) and, if asked, `grad` (mean gradients, times the loss scaling).
+            For each layer, trees `fwd` (variables, FP8 state among them), in training `optim`
+            (optimizer state by variable) and, if asked, `grad` (mean gradients, times the loss
+            scaling).
         """
         return [self._init_layer(row, gradients) for row in range(self.entries) if self.variables]
 
     def _init_layer(self, row: int, gradients: bool) -> addons.NamedTensors:
         assert self.variables is not None
-        assert self.optimizer is not None
         prefix = f"{self.name}.{row}"
-        fwd = self.variables.facts.init_remote(self.variables.buffers, row, prefix, empty=True)
+        facts, buffers = self.variables.facts, self.variables.buffers
+        fwd = facts.init_remote(buffers, row, prefix, empty=True)
         if self.fp8:
             state = self.fp8.facts.init_remote(self.fp8.buffers, row, prefix)
             fwd = addons.NamedTensors.from_dict({**fwd.to_dict(), **state.to_dict()})
-        layer = addons.NamedTensors(
-            fwd=fwd,
-            optim=self.optimizer.facts.init_remote(
-                self.optimizer.buffers, row, f"{prefix}.optim", empty=True
-            ),
-        )
+        layer = addons.NamedTensors(fwd=fwd)
+        if self.optimizer is not None:
+            facts, buffers = self.optimizer.facts, self.optimizer.buffers
+            optim = facts.init_remote(buffers, row, f"{prefix}.optim", empty=True)
+            layer.insert("optim", optim)
         if gradients:
             layer.insert("grad", self.variables.gradient_variables(row, f"{prefix}.grad"))
         return layer

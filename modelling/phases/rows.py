@@ -39,29 +39,30 @@ class Port:
 class ActivationRows:
     """The values between the phases of a stack, and their gradients.
 
-    Row r of `x` is the input of layer r, row r of `dx` its gradient; each row holds one entry for
-    each micro-batch, of `spec`. Entries are cut over `shards`.
+    Row r of `x` is the input of layer r, row r of `dx` its gradient (None without training); each
+    row holds one entry for each micro-batch, of `spec`. Entries are cut over `shards`.
     """
 
     spec: popxl.TensorSpec
     x: popxl.RemoteBuffer
-    dx: popxl.RemoteBuffer
+    dx: popxl.RemoteBuffer | None
     shards: popxl.ReplicaGrouping | None
 
     @classmethod
     def create(cls, spec: popxl.TensorSpec, rows: int, settings: Settings) -> ActivationRows:
         """Buffers of `rows` rows for activations of `spec`, [batch, sequence, hidden]."""
         shards = settings.activation_shards
-        x, dx = (activation_buffer(spec, rows, settings) for _ in range(2))
+        x = activation_buffer(spec, rows, settings)
+        dx = activation_buffer(spec, rows, settings) if settings.training else None
         return cls(spec, x, dx, shards)
 
     def value(self, offset: int = 0) -> RemoteHandle:
         """Row `offset` beyond the phase's own row."""
         return RemoteHandle(self.x, offset, self.shards)
 
-    def grad(self, offset: int = 0) -> RemoteHandle:
-        """Gradient of `value(offset)`."""
-        return RemoteHandle(self.dx, offset, self.shards)
+    def grad(self, offset: int = 0) -> RemoteHandle | None:
+        """Gradient of `value(offset)`; None without training."""
+        return None if self.dx is None else RemoteHandle(self.dx, offset, self.shards)
 
     def port(self, offset: int = 0) -> Port:
         """`value(offset)` and its gradient, as a phase takes them."""

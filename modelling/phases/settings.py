@@ -27,6 +27,11 @@ class Settings:
         return self.config.gradient_accumulation
 
     @property
+    def training(self) -> bool:
+        """Whether there are backward and optimizer phases, and what they need."""
+        return not self.config.model.eval
+
+    @property
     def dtype(self) -> popxl.dtype:
         """Type of weights and activations."""
         return popxl.dtype.from_name(self.config.model.precision)

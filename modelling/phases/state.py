@@ -23,7 +23,7 @@ class VariableStore:
     Attributes:
         facts: the variables' factories.
         buffers: their remote buffers; one entry for each layer of the phase.
-        grads: buffers of float32 gradients, sharded as the variables are.
+        grads: buffers of float32 gradients, sharded as the variables are; none without training.
         shard_groups: for each variable, the replicas it is sharded over (a group of 1: not).
         names: of what `load` and `gather` give.
         load: graph that loads the entry of a layer.
@@ -56,7 +56,7 @@ class VariableStore:
         return cls(
             facts,
             buffers,
-            buffers.map(lambda b: _float32_buffer(b, entries)),
+            _gradient_buffers(buffers, entries) if settings.training else NamedRemoteBuffers(),
             {n: groupings[n] if over[n] > 1 else alone for n in shapes},
             names,
             load,
@@ -100,6 +100,10 @@ class VariableStore:
                 replica_grouping=factory.replica_grouping,
             )
         return addons.NamedTensors.from_dict(found)
+
+
+def _gradient_buffers(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:
+    return buffers.map(lambda buffer: _float32_buffer(buffer, entries))
 
 
 def _float32_buffer(buffer: popxl.RemoteBuffer, entries: int) -> popxl.RemoteBuffer:

@@ -26,6 +26,10 @@ class Layout(Protocol):
     phases: list[Phase]
     head: LossPhase
 
+    def forward(self, seed: popxl.Tensor | None) -> None:
+        """Run all phases forwards, without the loss in training."""
+        ...
+
     def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
         """Run all phases but the optimizer's.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,77 +9,63 @@ from typing import Any
 import numpy as np
 
 from config.t5 import T5Config
-from data.encoding import IGNORE_INDEX, EncodedExamples, encode
+from data.encoding import encode, padded_prompts, target_ids
 from data.generated import generated_examples
 from data.loader import Samples
-from data.mnli import Example, encoder_prompt, load_tokenizer
 from data.prompts import Prompts
 from data.rows import PackedExamples
-from modelling.spec import Batch, ModelFamily, length_multiple
+from data.task import SAMPLE_FOLDER, Example
+from files.json_files import Fields
+from modelling.spec import Batch, ModelFamily, check_values, labelled_tokens, length_multiple
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.training import T5Layout
 from modelling.t5.weights import weight_table
 
-
-def tokenizer_of(config: T5Config) -> Any:
-    """The configured tokenizer."""
-    return load_tokenizer(config.data.dataset, config.data.tokenizer, config.family)
+TOKENIZERS = {
+    "sample": str(SAMPLE_FOLDER / "t5_tokenizer"),
+    "mnli": "google/flan-t5-small",  # all sizes of FLAN-T5 have the same tokenizer
+}
 
 
 def encode_samples(config: T5Config, examples: Sequence[Example], tokenizer: Any) -> Samples:
-    """Token ids of the prompts and answers of `examples`. Raises ValueError if an answer is cut."""
-    return _in_rows(config, _encoded(config, examples, tokenizer))
+    """Token ids of prompts and targets. Raises ValueError if a target does not fit."""
+    model, data = config.model, config.data
+    found = encode(
+        examples,
+        tokenizer,
+        model.sequence_length,
+        model.decoder_sequence_length,
+        data.long_targets,
+    )
+    return found if data.examples_per_row == 1 else PackedExamples.of(found, data.examples_per_row)
 
 
-def _encoded(config: T5Config, examples: Sequence[Example], tokenizer: Any) -> EncodedExamples:
-    """Each by itself."""
-    model = config.model
-    return encode(examples, tokenizer, model.sequence_length, model.decoder_sequence_length)
+def prompts_of(config: T5Config, texts: Sequence[str], tokenizer: Any) -> tuple[T5Config, Prompts]:
+    """Prompts, padded, and a configuration for them.
 
-
-def _in_rows(config: T5Config, examples: EncodedExamples) -> Samples:
-    """The samples that the examples fill."""
-    most = config.data.examples_per_row
-    return examples if most == 1 else PackedExamples.of(examples, most)
-
-
-def validation_prompts(
-    config: T5Config, examples: Sequence[Example], tokenizer: Any
-) -> tuple[T5Config, Prompts]:
-    """Prompts of `examples`, padded, and a configuration for them.
-
-    They are padded to the longest, or to all of `sequence_length` where several share a row. As
-    many tokens are generated as the longest right answer has. Raises ValueError if that is more
-    than the configuration allows.
+    They are padded to the longest, or to all of `sequence_length` where several share a row.
     """
-    samples = _encoded(config, examples, tokenizer)
-    multiple = length_multiple(config)
     length = config.model.sequence_length
-    if config.data.examples_per_row == 1:
-        longest = math.ceil(np.diff(samples.starts).max() / multiple) * multiple
-        length = min(longest, length)
-    answer = np.count_nonzero(samples.targets != IGNORE_INDEX, axis=1).max()
-    model = replace(config.model, sequence_length=length, decoder_sequence_length=int(answer))
-    batch = replace(samples, sequence_length=length).take(np.arange(len(samples)))
-    texts = [encoder_prompt(example) for example in examples]
-    prompts = Prompts(texts, batch["input_ids"], batch["attention_mask"], samples.truncated)
+    multiple = length if config.data.examples_per_row > 1 else length_multiple(config)
+    prompts = padded_prompts(texts, tokenizer, length, multiple)
+    model = replace(config.model, sequence_length=prompts.words.shape[1])
     return replace(config, model=model), prompts
 
 
-def generate_samples(config: T5Config, count: int) -> Samples:
+def generate_samples(config: T5Config, count: int, mean_tokens: float | None) -> Samples:
     """Random samples of the configured lengths.
 
     Examples that share a row have equal parts of it, unless their mean length is given.
     """
-    model, data, most = config.model, config.data, config.data.examples_per_row
-    room = model.sequence_length if data.generated_tokens else model.sequence_length // most
+    model, most = config.model, config.data.examples_per_row
+    room = model.sequence_length if mean_tokens else model.sequence_length // most
     found = generated_examples(
         count * most,
         model.embedding.vocab_size,
         room,
         model.decoder_sequence_length,
         model.seed,
-        data.generated_tokens,
+        mean_tokens,
     )
     if most == 1:
         return found
@@ -97,6 +82,11 @@ def training_inputs(batch: Batch) -> dict[str, np.ndarray]:
         "decoder_words": batch["decoder_input_ids"],
         "labels": batch["labels"],
     }
+
+
+def tokens_of(config: T5Config, batch: Batch) -> int:
+    """Tokens of the prompts and the targets, end tokens included."""
+    return int(np.count_nonzero(batch["attention_mask"])) + labelled_tokens(batch)
 
 
 def hf_config(config: T5Config) -> dict[str, Any]:
@@ -124,14 +114,47 @@ def hf_config(config: T5Config) -> dict[str, Any]:
     }
 
 
+def sizes(description: Fields) -> dict[str, Any]:
+    """Fields of the model section for a config.json of T5 v1.1 or FLAN-T5."""
+    data = description.data
+    # Whether the head is tied to the embedding is seen from the weights: transformers 5 writes
+    # `tie_word_embeddings` true for every T5 that it saves, also where the two differ.
+    needed = {
+        "feed_forward_proj": ("gated-gelu", "relu"),
+        "decoder_start_token_id": (START_TOKEN, START_TOKEN),
+        "pad_token_id": (SPECIAL_TOKENS.pad, SPECIAL_TOKENS.pad),
+        "eos_token_id": (SPECIAL_TOKENS.end, SPECIAL_TOKENS.end),
+        "num_decoder_layers": (data.get("num_layers"), data.get("num_layers")),
+    }
+    check_values(data, needed, "T5 v1.1 and FLAN-T5 are known, T5 of 2019 is not")
+    return {
+        "layers": description.count("num_layers"),
+        "hidden_size": description.count("d_model"),
+        "d_ff": description.count("d_ff"),
+        "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-6),
+        "embedding": {"vocab_size": description.count("vocab_size")},
+        "attention": {
+            "heads": description.count("num_heads"),
+            "d_kv": description.count("d_kv"),
+            "relative_attention_num_buckets": data.get("relative_attention_num_buckets", 32),
+            "relative_attention_max_distance": data.get("relative_attention_max_distance", 128),
+        },
+    }
+
+
 FAMILY = ModelFamily(
     layout=T5Layout,
     generator=T5Generator,
     weights=weight_table,
     hf_config=hf_config,
-    tokenizer=tokenizer_of,
+    sizes=sizes,
+    tokenizers=TOKENIZERS,
     encode=encode_samples,
-    prompts=validation_prompts,
+    evaluated=encode_samples,
+    prompts=prompts_of,
+    answers=target_ids,
+    output_field="decoder_sequence_length",
+    tokens=tokens_of,
     generate=generate_samples,
     training_inputs=training_inputs,
 )

@@ -13,7 +13,16 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Choice, Inputs, SpecialTokens, Stack, Step, bind_step, decode, put
+from modelling.generation import (
+    Inputs,
+    Search,
+    SpecialTokens,
+    Stack,
+    Step,
+    bind_step,
+    decode,
+    put,
+)
 from modelling.generation.condition import call_if, is_any
 from modelling.layers import Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
@@ -47,7 +56,15 @@ class EncodingBlock(EncoderBlock):
 
 
 class DecodingBlock(DecoderBlock):
-    """A decoder layer at one position."""
+    """A decoder layer at one position.
+
+    Args:
+        sequences: decoded for each prompt.
+    """
+
+    def __init__(self, config: T5Config, sequences: int) -> None:
+        super().__init__(config)
+        self.rows = Rows(config.data.examples_per_row, sequences)
 
     def build(  # type: ignore[override]
         self,
@@ -58,10 +75,10 @@ class DecodingBlock(DecoderBlock):
         position_bias: Tensor,
         hiding: Tensor,
     ) -> tuple[Tensor, ...]:
-        """x: (prompts, 1, hidden) -> the same shape, and `own` with this position's key and value.
+        """x: (sequences, 1, hidden) -> the same shape, and `own` with the new key and value.
 
         Args:
-            own: keys and values of the positions before, (prompts, heads, positions, d_kv) each.
+            own: keys and values of the positions before, (sequences, heads, positions, d_kv) each.
             position: int32 scalar.
             encoded: keys and values of the encoder's output.
             position_bias: float32 (1, heads, 1, positions); it also hides later positions.
@@ -72,9 +89,9 @@ class DecodingBlock(DecoderBlock):
         keys, values = put(own, position, new)
         x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
         encoded_keys, encoded_values = encoded
-        x = cross.rows.together(x)
+        x = self.rows.together(x)
         heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [hiding])
-        x = cross.rows.apart(cross.project_out(x, heads))
+        x = self.rows.apart(cross.project_out(x, heads))
         return self.feed_forward(x), keys, values
 
 
@@ -157,7 +174,11 @@ class DecoderPreparation(T5Stack):
 
 
 class DecoderStack(T5Stack):
-    """All decoder layers at one position."""
+    """All decoder layers at one position. `sequences`: see `DecodingBlock`."""
+
+    def __init__(self, config: T5Config, sequences: int) -> None:
+        super().__init__(config)
+        self.sequences = sequences
 
     def build(
         self,
@@ -178,7 +199,7 @@ class DecoderStack(T5Stack):
         def others(pair: slice) -> Inputs:
             return position, encoded[pair], bias, hiding
 
-        return self.at_one_position(DecodingBlock(self.config), x, caches, others)
+        return self.at_one_position(DecodingBlock(self.config, self.sequences), x, caches, others)
 
 
 # ---- the model ----------------------------------------------------------------------------------
@@ -208,9 +229,9 @@ class Encode(Module):
 class T5Step(Step):
     """See `Step`."""
 
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__(config, Head(config))
-        self.decoder = DecoderStack(config)
+        self.decoder = DecoderStack(config, sequences)
 
     def build(
         self,
@@ -219,7 +240,7 @@ class T5Step(Step):
         caches: Sequence[Tensor],
         prepared: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """words: int32 (prompts, 1) -> float32 logits (prompts, part of the vocabulary), caches."""
+        """words: int32 (sequences, 1) -> logits (sequences, part of the vocabulary), caches."""
         x = self.embedded(words)
         with popxl.plan.part("decoder/token"):
             x, *caches = self.decoder(x, position, caches, prepared)
@@ -229,24 +250,28 @@ class T5Step(Step):
 class T5Generator:
     """See `modelling.generation.Generator`."""
 
-    def __init__(self, config: T5Config, groups: Groups) -> None:
+    special = SPECIAL_TOKENS
+
+    def __init__(self, config: T5Config, groups: Groups, sequences: int = 1) -> None:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
         self.prompt_length = model.sequence_length
         self.prompts_per_row = config.data.examples_per_row
         self.output_length = model.decoder_sequence_length
         self._rows = Rows(self.prompts_per_row)
+        self._sequences = batch * self.prompts_per_row * sequences
         self._groups, self._layers = groups, model.layers
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
         wanted = TensorSpec((), popxl.bool)
         encode_facts, self._encode = Encode(config).create_graph(words, words, wanted)
         prepared = [t.spec for t in self._encode.graph.outputs]
         _, heads, _, d_kv = prepared[-1].shape
-        prompts = batch * self.prompts_per_row
-        self._cache = TensorSpec((prompts, heads, self.output_length, d_kv), prepared[-1].dtype)
-        step_facts, self._step = T5Step(config).create_graph(
+        self._cache = TensorSpec(
+            (self._sequences, heads, self.output_length, d_kv), prepared[-1].dtype
+        )
+        step_facts, self._step = T5Step(config, sequences).create_graph(
             TensorSpec((), popxl.int32),
-            TensorSpec((prompts, 1), popxl.int32),
+            TensorSpec((self._sequences, 1), popxl.int32),
             [self._cache] * (2 * self._layers),
             prepared,
         )
@@ -254,7 +279,12 @@ class T5Generator:
         self.facts.update(step_facts, overwrite=True)  # both have the embeddings
 
     def generate(
-        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+        self,
+        weights: NamedTensors,
+        words: Tensor,
+        mask: Tensor,
+        search: Search,
+        inputs: Sequence[Tensor],
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
         prompted = self._rows.is_there(mask)
@@ -262,7 +292,7 @@ class T5Generator:
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)
         step = bind_step(self._step, weights, len(caches), prepared)
-        first = popxl.constant([[START_TOKEN]] * prompted.shape[0], popxl.int32, "start_tokens")
+        first = popxl.constant([[START_TOKEN]] * self._sequences, popxl.int32, "start_tokens")
         return decode(
-            step, caches, first, prompted, self.output_length, choose, SPECIAL_TOKENS, self._groups
+            step, caches, first, prompted, self.output_length, search, inputs, self._groups
         )

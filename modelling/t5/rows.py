@@ -24,6 +24,13 @@ class Rows:
     """
 
     examples: int
+    sequences: int = 1
+    """Decoder rows of an example: several where generation searches with beams."""
+
+    @property
+    def count(self) -> int:
+        """Decoder rows of a sample."""
+        return self.examples * self.sequences
 
     def encoder_bias(self, mask: Tensor) -> Tensor:
         """Lets tokens see those of their example: float32, broadcasts to (batch, 1, q, k)."""
@@ -36,11 +43,13 @@ class Rows:
             length: queries of a decoder row.
 
         Returns:
-            float32, broadcasts to (batch, 1, examples * length, encoder length).
+            float32, broadcasts to (batch, 1, examples * sequences * length, encoder length).
         """
         if self.examples == 1:
             return padding_bias(mask)
-        numbers = np.repeat(np.arange(1, self.examples + 1, dtype=np.int32), length)
+        numbers = np.repeat(
+            np.arange(1, self.examples + 1, dtype=np.int32), self.sequences * length
+        )
         return segment_bias(popxl.constant(numbers[None], popxl.int32, "examples"), mask)
 
     def is_there(self, mask: Tensor) -> Tensor:
@@ -56,11 +65,11 @@ class Rows:
         return ops.cast(ops.reshape(found, (batch * self.examples,)), popxl.bool)
 
     def together(self, x: Tensor) -> Tensor:
-        """(batch * examples, length, hidden) -> (batch, examples * length, hidden)."""
+        """(batch * n, length, hidden) -> (batch, n * length, hidden), n = examples * sequences."""
         rows, length, hidden = x.shape
-        return x.reshape((rows // self.examples, self.examples * length, hidden))
+        return x.reshape((rows // self.count, self.count * length, hidden))
 
     def apart(self, x: Tensor) -> Tensor:
         """The inverse of `together`."""
         batch, length, hidden = x.shape
-        return x.reshape((batch * self.examples, length // self.examples, hidden))
+        return x.reshape((batch * self.count, length // self.count, hidden))

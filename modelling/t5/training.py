@@ -70,7 +70,9 @@ class T5Layout:
         )
         self._encoder_rows = ActivationRows.create(self._enc, self._layers + 2, settings)
         self._decoder_rows = ActivationRows.create(self._dec, self._layers + 1, settings)
-        self._encoded_grads = activation_buffer(self._enc, self._layers, settings)
+        self._encoded_grads = (
+            activation_buffer(self._enc, self._layers, settings) if settings.training else None
+        )
 
     # ---- encoder --------------------------------------------------------------------------------
     def _encoder_phases(self) -> None:
@@ -125,7 +127,8 @@ class T5Layout:
         shards = settings.activation_shards
 
         def inputs(offset: int) -> dict[str, Port]:
-            grads = RemoteHandle(self._encoded_grads, offset, shards)
+            buffer = self._encoded_grads
+            grads = None if buffer is None else RemoteHandle(buffer, offset, shards)
             return {
                 "x": row(offset),
                 "encoded": Port(self._enc, encoded, grads),
@@ -146,8 +149,8 @@ class T5Layout:
         self.head = LossPhase("head", Head(config), head_inputs, settings)
 
     # ---- order ----------------------------------------------------------------------------------
-    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
-        """All phases but the optimizer's; see `Layout`."""
+    def forward(self, seed: popxl.Tensor | None) -> None:
+        """All phases forwards; see `Layout`."""
         seeds = [] if seed is None else [seed]
         zero = popxl.constant(0, popxl.int32)
         self.embeddings.forward(zero, seed)
@@ -155,15 +158,24 @@ class T5Layout:
         self.encoder_head.forward(zero, seed)
         self.decoder_embeddings.forward(zero, seed)
         self._stack_forward(self.first_decoder, self.decoder, seeds)
+        self.head.forward(zero, seed)
 
+    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
+        """All phases but the optimizer's; see `Layout`."""
+        seeds = [] if seed is None else [seed]
+        zero = popxl.constant(0, popxl.int32)
+        self.forward(seed)
         squares = self.head.backward(zero, seed)
         squares = self._stack_backward(self.first_decoder, self.decoder, squares, seeds)
         squares = squares + self.decoder_embeddings.backward(zero, seed)
+        source, target = self._encoded_grads, self._encoder_rows.dx
+        assert source is not None
+        assert target is not None
         with popxl.plan.part("encoder_head/backward"):
             sum_rows(
-                self._encoded_grads,
+                source,
                 self._layers,
-                self._encoder_rows.dx,
+                target,
                 self._layers + 1,
                 self._settings.steps,
             )

@@ -64,15 +64,15 @@ def config_of(rows: int) -> T5Config:
             "model": {"layers": 1, "sequence_length": 32},
             "training": {"global_batch_size": 6},
             "execution": {"micro_batch_size": 6, "device": "cpu"},
-            "data": {"generated_tokens": 9.0, "examples_per_row": rows},
+            "data": {"examples_per_row": rows},
         },
     )
 
 
 def test_sharing_rows_is_the_same_work():
-    losses = [training_contestant("keep", config_of(rows)).result for rows in (1, 3)]
+    losses = [training_contestant("keep", config_of(rows), 9.0).result for rows in (1, 3)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-    tokens = [generation_contestant("ours", config_of(rows), 6).result for rows in (1, 3)]
+    tokens = [generation_contestant("ours", config_of(rows), 6, 9.0).result for rows in (1, 3)]
     assert tokens[0] == tokens[1]
 
 
@@ -82,10 +82,9 @@ def test_flops_are_those_of_the_examples_without_padding():
         training_contestant(
             "torch", load_config(T5Config, "finetuning", "tiny", {
                 "model": {"layers": 1, "sequence_length": length},
-                "data": {"generated_tokens": 9.0},
                 "training": {"global_batch_size": 4},
                 "execution": {"micro_batch_size": 4, "device": "cpu"},
-            })
+            }), 9.0
         ).flops
         for length in (32, 64)
     )  # fmt: skip

@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 
 from config.base import leaves
-from config.cli import add_reporting_options, entry_point, read_command_line
+from config.cli import entry_point, read_command_line
 from config.errors import UserError
+from config.families import FAMILIES
+from config.flags import ALIASES, flag_of
 from config.t5 import T5Config
 
 
+def add_options(parser):
+    parser.add_argument("--run-dir")
+    parser.add_argument("--wandb", action="store_true")
+    parser.add_argument("--wandb-name")
+
+
 def read(*arguments):
-    return read_command_line("A test.", "finetuning", "small", arguments, add_reporting_options)
+    return read_command_line("A test.", "finetuning", "small", arguments, add_options)
 
 
 @pytest.mark.parametrize(
@@ -35,22 +43,35 @@ def test_shared_names():
     assert (config.training.steps, config.checkpoint.steps) == (7, 3)
 
 
-def test_any_ending_that_is_unique():
-    config = read("--learning_rate.maximum", "5e-6", "--optimizer.eps=1e-5").config
-    assert config.training.optimizer.learning_rate.maximum == 5e-6
-    assert config.training.optimizer.eps == 1e-5
+def test_an_alias_is_for_good():
+    """A command that was right stays so when fields are added: each alias names its one field."""
+    for alias, field in ALIASES.items():
+        assert "." not in alias
+        assert sum(field in {leaf.dotted for leaf in leaves(f.config)} for f in FAMILIES.values())
+    assert len(set(ALIASES.values())) == len(ALIASES)
+    assert not {leaf.dotted for leaf in leaves(T5Config)} & ALIASES.keys()
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [((), False), (("--eval",), True), (("--eval", "true"), True), (("--eval", "false"), False)],
+    [
+        ("", False),
+        ("--model.eval", True),
+        ("--model.eval true", True),
+        ("--model.eval=false", False),
+    ],
 )
 def test_booleans(flags, expected):
-    assert read(*flags).config.model.eval is expected
+    assert read(*flags.split()).config.model.eval is expected
 
 
 def test_null_switches_off():
-    assert read("--gradient_clipping", "null").config.training.optimizer.gradient_clipping is None
+    assert (
+        read(
+            "--training.optimizer.gradient_clipping", "null"
+        ).config.training.optimizer.gradient_clipping
+        is None
+    )
 
 
 def test_every_field_is_a_flag_by_its_dotted_name():
@@ -82,7 +103,11 @@ def test_help_shows_fields_docs_and_presets(capsys):
         read("--help")
     assert info.value.code == 0
     shown = capsys.readouterr().out
-    for piece in ("--micro_batch_size INT", "--checkpoint.steps INT", "HF: num_heads", "xxl_pod64"):
+    for piece in (
+        "--micro_batch_size INT",
+        "Samples that one device computes at once [16]",
+        "xxl_pod64",
+    ):
         assert piece in shown
 
 
@@ -93,7 +118,7 @@ class Mishap(Exception):
 @entry_point(Mishap)
 def main(arguments=None):
     read(*arguments)
-    if "--eval" in arguments:
+    if "--model.eval" in arguments:
         raise Mishap("two\nlines")
     if "--wandb" in arguments:
         raise KeyboardInterrupt
@@ -110,21 +135,22 @@ def main(arguments=None):
             "unknown option --micro_batch_sise; did you mean --micro_batch_size or "
             "--global_batch_size?",
         ),
-        ("--wandb_nam x", "unknown option --wandb_nam; did you mean --wandb_name or --wandb?"),
-        ("--qqqq x", "unknown option --qqqq; --help lists all of them"),
+        ("--wandb_nam x", "unknown option --wandb_nam; did you mean --wandb-name or --wandb?"),
+        ("--qqqq x", "unknown option --qqqq; --help-all lists all of them"),
         (
             "--checkpoint.step 3",
-            "unknown option --checkpoint.step; did you mean --checkpoint.steps or "
-            "--checkpoint.save or --checkpoint.to_keep?",
+            "unknown option --checkpoint.step; did you mean --checkpoint.steps or --save or "
+            "--to_keep?",
         ),
         (
             "--checkpoint 3",
             "--checkpoint is a section; set a field of it: --load or --save or "
-            "--checkpoint.steps or --to_keep or --optim_state",
+            "--checkpoint.steps or --to_keep or --checkpoint.keep_best or "
+            "--checkpoint.save_optimizer or --checkpoint.load_optimizer",
         ),
         ("--layers x", "model.layers is 'x', but must be a positive integer"),
         ("--layers", "argument --layers: expected one argument; see --help"),
-        ("--eval maybe", "model.eval is 'maybe', but must be true or false"),
+        ("--model.eval maybe", "model.eval is 'maybe', but must be true or false"),
         ("--dataset imdb", "data.dataset is 'imdb', but must be one of sample, mnli"),
         ("stray", "unrecognized arguments: stray; see --help"),
         (
@@ -132,7 +158,7 @@ def main(arguments=None):
             "training.global_batch_size 64 must be divisible by execution.micro_batch_size 5 × "
             "execution.data_parallel 1 = 5",
         ),
-        ("--eval", "two lines"),
+        ("--model.eval", "two lines"),
     ],
 )
 def test_mistakes_end_in_one_sentence(capsys, arguments, sentence):
@@ -142,11 +168,16 @@ def test_mistakes_end_in_one_sentence(capsys, arguments, sentence):
     assert captured.out == ""
 
 
-def test_ambiguous_names_list_the_choices(monkeypatch, capsys):
-    monkeypatch.setattr("config.flags.SHORTHANDS", {})
-    assert main(["--steps", "3"]) == 2
-    sentence = "--steps is ambiguous; say --training.steps or --checkpoint.steps"
-    assert capsys.readouterr().err == f"error: {sentence}\n"
+def test_help_fits_two_screens_and_all_of_it_can_be_had(capsys):
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            read(flag)
+    short, whole = capsys.readouterr().out.split("A test.")[1:]
+    assert len(short.splitlines()) <= 100
+    assert max(map(len, short.splitlines())) <= 100
+    for leaf in leaves(T5Config):
+        assert f"--{flag_of(leaf.dotted)}" in whole
+    assert "HF: num_heads" in " ".join(whole.split())
 
 
 def test_other_endings(capsys):

@@ -16,22 +16,22 @@ from config.presets import load_config
 from data import hub
 from data.causal import (
     PackedTokens,
-    longest_answer,
+    answer_ids,
     pack,
     pad,
     prompts_of,
     training_text,
     with_extra_tokens,
 )
-from data.mnli import LABEL_WORDS, causal_prompt, load_corpus, load_tokenizer, read_answers
 from data.sample import train_gptj_tokenizer
-from modelling.text import fitting_tokenizer
-from tests.data.test_mnli import SEED_DOCUMENT_EXAMPLE
+from modelling.spec import family_of
+from modelling.text import load_tokenizer
+from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, sample_examples, sample_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return load_tokenizer("sample", family="gptj")
+    return sample_tokenizer("gptj")
 
 
 def test_texts_are_the_documented_ones() -> None:
@@ -40,14 +40,14 @@ def test_texts_are_the_documented_ones() -> None:
         "premise: Your contribution helped make it possible for us to provide our students with a "
         "quality education. target:"
     )
-    assert causal_prompt(SEED_DOCUMENT_EXAMPLE) == prompt
-    text = training_text(SEED_DOCUMENT_EXAMPLE, "<|endoftext|>")
+    asked = SEED_DOCUMENT_EXAMPLE._replace(prompt=SEED_DOCUMENT_EXAMPLE.prompt + " target:")
+    text = training_text(asked, "<|endoftext|>")
     assert text == f"{prompt} contradiction <|endoftext|>"
 
 
 # ---- packing ------------------------------------------------------------------------------------
 def test_all_texts_follow_one_another_without_padding(tokenizer: PreTrainedTokenizerFast) -> None:
-    examples = load_corpus("sample", "train").examples[:50]
+    examples = sample_examples("train", 50, " target:")
     packed = pack(examples, tokenizer, 32)
     batch = packed.take(np.arange(len(packed)))
     end = tokenizer.eos_token
@@ -70,14 +70,14 @@ def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
 
 
 def test_answers_alone_can_be_learnt(tokenizer: PreTrainedTokenizerFast) -> None:
-    examples = load_corpus("sample", "train").examples[:50]
+    examples = sample_examples("train", 50, " target:")
     whole, answers = (
         pack(examples, tokenizer, 1, only).take(range(1000)) for only in (False, True)
     )
     np.testing.assert_array_equal(whole["input_ids"], answers["input_ids"])
     learnt = answers["labels"][answers["labels"] >= 0]
     said = tokenizer.decode(learnt).split(" <|endoftext|>")
-    assert [word.strip() for word in said[:30]] == [LABEL_WORDS[e.label] for e in examples[:30]]
+    assert [word.strip() for word in said[:30]] == [e.target for e in examples[:30]]
     assert (answers["labels"] == np.where(answers["labels"] < 0, -100, whole["labels"])).all()
 
 
@@ -87,7 +87,7 @@ def test_what_fills_no_sample_is_left_out(tokens: int, samples: int) -> None:
 
 
 def test_too_little_text_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    examples = load_corpus("sample", "train").examples[:2]
+    examples = sample_examples("train", 2, " target:")
     with pytest.raises(ValueError, match=r"the 2 examples have \d+ tokens, but .* 128 \+ 1"):
         pack(examples, tokenizer, 128)
 
@@ -96,9 +96,9 @@ def test_too_little_text_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
 @pytest.mark.parametrize("answers_only", [False, True])
 def test_each_text_can_be_a_sample(tokenizer: PreTrainedTokenizerFast, answers_only: bool) -> None:
     """Their collator pads inputs and labels alike; its loss shifts them."""
-    examples = load_corpus("sample", "train").examples[:40]
+    examples = sample_examples("train", 40, " target:")
     samples = pad(examples, tokenizer, 32, answers_only)
-    assert (len(samples), samples.truncated) == (40, 0)
+    assert (len(samples), samples.cuts.prompts) == (40, 0)
     order = np.random.default_rng(0).permutation(40)
     batch = samples.take(order)
     texts = [training_text(examples[i], tokenizer.eos_token) for i in order]
@@ -113,9 +113,9 @@ def test_each_text_can_be_a_sample(tokenizer: PreTrainedTokenizerFast, answers_o
 
 
 def test_long_texts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    examples = load_corpus("sample", "train").examples[:20]
+    examples = sample_examples("train", 20, " target:")
     samples = pad(examples, tokenizer, 16)
-    assert samples.truncated == 20
+    assert samples.cuts.prompts == 20
     batch = samples.take(range(20))
     for words, labels, example in zip(*batch.values(), examples, strict=True):
         np.testing.assert_array_equal(words[1:], labels[:-1])
@@ -125,9 +125,9 @@ def test_long_texts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
 
 # ---- prompts ------------------------------------------------------------------------------------
 def test_prompts_are_padded_on_the_right(tokenizer: PreTrainedTokenizerFast) -> None:
-    examples = load_corpus("sample", "validation").examples[:100]
-    prompts = prompts_of(examples, tokenizer, 128, 8)
-    texts = [causal_prompt(example) for example in examples]
+    examples = sample_examples("validation", 100, " target:")
+    texts = [example.prompt for example in examples]
+    prompts = prompts_of(texts, tokenizer, 128, 8)
     expected = tokenizer(texts, padding=True, pad_to_multiple_of=8, return_tensors="np")
     np.testing.assert_array_equal(prompts.words, expected["input_ids"])
     np.testing.assert_array_equal(prompts.mask, expected["attention_mask"])
@@ -136,27 +136,33 @@ def test_prompts_are_padded_on_the_right(tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def test_long_prompts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    examples = load_corpus("sample", "validation").examples[:20]
-    prompts = prompts_of(examples, tokenizer, 16, 8)
+    examples = sample_examples("validation", 20, " target:")
+    prompts = prompts_of([e.prompt for e in examples], tokenizer, 16, 8)
     assert prompts.truncated == 20
     for words, text in zip(prompts.words, prompts.texts, strict=True):
         assert text.endswith(tokenizer.decode(words))
 
 
-def test_answers_are_read_back(tokenizer: PreTrainedTokenizerFast) -> None:
-    answers = [f" {word} {tokenizer.eos_token}" for word in LABEL_WORDS]
-    tokens = tokenizer(answers, return_tensors="np")["input_ids"]
-    padded = np.pad(tokens, ((0, 0), (0, 2)), constant_values=tokenizer.pad_token_id)
-    assert read_answers(tokenizer, padded) == [0, 1, 2]
-    assert longest_answer(tokenizer) == tokens.shape[1] == 3
+def test_an_empty_prompt_is_the_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts = prompts_of(["", "Anna"], tokenizer, 16, 1)
+    assert prompts.words[0, 0] == tokenizer.eos_token_id
+    assert prompts.mask[0].sum() == 1
+
+
+def test_answers_are_what_follows_a_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    example = sample_examples("train", 1, " target:")[0]
+    (answer,) = answer_ids([example.target], tokenizer)
+    whole = tokenizer(training_text(example, tokenizer.eos_token))["input_ids"]
+    np.testing.assert_array_equal(whole[-len(answer) :], answer)
+    assert len(answer) == 3
 
 
 # ---- tokenizers ---------------------------------------------------------------------------------
 def test_words_of_the_corpus_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|extratoken_1|>"]) == [0, 1]
     assert len(tokenizer) % 64 == 0
-    for example in load_corpus("sample", "validation").examples[:300]:
-        text = causal_prompt(example)
+    for example in sample_examples("validation", 300, " target:"):
+        text = example.prompt
         marks = sum(text.count(mark) for mark in ".:")
         assert len(tokenizer(text)["input_ids"]) == len(text.split()) + marks
 
@@ -200,7 +206,7 @@ def test_every_row_of_gpt_js_embedding_has_a_token(
     asked = []
     monkeypatch.setattr(hub, "load_tokenizer", lambda name: asked.append(name) or fake)
     config = load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64")
-    filled = fitting_tokenizer(config)
+    filled = load_tokenizer(config, family_of(config))
     assert asked == ["EleutherAI/gpt-j-6b"]
     assert len(filled) == config.model.embedding.vocab_size == 50400
     assert (filled.pad_token, filled.pad_token_id) == ("<|extratoken_1|>", 50257)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.encoding import IGNORE_INDEX, EncodedExamples
+from data.lengths import Cuts
 from data.rows import EMPTY, PackedExamples, fill_rows, pack_rows
 
 CAPACITY = 16
@@ -63,12 +64,14 @@ def packed() -> PackedExamples:
     prompts = sequences([4, 12, 9, 3, 4])
     targets = np.array([[50 + i, 1, IGNORE_INDEX] for i in range(5)], np.int32)
     starts = np.cumsum([0, *map(len, prompts)])
-    examples = EncodedExamples(np.concatenate(prompts), starts, targets, CAPACITY, 0, truncated=2)
+    examples = EncodedExamples(
+        np.concatenate(prompts), starts, targets, CAPACITY, 0, Cuts(prompts=2)
+    )
     return PackedExamples.of(examples, 3)
 
 
 def test_a_row_is_a_sample(packed: PackedExamples) -> None:
-    assert (len(packed), packed.truncated) == (2, 2)
+    assert (len(packed), packed.cuts.prompts) == (2, 2)
 
 
 def test_a_batch_has_a_target_for_each_place(packed: PackedExamples) -> None:

@@ -11,9 +11,10 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from data.mnli import LABEL_WORDS, SAMPLE_FOLDER, load_corpus, load_tokenizer
 from data.sample import generate, train_tokenizer
 from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS
+from data.task import NLI_LABELS, SAMPLE_FOLDER
+from tests.data.corpora import sample_examples, sample_tokenizer
 
 MOST_BY_ONE_SENTENCE = 0.45  # accuracy; guessing gets 0.33
 LEAST_PAIRS = {"train": 12_000, "validation": 2_000}
@@ -89,7 +90,7 @@ def test_one_sentence_does_not_give_the_label_away(
 def test_labels_follow_from_the_meaning(rows: dict[str, list[dict[str, Any]]]) -> None:
     """Derive every label from the two texts, knowing only which phrases exclude one another."""
     for row in rows["validation"]:
-        assert LABEL_WORDS[row["label"]] == _relation(row["premise"], row["hypothesis"]), row
+        assert NLI_LABELS[row["label"]] == _relation(row["premise"], row["hypothesis"]), row
 
 
 def _relation(premise: str, hypothesis: str) -> str:
@@ -120,6 +121,6 @@ def test_another_seed_gives_another_corpus() -> None:
 
 
 def test_training_the_tokenizer_again_gives_the_committed_vocabulary() -> None:
-    lines = train_tokenizer.training_lines(load_corpus("sample", "train").examples)
+    lines = train_tokenizer.training_lines(sample_examples("train"))
     again = train_tokenizer.build_tokenizer(train_tokenizer.train_pieces(lines))
-    assert again.get_vocab() == load_tokenizer("sample").get_vocab()
+    assert again.get_vocab() == sample_tokenizer().get_vocab()

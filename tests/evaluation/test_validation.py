@@ -14,24 +14,27 @@ import run_validation
 from checkpoints import CheckpointStore, write_hf_directory
 from config.presets import load_config
 from config.t5 import T5Config
-from data.mnli import LABEL_WORDS, encoder_prompt, load_corpus, load_tokenizer
-from evaluation.report import MOST_EXAMPLES, NO_LABEL, Answer, ValidationReport
+from data.task import NLI_LABELS
+from evaluation.report import MOST_EXAMPLES, NO_LABEL, Answer, Report
 from modelling.t5.weights import weight_table
+from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.modelling.t5.hf import hf_model
 
 SMALL = ["--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2", "--d_kv", "8"]
+ACCURACY = ["--evaluation.metrics", "accuracy"]
 SMALL_CONFIG = load_config(
     T5Config,
     "inference",
     "tiny",
     {"model": {"layers": 1, "hidden_size": 32, "d_ff": 32, "attention": {"heads": 2, "d_kv": 8}}},
 )
-NEUTRAL = LABEL_WORDS.index("neutral")
 
 
 def validate(capsys, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the script."""
-    code = run_validation.main(["--config", "tiny", *SMALL, "--device", "cpu", *arguments])
+    code = run_validation.main(
+        ["--config", "tiny", *SMALL, "--device", "cpu", *ACCURACY, *arguments]
+    )
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -46,7 +49,7 @@ def says_neutral() -> dict[str, np.ndarray]:
     for name in weights:
         if name.endswith(("o.weight", "wo.weight")):
             weights[name] = np.zeros_like(weights[name])
-    answer = load_tokenizer("sample")("neutral")["input_ids"]
+    answer = sample_tokenizer()("neutral")["input_ids"]
     head = np.zeros_like(weights["lm_head.weight"])
     for token, following in zip([0, *answer], answer, strict=False):
         head[following] = weights["shared.weight"][token]
@@ -66,8 +69,8 @@ def test_the_whole_set_is_counted(tmp_path, capsys, layout):
     with CheckpointStore(tmp_path / "run") as store:
         store.save(7, says_neutral(), {}, wait=True)
     code, out, _ = validate(capsys, "--load", str(tmp_path / "run"), *layout)
-    examples = load_corpus("sample", "validation").examples
-    neutral = sum(example.label == NEUTRAL for example in examples)
+    examples = sample_examples("validation")
+    neutral = sum(example.target == "neutral" for example in examples)
     assert code == 0
     assert out.splitlines()[-1] == (
         f"accuracy: {neutral / len(examples):.4f} ({neutral}/{len(examples)})"
@@ -76,7 +79,7 @@ def test_the_whole_set_is_counted(tmp_path, capsys, layout):
     assert report["step"] == 7
     assert report["total"] == len(examples)
     for row in report["confusion"].values():
-        assert row == dict.fromkeys(row, 0) | {"neutral": len(examples) // len(LABEL_WORDS)}
+        assert row == dict.fromkeys(row, 0) | {"neutral": len(examples) // len(NLI_LABELS)}
     assert {error["generated"] for error in report["errors"]} == {"neutral"}
 
 
@@ -89,8 +92,8 @@ def test_answers_are_hugging_faces(tmp_path, capsys):
     assert code == 0
     errors = json.loads((out / "validation.json").read_text(encoding="utf-8"))["errors"]
     assert len(errors) == MOST_EXAMPLES  # random weights answer nonsense
-    examples = load_corpus("sample", "validation").examples
-    known = {encoder_prompt(example): LABEL_WORDS[example.label] for example in examples}
+    examples = sample_examples("validation")
+    known = {example.prompt: example.target for example in examples}
     assert [known[error["prompt"]] for error in errors] == [e["expected"] for e in errors]
     generated = _generated_by(hf, [error["prompt"] for error in errors])
     assert [error["generated"] for error in errors] == generated
@@ -99,9 +102,9 @@ def test_answers_are_hugging_faces(tmp_path, capsys):
 
 def _generated_by(hf: T5ForConditionalGeneration, prompts: list[str]) -> list[str]:
     hf.config.tie_word_embeddings = False  # see tests/modelling/t5/hf.py
-    tokenizer = load_tokenizer("sample")
+    tokenizer = sample_tokenizer()
     encoded = tokenizer(prompts, padding=True, return_tensors="pt")
-    longest = max(len(tokenizer(word)["input_ids"]) for word in LABEL_WORDS)
+    longest = max(len(tokenizer(word)["input_ids"]) for word in NLI_LABELS)
     with torch.no_grad():
         tokens = hf.generate(
             input_ids=encoded["input_ids"],
@@ -114,14 +117,14 @@ def _generated_by(hf: T5ForConditionalGeneration, prompts: list[str]) -> list[st
 
 def test_report_counts_and_examples(tmp_path):
     answers = [
-        Answer("a", "yes", 0, 0),
-        Answer("b", "no", 0, 1),
-        Answer("c", "what", 1, None),
-        *[Answer(str(i), "yes", 1, 0) for i in range(MOST_EXAMPLES + 5)],
+        Answer("a", " yes", "yes"),
+        Answer("b", "no", "yes"),
+        Answer("c", "what", "no"),
+        *[Answer(str(i), "yes", "no") for i in range(MOST_EXAMPLES + 5)],
     ]
-    report = ValidationReport(("yes", "no"), answers, {"step": 3})
     total = len(answers)
-    assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})"
+    report = Report({"accuracy": 1 / total, "loss": 2.0}, answers, ("yes", "no"), {"step": 3})
+    assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})\nloss: 2.0000"
     data = json.loads(report.write(tmp_path / "new").read_text(encoding="utf-8"))
     assert data["confusion"] == {
         "yes": {"yes": 1, "no": 1, NO_LABEL: 0},
@@ -132,7 +135,7 @@ def test_report_counts_and_examples(tmp_path):
         {"prompt": "c", "expected": "no", "generated": "what"},
     ]
     assert len(data["errors"]) == MOST_EXAMPLES
-    assert data["step"] == 3
+    assert (data["step"], data["loss"]) == (3, 2.0)
 
 
 # ---- a person's mistakes ------------------------------------------------------------------------
@@ -182,4 +185,6 @@ def test_no_room_for_the_answer(tmp_path, capsys):
 def test_report_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot write .*validation.json"):
-        ValidationReport(("yes",), [Answer("a", "yes", 0, 0)], {}).write(tmp_path / "file")
+        Report({"accuracy": 1.0}, [Answer("a", "yes", "yes")], ("yes",), {}).write(
+            tmp_path / "file"
+        )

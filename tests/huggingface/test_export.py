@@ -19,9 +19,9 @@ from checkpoints import CheckpointStore
 from config.cli import read_command_line
 from config.gptj import GPTJModel
 from config.sections import RunConfig
-from data.mnli import LABEL_WORDS, Corpus, load_corpus
-from evaluation import validate as validation
-from evaluation.report import ValidationReport
+from data.task import NLI_LABELS
+from evaluation.report import Report
+from evaluation.validate import validate
 from modelling.spec import family_of
 
 PRESETS = {"tiny": "T5ForConditionalGeneration", "gptj_tiny": "GPTJForCausalLM"}
@@ -48,16 +48,11 @@ def noisy(config: RunConfig) -> dict[str, np.ndarray]:
             for n, w in weights.items()}  # fmt: skip
 
 
-def validated(monkeypatch, arguments: list[str], out: Path, count: int | None) -> ValidationReport:
+def validated(arguments: list[str], out: Path, count: int | None) -> Report:
     """The report on the first `count` examples."""
-    examples = load_corpus("sample", "validation").examples[:count]
-    monkeypatch.setattr(validation, "load_corpus", lambda *_: Corpus(examples, 0))
-
-    def add_out(parser):
-        parser.add_argument("--out")
-
-    line = read_command_line("", "inference", "tiny", [*arguments, "--out", str(out)], add_out)
-    return validation.validate(line)
+    few = ["--evaluation.samples", str(count or "null"), "--evaluation.metrics", "accuracy"]
+    line = read_command_line("", "inference", "tiny", [*arguments, *few])
+    return validate(line.config, line.preset, str(out))
 
 
 def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> list[str]:
@@ -65,7 +60,7 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     model = getattr(transformers, PRESETS[preset]).from_pretrained(folder).eval()
     side = "right" if model.config.is_encoder_decoder else "left"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
-    longest = max(len(tokenizer(word)["input_ids"]) for word in LABEL_WORDS)
+    longest = max(len(tokenizer(word)["input_ids"]) for word in NLI_LABELS)
     most = longest if model.config.is_encoder_decoder else GPTJModel().output_length
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
@@ -79,13 +74,12 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     return answers
 
 
-def check(monkeypatch, preset, run, flags, folder, layouts, count) -> ValidationReport:
+def check(preset, run, flags, folder, layouts, count) -> Report:
     """Export `run`; compare transformers' answers and those of all `layouts` with the first's."""
     arguments = command(preset, run, *flags)
     assert huggingface.export.main([*arguments, "--save-hf", str(folder / "hf")]) == 0
     first, *others = (
-        validated(monkeypatch, [*arguments, *layout_flags(*layout)], folder / "out", count)
-        for layout in layouts
+        validated([*arguments, *layout_flags(*layout)], folder / "out", count) for layout in layouts
     )
     for other in others:
         assert other.answers == first.answers
@@ -102,21 +96,21 @@ def layout_flags(micro: int, dp: int, tp: int) -> list[str]:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_exported_model_answers_as_ours_in_any_layout(preset, tmp_path, monkeypatch):
+def test_the_exported_model_answers_as_ours_in_any_layout(preset, tmp_path):
     with CheckpointStore(tmp_path / "run") as store:
         weights = noisy(config_of(command(preset, tmp_path, *SMALL)))
         store.save(3, weights, {}, wait=True)
     layouts = [LAYOUTS[0], LAYOUTS[4]]
-    check(monkeypatch, preset, tmp_path / "run", SMALL, tmp_path, layouts, EXAMPLES)
+    check(preset, tmp_path / "run", SMALL, tmp_path, layouts, EXAMPLES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_trained_model_answers_alike_in_all_layouts(preset, tmp_path, monkeypatch):
+def test_the_trained_model_answers_alike_in_all_layouts(preset, tmp_path):
     train = ["--config", preset, "--device", "cpu", "--save", str(tmp_path / "run")]
     assert run_finetuning.main(train) == 0
-    report = check(monkeypatch, preset, tmp_path / "run", [], tmp_path, LAYOUTS, None)
-    assert report.accuracy >= 0.85
+    report = check(preset, tmp_path / "run", [], tmp_path, LAYOUTS, None)
+    assert report.metrics["accuracy"] >= 0.85
 
 
 def test_without_the_hubs_tokenizer_the_model_is_written(tmp_path, capsys):

@@ -12,8 +12,8 @@ import modelling.t5.family
 import tests.modelling.gptj.test_training as gptj
 import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
-from modelling.finetuning import FineTuning
 from tests.modelling.gptj.hf import small_config
+from tests.modelling.sessions import fine_tuning
 
 STEPS = 3
 
@@ -47,7 +47,7 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
     """
     record, module = family
     *batches, last = module.batches(STEPS)
-    model = FineTuning(config)
+    model = fine_tuning(config)
     model.write(record.weights(config).initial(seed=0))
     with model:
         results = []

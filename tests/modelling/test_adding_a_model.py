@@ -24,16 +24,10 @@ LINES = {
     # what the toy adds to files that exist: a line, and the one before it
     "config/families.py": [
         ("from config.t5 import T5Config", "from config.toy import ToyConfig"),
-        ('    "gptj": GPTJConfig,', '    "toy": ToyConfig,'),
-    ],
-    "modelling/spec.py": [
-        ('    "gptj": "modelling.gptj.family",', '    "toy": "modelling.toy.family",')
-    ],
-    "data/mnli.py": [
         (
-            "TOKENIZERS: dict[str, dict[DatasetName, str]] = {",
-            '    "toy": {"sample": str(SAMPLE_FOLDER / "gptj_tokenizer")},',
-        )
+            '    "gptj": Family(GPTJConfig, "modelling.gptj.family", "gptj_small"),',
+            '    "toy": Family(ToyConfig, "modelling.toy.family", "toy_tiny"),',
+        ),
     ],
 }
 
@@ -115,8 +109,9 @@ def test_the_scripts_train_save_and_validate_the_toy(application):
     root, _ = application
     commands = (
         "import run_finetuning, run_validation; "
-        "common = ['--config', 'toy_tiny', '--device', 'cpu']; "
-        "assert run_finetuning.main([*common, '--save', 'saved', '--run-dir', 'run']) == 0; "
+        "common = ['--device', 'cpu']; "
+        "preset = ['--config', 'toy_tiny', '--save', 'saved', '--run-dir', 'run']; "
+        "assert run_finetuning.main([*common, *preset]) == 0; "
         "assert run_validation.main([*common, '--load', 'saved', '--out', 'run']) == 0"
     )
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{ROOT / 'runtime' / 'src'}"}
@@ -135,3 +130,4 @@ def test_the_scripts_train_save_and_validate_the_toy(application):
     report = json.loads((root / "run" / "validation.json").read_text("utf-8"))
     assert (report["step"], report["total"]) == (40, 2400)
     assert done.stdout.startswith("accuracy: ")
+    assert report["perplexity"] > 1

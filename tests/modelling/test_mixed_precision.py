@@ -28,10 +28,11 @@ import torch
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.finetuning import FineTuning, StepResult
+from modelling.finetuning import StepResult
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.half_training import as_array, rounded, train_half
+from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import test_training as t5
 from tests.modelling.t5.hf import hf_model as hf_t5
 from tests.modelling.torch_training import Batch, Reference
@@ -125,7 +126,7 @@ def ours(
     config: RunConfig, start: Arrays, batches: list[Batch], rate: float
 ) -> tuple[list[StepResult], Arrays, Arrays]:
     """Results of the steps, the gradients of the first, and the last weights."""
-    model = FineTuning(config, gradients=True)
+    model = fine_tuning(config, gradients=True)
     model.write(start)
     with model:
         results = model.run([batches[0]], [rate], 0)

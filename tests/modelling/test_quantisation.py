@@ -20,6 +20,7 @@ from modelling.quantisation import packed_shapes, quantised
 from popxl import ops
 from tests.modelling.generation import test_gptj, test_t5
 from tests.modelling.gptj.hf import small_config
+from tests.modelling.sessions import inference
 
 GROUP = 8
 rng = np.random.default_rng(0)
@@ -115,10 +116,10 @@ def test_a_model_is_that_of_the_rounded_weights(family, layout, size):
     """In 4 bits, it generates what it does from weights that numpy has rounded."""
     expected, config = family.reference(), family.config_of(*layout)
     prompts = expected.words[:16], expected.mask[:16]
-    with Inference(config) as model:
+    with inference(config) as model:
         model.write(rounded_weights(expected.weights, size))
         plain, before = model.generate(*prompts), bytes_of(model)
-    with Inference(quantised_config(config, size)) as model:
+    with inference(quantised_config(config, size)) as model:
         model.write(expected.weights)
         np.testing.assert_array_equal(model.generate(*prompts), plain)
         after = bytes_of(model)
@@ -132,7 +133,7 @@ def test_one_weight_at_a_time_is_decompressed():
     """Loops could compute what does not change once and for all: every weight, in full."""
     model = {"layers": 12, "hidden_size": 64, "quantisation": "int4", "eval": True}
     config = small_config(micro_batch=1, **model, quantisation_group_size=16)
-    use = Inference(config).session.memory_use()
+    use = inference(config).session.memory_use()
     largest = 64 * 256 * 4  # bytes of the feed-forward's
     assert largest < use.temporaries < 12 * 12 * 64 * 64 * 4 / 4
 

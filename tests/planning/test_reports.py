@@ -96,7 +96,15 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
 
 
 def test_scheduling_hints_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--config", "gptj_tiny", "--code_load", "true", "--io_tiles", "64", "--plan"]
+    arguments = [
+        "--config",
+        "gptj_tiny",
+        "--execution.code_load",
+        "true",
+        "--execution.io_tiles",
+        "64",
+        "--plan",
+    ]
     assert run_finetuning.main(arguments) == 0
     text = capsys.readouterr().out
     assert "code_load: " in text

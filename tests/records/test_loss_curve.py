@@ -9,11 +9,17 @@ from matplotlib import image
 from records.loss_curve import LOSS_COLOUR, RATE_COLOUR, draw_loss_curve, smooth
 
 
-def test_smoothing_is_pandas_exponential_average():
-    values = np.random.default_rng(0).normal(size=40)
+def test_smoothing_is_pandas_centred_mean():
+    values = np.random.default_rng(0).normal(size=41)
     values[7] = np.nan
-    expected = pd.Series(values).ewm(alpha=1 / 5, adjust=True).mean()
-    np.testing.assert_allclose(smooth(values, 5), expected, rtol=1e-12)
+    expected = pd.Series(values).rolling(9, center=True, min_periods=1).mean()
+    np.testing.assert_allclose(smooth(values, 9)[4:-4], expected[4:-4], rtol=1e-12)
+    assert smooth(values, 9)[0] == values[0]
+
+
+def test_smoothing_does_not_lag():
+    straight = np.arange(50.0)
+    np.testing.assert_allclose(smooth(straight, 11), straight)
 
 
 def test_smoothing_of_nothing_and_of_nan():
@@ -32,3 +38,17 @@ def test_picture_shows_both_curves(tmp_path):
     for colour in (LOSS_COLOUR, RATE_COLOUR):
         wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 500, colour
+
+
+def test_a_loss_that_falls_far_has_a_logarithmic_axis(monkeypatch, tmp_path):
+    scales = []
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.set_yscale", lambda self, name, **_: scales.append(name)
+    )
+    rows = [{"step": i, "loss": 34.0 / (i + 1), "learning_rate": 0.1} for i in range(30)]
+    rows[20]["validation_loss"] = 2.0
+    draw_loss_curve(rows, tmp_path / "curve.png", "a run")
+    assert scales == ["log"]
+    scales.clear()
+    draw_loss_curve([{**row, "loss": 1.0} for row in rows], tmp_path / "curve.png", "a run")
+    assert scales == []

@@ -13,10 +13,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def run(stream, steps, seconds_per_step, first_step=0):
+def run(stream, steps, seconds_per_step, first_step=0, columns=100):
     now = [0.0]
     throughput = Throughput(samples_per_step=16, clock=lambda: now[0])
-    progress = Progress(steps, throughput, first_step, stream, clock=lambda: now[0])
+    progress = Progress(
+        steps, throughput, first_step, stream, clock=lambda: now[0], columns=lambda: columns
+    )
     for step in range(first_step, steps):
         now[0] += seconds_per_step
         throughput.update(step + 1)
@@ -41,6 +43,9 @@ def test_a_terminal_gets_a_bar():
     assert "100%" in last
     assert "4/4" in last
     assert "loss 1.5000, learning rate 1.00e-03, 0.3 samples/s, 00:00 left" in last
+    narrow = run(Terminal(), steps=4, seconds_per_step=60.0, first_step=2, columns=60)
+    assert "loss 1.5000, 00:00 left" in narrow
+    assert "learning rate" not in narrow
     assert " 2/4" in shown.split("\r")[1]  # a resumed run starts where it was
 
 

@@ -15,6 +15,7 @@ from config.t5 import T5Config
 from records.metrics import read_metrics
 from records.report import Report
 from records.run_directory import choose_path
+from training.options import RunOptions
 
 
 @pytest.fixture
@@ -51,9 +52,9 @@ def runs(monkeypatch):
 
 def test_a_run_leaves_its_records(tmp_path, config, capsys):
     path = tmp_path / "deep" / "run"
-    with Report(config, path, "tiny") as report:
+    with Report(config, path, RunOptions("tiny")) as report:
         for step in range(3):
-            report.step(step, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5)
+            report.step(step, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5, tokens=9)
     assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
     rows = read_metrics(path / "metrics.jsonl")
     assert [row["loss"] for row in rows] == [2.0, 1.0, 0.0]
@@ -63,6 +64,9 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
         "learning_rate",
         "gradient_norm",
         "samples_per_second",
+        "tokens_per_second",
+        "time",
+        "peak_host_bytes",
     }
     assert (path / "loss_curve.png").stat().st_size > 10_000
     captured = capsys.readouterr()
@@ -71,7 +75,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
 
 
 def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
-    with Report(config, tmp_path, "tiny"):
+    with Report(config, tmp_path, RunOptions("tiny")):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yml", "metrics.jsonl"]
 
@@ -79,7 +83,7 @@ def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
 def test_a_directory_that_cannot_be(tmp_path, config):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the run directory .*file"):
-        Report(config, tmp_path / "file", "tiny")
+        Report(config, tmp_path / "file", RunOptions("tiny"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_a_directory_that_cannot_be(tmp_path, config):
 )
 def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, project):
     config = load_config(family, "finetuning", preset)
-    with Report(config, tmp_path, "tiny", wandb=True, wandb_name="mine") as report:
+    with Report(config, tmp_path, RunOptions("tiny", wandb=True, wandb_name="mine")) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
     (run,) = runs
     assert run.settings["project"] == project
@@ -96,12 +100,13 @@ def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, pr
     assert run.settings["config"]["model"] == config.to_dict()["model"]
     versions = run.settings["config"]["versions"]
     assert all(versions[name][0].isdigit() for name in ("popxl-xla", "jax"))
-    assert run.logged == [(0, {"loss": 2.0, "learning_rate": 1e-3})]
+    ((step, values),) = run.logged
+    assert (step, values["loss"], values["learning_rate"]) == (0, 2.0, 1e-3)
     assert run.exit_code == 0
 
 
 def fail_after_a_step(config, path):
-    with Report(config, path, "tiny", wandb=True) as report:
+    with Report(config, path, RunOptions("tiny", wandb=True)) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
         raise RuntimeError("the device is gone")
 
@@ -119,7 +124,7 @@ def test_wandb_without_login(tmp_path, config, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(UserError, match=r"No API key.*WANDB_MODE=offline, or leave out --wandb$"):
-        Report(config, tmp_path, "tiny", wandb=True)
+        Report(config, tmp_path, RunOptions("tiny", wandb=True))
 
 
 def test_wandb_not_installed(tmp_path, config, monkeypatch):
@@ -132,12 +137,12 @@ def test_wandb_not_installed(tmp_path, config, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(UserError, match="pip install wandb"):
-        Report(config, tmp_path, "tiny", wandb=True)
+        Report(config, tmp_path, RunOptions("tiny", wandb=True))
 
 
 @pytest.mark.slow
 def test_wandb_offline_for_real(tmp_path, config):
-    with Report(config, tmp_path, "tiny", wandb=True) as report:
+    with Report(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from config.cli import read_command_line
-from modelling.finetuning import FineTuning
+from tests.modelling.sessions import fine_tuning
 from modelling.spec import family_of
 from checkpoints import CheckpointStore, write_hf_directory
 from checkpoints.start import starting_point
@@ -52,11 +52,11 @@ def save(name, wait):
     with CheckpointStore(folder / name) as store:
         store.save(1, model.tensors(), {}, wait)
 
-model = FineTuning(config)
+model = fine_tuning(config)
 # Weights, gradients and two moments, float32.
 state = 4 * 4 * sum(math.prod(w.shape) for w in table.weights)
 found = {"random weights": peak_of(lambda: start_from(None)) / state}
-model.run([family.generate(config, 8).take(np.arange(8))], [1e-3], 0)
+model.run([family.generate(config, 8, None).take(np.arange(8))], [1e-3], 0)
 found["saving at once"] = peak_of(lambda: save("run", True)) / state
 found["saving in the background"] = peak_of(lambda: save("again", False)) / state
 write_hf_directory(folder / "hf", model.tensors(optimizer=False), family.hf_config(config))

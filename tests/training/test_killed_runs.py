@@ -28,18 +28,19 @@ SEED = 20
 RUN = """
 import sys
 import run_finetuning
-from data.mnli import Corpus
-from modelling import text as samples
+from data.task import Corpus
+from modelling import text
 
-load = samples.load_corpus
-samples.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
+load = text.load_corpus
+text.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
 sys.exit(run_finetuning.main(sys.argv[1:]))
 """
 FLAGS = [
     *("--config", "tiny", "--device", "cpu", "--dropout_prob", "0.1"),
     *("--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2"),
     *("--global_batch_size", "8", "--micro_batch_size", "4"),
-    *("--function", "constant", "--warmup_proportion", "0", "--maximum", "1e-3"),
+    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
+    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
     *("--checkpoint.steps", "3"),
 ]
 WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]

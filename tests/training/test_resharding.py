@@ -15,10 +15,10 @@ import pytest
 from checkpoints import CheckpointStore
 from checkpoints.start import starting_point
 from config.sections import RunConfig
-from modelling.finetuning import FineTuning
 from modelling.spec import Batch, family_of
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import test_training as gptj_training
+from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import test_training as t5_training
 
 STEPS, RATE = 2, 1e-2
@@ -43,7 +43,7 @@ def saved_run(family: str, folder: Path) -> list[float]:
     """Train, save in `folder`, train on. Returns the losses after saving."""
     config = config_of(family, *SAVED)
     before, after = batches(family)
-    model = FineTuning(config)
+    model = fine_tuning(config)
     model.write(family_of(config).weights(config).initial(5))
     with model, CheckpointStore(folder) as store:
         for step, batch in enumerate(before):
@@ -74,7 +74,7 @@ def test_another_layout_goes_on(family, dp, tp, folder):
     load = replace(config.checkpoint, load=str(folder / family))
     start = starting_point(replace(config, checkpoint=load), family_of(config).weights(config))
     assert start.step == STEPS
-    model = FineTuning(config)
+    model = fine_tuning(config)
     model.write(start.tensors)
     with model:
         held = model.read()

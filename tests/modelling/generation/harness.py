@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation import Generator
+from modelling.generation import Generator, SearchContext, SpecialTokens
+from modelling.generation.one_by_one import OneByOne
 from modelling.generation.program import GeneratorOf
-from modelling.inference import Inference
 from modelling.layers import Groups
 from modelling.weights import WeightTable
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 from popxl_addons.patterns import apply_pre_alias_patterns
+from tests.modelling.sessions import inference
 
 PROMPTS = 64
 
@@ -46,22 +49,48 @@ def check_worth(tokens: np.ndarray, end: int) -> None:
     assert len(np.unique(tokens, axis=0)) > 40
 
 
+def hf_beams(
+    hf: Any, prompt: np.ndarray, length: int, beams: int, penalty: float, end: int, pad: int
+) -> np.ndarray:
+    """What transformers' beam search finds for one prompt: (length,), padded after its end."""
+    ids = torch.tensor(prompt[None]).long()
+    found = hf.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        num_beams=beams,
+        length_penalty=penalty,
+        max_new_tokens=length,
+        pad_token_id=pad,
+        eos_token_id=end,
+    )[0, 1 if hf.config.is_encoder_decoder else len(prompt) :].numpy()
+    tokens = np.full(length, pad)
+    tokens[: len(found)] = found
+    after = np.cumsum(tokens == end) - (tokens == end) > 0
+    return np.where(after, pad, tokens)
+
+
 def memory_of_layers(config_of: Callable[[int], RunConfig], few: int, many: int) -> int:
     """Bytes that the layers of a program with many add to its intermediate values."""
-    sizes = [Inference(config_of(n)).session.memory_use().temporaries for n in (few, many)]
+    sizes = [inference(config_of(n)).session.memory_use().temporaries for n in (few, many)]
     return sizes[1] - sizes[0]
 
 
-class Forced:
-    """A search strategy that follows given tokens instead of choosing, and keeps the logits."""
+class Forced(OneByOne):
+    """A search that follows given tokens instead of choosing, and keeps the logits."""
 
-    def __init__(self, batch: int, part: int) -> None:
-        self.logits = popxl.d2h_stream((batch, part), popxl.float32, "cached")
-        self.tokens = popxl.h2d_stream((batch,), popxl.int32, "tokens")
+    def __init__(self, context: SearchContext, batch: int, part: int) -> None:
+        object.__setattr__(self, "context", context)
+        streams = (
+            popxl.d2h_stream((batch, part), popxl.float32, "cached"),
+            popxl.h2d_stream((batch,), popxl.int32, "tokens"),
+        )
+        object.__setattr__(self, "logits", streams[0])
+        object.__setattr__(self, "said", streams[1])
 
-    def __call__(self, logits: Tensor) -> Tensor:
+    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         ops.host_store(self.logits, logits)
-        return ops.host_load(self.tokens)
+        return ops.host_load(self.said)
 
 
 Beside = Callable[[NamedTensors, Tensor, Tensor], Tensor]
@@ -91,17 +120,19 @@ def forced_logits(
     ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
     with ir.main_graph:
-        generator: Generator = generator_of(config, Groups.current(tp))
+        generator: Generator = generator_of(config, Groups.current(tp), 1)
         weights = generator.facts.init(empty=True)
         words, mask = (popxl.variable(x[:batch]) for x in (expected.words, expected.mask))
-        choose = Forced(batch, table.weights[-1].shape[0] // tp)
-        generator.generate(weights, words, mask, choose)
+        groups = Groups.current(tp)
+        context = SearchContext(groups, SpecialTokens(-1, -1), generator.output_length)
+        choose = Forced(context, batch, table.weights[-1].shape[0] // tp)
+        generator.generate(weights, words, mask, choose, [])
         other = None if beside is None else _stored(beside(weights, words, mask))
     apply_pre_alias_patterns(ir)
     trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}
     with popxl.Session(ir, "cpu") as session:
         session.write_variables_data(table.to_variables(expected.weights, trees))
-        out = session.run({choose.tokens: np.repeat(forced.T[:, None], data_parallel * tp, 1)})
+        out = session.run({choose.said: np.repeat(forced.T[:, None], data_parallel * tp, 1)})
     found = out[choose.logits].reshape(positions, data_parallel * tp, batch, -1)[:, -tp:]
     logits = found.transpose(2, 0, 1, 3).reshape(batch, positions, -1)
     return logits, None if other is None else out[other]

@@ -7,20 +7,25 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from transformers import GPTJForCausalLM
 
 from config.gptj import GPTJConfig
+from modelling.generation import Beam
 from modelling.gptj.generation import GPTJGenerator
 from modelling.gptj.weights import weight_table
 from modelling.inference import Inference
+from modelling.spec import family_of
 from tests.modelling.generation.harness import (
     PROMPTS,
     Reference,
     check_worth,
     forced_logits,
+    hf_beams,
     memory_of_layers,
     right_padded,
 )
 from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, small_config
+from tests.modelling.sessions import inference
 from tests.modelling.torch_training import logical
 
 POSITIONS = 5
@@ -32,12 +37,17 @@ def config_of(dp: int, tp: int, micro_batch: int, slices: int = 1) -> GPTJConfig
 
 
 @cache
-def reference() -> Reference:
-    """64 prompts of all lengths, padded on the right. Theirs are not padded at all."""
-    model = config_of(1, 1, 1).model
+def reference_model() -> GPTJForCausalLM:
     hf = hf_model(small_config())
     with torch.no_grad():
         hf.lm_head.bias[END] += 0.6  # now and then a sequence ends
+    return hf
+
+
+@cache
+def reference() -> Reference:
+    """64 prompts of all lengths, padded on the right. Theirs are not padded at all."""
+    model, hf = config_of(1, 1, 1).model, reference_model()
     rng = np.random.default_rng(3)
     length = model.sequence_length
     mask = right_padded(rng, length)
@@ -67,10 +77,24 @@ def test_the_reference_is_worth_comparing_with():
 def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, slices):
     """The second layout's second run is not full: 64 prompts, 48 a run."""
     expected = reference()
-    with Inference(config_of(dp, tp, micro_batch, slices)) as model:
+    with inference(config_of(dp, tp, micro_batch, slices)) as model:
         model.write(expected.weights)
         tokens = model.generate(expected.words, expected.mask)
     np.testing.assert_array_equal(tokens, expected.tokens)
+
+
+@pytest.mark.parametrize(("tp", "beams", "penalty"), [(1, 3, 1.0), (2, 4, 2.0)])
+def test_beams_are_hugging_faces(tp, beams, penalty):
+    expected, hf = reference(), reference_model()
+    theirs = np.full((PROMPTS, POSITIONS), PAD)
+    for row, prompt, n in zip(theirs, expected.words, expected.mask.sum(1), strict=True):
+        row[:] = hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
+    config = config_of(1, tp, 24)
+    with Inference(config, family_of(config), Beam(beams, penalty)) as model:
+        model.write(expected.weights)
+        ours = model.generate(expected.words, expected.mask)
+    np.testing.assert_array_equal(ours, theirs)
+    assert (theirs != expected.tokens).any(1).sum() > 5
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 2), (2, 2), (1, 4)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import popxl
-from modelling.generation import Greedy
+from modelling.generation import Greedy, SearchContext, SpecialTokens
 from modelling.layers import Groups
 from popxl import ops
 
@@ -30,13 +30,14 @@ def choose(logits: np.ndarray, data_parallel: int, tensor_parallel: int) -> np.n
     ir = popxl.Ir(replication=data_parallel * tensor_parallel)
     with ir.main_graph:
         groups = Groups.current(tensor_parallel)
+        search = Greedy().search(SearchContext(groups, SpecialTokens(0, 0), 1))
         parts = np.split(logits, tensor_parallel, 1)
         part = popxl.variable(
             np.stack(parts) if tensor_parallel > 1 else parts[0],
             replica_grouping=groups.sharded,
         )
         out = popxl.d2h_stream((batch,), popxl.int32)
-        ops.host_store(out, Greedy(groups)(part))
+        ops.host_store(out, search.choose(part, popxl.constant(0), []))
     with popxl.Session(ir, "cpu") as session:
         return session.run()[out].reshape(-1, batch)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 import popxl
-from modelling.generation import SpecialTokens, decode
+from modelling.generation import SearchContext, SpecialTokens, decode
+from modelling.generation.one_by_one import OneByOne
 from modelling.layers import Groups
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import BoundGraph
@@ -21,6 +24,13 @@ SCRIPT = np.array(
     ]
 )
 SAID = np.array([[5, 6, 1, 0, 0, 0], [3, 1, 0, 0, 0, 0]])
+
+
+class Said(OneByOne):
+    """The only logit is the token itself."""
+
+    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        return ops.cast(logits.reshape((logits.shape[0],)), popxl.int32)
 
 
 def run(
@@ -60,8 +70,8 @@ def run(
             popxl.constant(np.full((batch, 1), START), popxl.int32),
             asked,
             LENGTH,
-            lambda logits: ops.cast(logits.reshape((batch,)), popxl.int32),
-            SPECIAL,
+            Said(SearchContext(groups, SPECIAL, LENGTH)),
+            [],
             groups,
         )
         ops.host_store(tokens, out)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from transformers import T5ForConditionalGeneration
 
 import popxl
 from config.t5 import T5Config
+from modelling.generation import Beam, Sampling
 from modelling.inference import Inference
+from modelling.spec import family_of
 from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.weights import weight_table
@@ -22,10 +26,12 @@ from tests.modelling.generation.harness import (
     Reference,
     check_worth,
     forced_logits,
+    hf_beams,
     memory_of_layers,
     right_padded,
 )
 from tests.modelling.harness import error_of, small_config
+from tests.modelling.sessions import inference
 from tests.modelling.t5.hf import hf_model
 
 LAYERS, POSITIONS = 3, 10
@@ -53,14 +59,19 @@ def config_of(
 
 
 @cache
-def reference() -> Reference:
-    """64 prompts of all lengths, padded on the right."""
-    model = config_of().model
+def reference_model() -> T5ForConditionalGeneration:
     hf = hf_model(config_of())
     # Their generation would scale the decoder's output, as for a head tied to the embedding.
     hf.config.tie_word_embeddings = False
     with torch.no_grad():
         hf.lm_head.weight[END] += 0.7  # now and then a sequence ends
+    return hf
+
+
+@cache
+def reference() -> Reference:
+    """64 prompts of all lengths, padded on the right."""
+    model, hf = config_of().model, reference_model()
     rng = np.random.default_rng(3)
     length = model.sequence_length
     mask = right_padded(rng, length)
@@ -89,7 +100,7 @@ def test_the_reference_is_worth_comparing_with():
 def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices):
     """The last layout's second run is not full: 64 prompts, 48 a run."""
     expected = reference()
-    with Inference(config_of(dp, tp, micro_batch, iterations, slices)) as model:
+    with inference(config_of(dp, tp, micro_batch, iterations, slices)) as model:
         model.write(expected.weights)
         tokens = model.generate(expected.words, expected.mask)
     np.testing.assert_array_equal(tokens, expected.tokens)
@@ -102,7 +113,7 @@ def test_prompts_that_share_rows_are_answered_alike(dp, tp, iterations, slices):
     config = config_of(dp, tp, 4, iterations, slices).to_dict()
     config["data"]["examples_per_row"] = places
     done: list[int] = []
-    with Inference(T5Config.from_dict(config)) as model:
+    with inference(T5Config.from_dict(config)) as model:
         model.write(expected.weights)
         tokens = model.generate(expected.words, expected.mask, done.append)
     np.testing.assert_array_equal(tokens, expected.tokens)
@@ -113,7 +124,7 @@ def test_prompts_that_share_rows_are_answered_alike(dp, tp, iterations, slices):
 @pytest.fixture(scope="module")
 def model() -> Iterator[Inference]:
     """Micro-batches of 16 on one device."""
-    with Inference(config_of(micro_batch=16)) as model:
+    with inference(config_of(micro_batch=16)) as model:
         model.write(reference().weights)
         yield model
 
@@ -124,6 +135,44 @@ def test_any_number_of_samples(model, count):
     expected = reference()
     tokens = model.generate(expected.words[:count], expected.mask[:count])
     np.testing.assert_array_equal(tokens, expected.tokens[:count])
+
+
+@pytest.mark.parametrize(
+    ("tp", "beams", "penalty", "places"), [(1, 3, 0.0, 1), (2, 4, 1.0, 1), (1, 4, 1.0, 4)]
+)
+def test_beams_are_hugging_faces(tp, beams, penalty, places):
+    """In the last case several prompts share a row of the encoder."""
+    expected, hf = reference(), reference_model()
+    theirs = np.full((PROMPTS, POSITIONS), PAD)
+    for row, prompt, n in zip(theirs, expected.words, expected.mask.sum(1), strict=True):
+        row[:] = hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
+    config = config_of(1, tp, 12).to_dict()
+    config["data"]["examples_per_row"] = places
+    config = T5Config.from_dict(config)
+    with Inference(config, family_of(config), Beam(beams, penalty)) as model:
+        model.write(expected.weights)
+        ours = model.generate(expected.words, expected.mask)
+    np.testing.assert_array_equal(ours, theirs)
+    assert (theirs != expected.tokens).any(1).sum() > 5
+
+
+def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
+    expected, strategy = reference(), Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
+    found = []
+    for seed, (tp, micro_batch, places) in [
+        (5, (1, 64, 1)), (5, (2, 24, 1)), (5, (1, 6, 4)), (6, (1, 64, 1)),
+    ]:  # fmt: skip
+        config = config_of(1, tp, micro_batch).to_dict()
+        config["data"]["examples_per_row"] = places
+        config = T5Config.from_dict(config)
+        with Inference(config, family_of(config), replace(strategy, seed=seed)) as model:
+            model.write(expected.weights)
+            found.append(model.generate(expected.words, expected.mask))
+    one, two, packed, other = found
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one, packed)
+    assert (one != other).any(1).mean() > 0.8
+    assert (one != expected.tokens).any(1).mean() > 0.8
 
 
 def test_progress_is_reported(model):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from data.causal import PackedTokens
-from modelling.finetuning import FineTuning
 from modelling.gptj.family import FAMILY
 from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
+from tests.modelling.sessions import fine_tuning
 from tests.modelling.torch_training import Reference, logical, train, worst
 
 SAMPLES, LENGTH, STEPS, RATE = 16, 12, 5, 1e-2
@@ -42,7 +42,7 @@ def reference() -> Reference:
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
 def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
     expected = reference()
-    model = FineTuning(small_config(dp, tp), gradients=True)
+    model = fine_tuning(small_config(dp, tp), gradients=True)
     model.write(logical(hf_model(small_config())))
     with model:
         first, *others = batches(STEPS)

@@ -17,8 +17,7 @@ import transformers
 
 from config.presets import load_config
 from config.t5 import T5Config
-from modelling.finetuning import FineTuning
-from modelling.inference import Inference
+from tests.modelling.sessions import fine_tuning, inference
 from tests.modelling.t5.hf import hf_model
 from tests.modelling.torch_training import Reference, logical, train, worst
 
@@ -132,7 +131,7 @@ def test_as_hugging_face(
     np.testing.assert_array_equal(found, their.tokens)
     assert len(np.unique(found)) > DEC
 
-    model = FineTuning(config_of(preset, dp, tp), gradients=True)
+    model = fine_tuning(config_of(preset, dp, tp), gradients=True)
     model.session.weights_to_host_on_exit = False
     model.write(their.start)
     first, *others = batches(preset)
@@ -155,7 +154,7 @@ def test_as_hugging_face(
 
 def generated(preset: str, dp: int, tp: int, weights: Arrays) -> np.ndarray:
     batch = batches(preset)[0]
-    model = Inference(config_of(preset, dp, tp))
+    model = inference(config_of(preset, dp, tp))
     with model:
         model.write(weights)
         tokens = model.generate(batch["input_ids"], batch["attention_mask"])

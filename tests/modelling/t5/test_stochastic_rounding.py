@@ -16,6 +16,7 @@ from data.loader import Loader
 from modelling.finetuning import FineTuning
 from modelling.spec import family_of
 from modelling.text import training_samples
+from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.test_training import batches, our_config
 
 RATE = 1e-3
@@ -49,7 +50,7 @@ def neighbours(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_update_is_computed_in_float32_and_only_the_weight_is_rounded() -> None:
     """One step of AdamW by numpy in float64, from the gradients that the devices report."""
-    model = FineTuning(config_of(), gradients=True)
+    model = fine_tuning(config_of(), gradients=True)
     model.write(initial(model.config))
     with model:
         before = model.read(optimizer=False)
@@ -79,7 +80,7 @@ def test_a_continued_run_rounds_as_the_one_that_was_not_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path))
-    whole, first, second = (FineTuning(config_of(1, 2)) for _ in range(3))
+    whole, first, second = (fine_tuning(config_of(1, 2)) for _ in range(3))
     whole.write(initial(whole.config))
     with whole:
         train(whole, 0, 4)
@@ -99,7 +100,7 @@ def test_a_continued_run_rounds_as_the_one_that_was_not_stopped(
 @pytest.mark.slow
 def test_copies_of_weights_stay_equal_on_all_replicas() -> None:
     """Nothing is sharded over the replicas that hold it alike. 20 seconds on two cores."""
-    model = FineTuning(config_of(2, 2, 2**30))
+    model = fine_tuning(config_of(2, 2, 2**30))
     model.write(initial(model.config))
     with model:
         train(model, 0, 3)
@@ -153,7 +154,7 @@ def final_loss(precision: str, rounding: bool, steps: int = 200) -> float:
     }
     config = load_config(T5Config, "finetuning", "tiny", overrides)
     loader = Loader(training_samples(config), 32, seed=0)
-    model = FineTuning(config)
+    model = fine_tuning(config)
     model.write(initial(config))
     with model:
         results = [model.run([loader.next_batch()], [5e-5], step)[0] for step in range(steps)]

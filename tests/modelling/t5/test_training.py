@@ -19,9 +19,9 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.encoding import EncodedExamples
 from data.rows import EMPTY, PackedExamples
-from modelling.finetuning import FineTuning
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
+from tests.modelling.sessions import fine_tuning
 from tests.modelling.torch_training import Reference, logical, train, worst
 
 SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 96, 5, 1e-2
@@ -134,7 +134,7 @@ def reference() -> Reference:
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
 def test_loss_and_every_gradient(dp: int, tp: int) -> None:
     config = our_config(dp, tp)
-    model = FineTuning(config, gradients=True)
+    model = fine_tuning(config, gradients=True)
     model.write(logical(their_model()))
     with model:
         (result,) = model.run(batches(1), [0.0])
@@ -152,7 +152,7 @@ SPLITS = [(1, 1, 16), (1, 1, 2), (2, 1, 4), (1, 2, 4), (2, 2, 2), (2, 4, 8)]
 @pytest.mark.parametrize(("dp", "tp", "micro_batch"), SPLITS)
 def test_five_steps_of_adamw(dp: int, tp: int, micro_batch: int) -> None:
     """Any split of the global batch over replicas and micro-batches trains as torch does."""
-    model = FineTuning(our_config(dp, tp, micro_batch))
+    model = fine_tuning(our_config(dp, tp, micro_batch))
     model.write(logical(their_model()))
     with model:
         results = [model.run([b], [RATE], i)[0] for i, b in enumerate(batches(STEPS))]
@@ -173,7 +173,7 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     lengths = batch["attention_mask"].sum(axis=1)
     tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
     starts = np.cumsum([0, *lengths])
-    examples = EncodedExamples(tokens, starts, batch["labels"], ENC, pad=0, truncated=0)
+    examples = EncodedExamples(tokens, starts, batch["labels"], ENC, pad=0)
     packed = PackedExamples.of(examples, PLACES)
     assert SAMPLES > ROWS > len(packed)
     missing = np.full((ROWS - len(packed), PLACES), EMPTY)
@@ -189,7 +189,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
     config["training"]["global_batch_size"] = ROWS
     config["execution"] |= {"micro_batch_size": micro_batch, "attention_serialisation": slices}
     config["data"]["examples_per_row"] = PLACES
-    model = FineTuning(T5Config.from_dict(config), gradients=True)
+    model = fine_tuning(T5Config.from_dict(config), gradients=True)
     model.write(logical(their_model()))
     with model:
         results = []

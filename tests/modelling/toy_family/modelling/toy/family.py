@@ -9,32 +9,32 @@ from typing import Any
 import numpy as np
 
 from config.toy import ToyConfig
-from data.causal import PackedTokens, PaddedTexts, pad, prompts_of
-from data.mnli import Example, load_tokenizer
+from data.causal import PackedTokens, PaddedTexts, answer_ids, pad, prompts_of
 from data.prompts import Prompts
+from data.task import SAMPLE_FOLDER, Example
 from modelling.spec import Batch, ModelFamily
 from modelling.toy.generation import ToyGenerator
 from modelling.toy.training import toy_layout
 from modelling.toy.weights import weight_table
 
 
-def tokenizer_of(config: ToyConfig) -> Any:
-    return load_tokenizer(config.data.dataset, config.data.tokenizer, config.family)
-
-
 def encode_samples(config: ToyConfig, examples: Sequence[Example], tokenizer: Any) -> PaddedTexts:
     return pad(examples, tokenizer, config.model.sequence_length)
 
 
+def evaluated(config: ToyConfig, examples: Sequence[Example], tokenizer: Any) -> PaddedTexts:
+    return pad(examples, tokenizer, config.model.sequence_length, answers_only=True)
+
+
 def validation_prompts(
-    config: ToyConfig, examples: Sequence[Example], tokenizer: Any
+    config: ToyConfig, texts: Sequence[str], tokenizer: Any
 ) -> tuple[ToyConfig, Prompts]:
-    prompts = prompts_of(examples, tokenizer, config.model.sequence_length, 1)
+    prompts = prompts_of(texts, tokenizer, config.model.sequence_length, 1)
     model = replace(config.model, sequence_length=prompts.words.shape[1])
     return replace(config, model=model), prompts
 
 
-def generate_samples(config: ToyConfig, count: int) -> PackedTokens:
+def generate_samples(config: ToyConfig, count: int, mean_tokens: float | None) -> PackedTokens:
     length = config.model.sequence_length
     return PackedTokens(np.zeros(count * length + 1, np.int32), length)
 
@@ -48,9 +48,13 @@ FAMILY = ModelFamily(
     generator=ToyGenerator,
     weights=weight_table,
     hf_config=lambda config: {"model_type": "toy"},
-    tokenizer=tokenizer_of,
+    sizes=lambda description: {},
+    tokenizers={"sample": str(SAMPLE_FOLDER / "gptj_tokenizer")},
     encode=encode_samples,
+    evaluated=evaluated,
     prompts=validation_prompts,
+    answers=answer_ids,
+    output_field="output_length",
     generate=generate_samples,
     training_inputs=training_inputs,
 )

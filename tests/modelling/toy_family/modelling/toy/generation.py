@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import popxl
 from config.toy import ToyConfig
-from modelling.generation import Choice, SpecialTokens, Stack, Step, bind_step, decode, last_words
+from modelling.generation import Search, SpecialTokens, Stack, Step, bind_step, decode, last_words
 from modelling.layers import Groups
 from modelling.toy.block import Block, Head
 from popxl import Tensor, TensorSpec
@@ -35,7 +37,9 @@ class ToyStep(Step):
 class ToyGenerator:
     """See `modelling.generation.Generator`."""
 
-    def __init__(self, config: ToyConfig, groups: Groups) -> None:
+    special = SPECIAL_TOKENS
+
+    def __init__(self, config: ToyConfig, groups: Groups, sequences: int = 1) -> None:
         model = config.model
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.prompts_per_row = 1
@@ -44,7 +48,12 @@ class ToyGenerator:
         self.facts, self._step = ToyStep(config).create_graph(TensorSpec((), popxl.int32), words)
 
     def generate(
-        self, weights: NamedTensors, words: Tensor, mask: Tensor, choose: Choice
+        self,
+        weights: NamedTensors,
+        words: Tensor,
+        mask: Tensor,
+        search: Search,
+        inputs: Sequence[Tensor],
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
         first, _, prompted = last_words(words, mask)
@@ -54,7 +63,7 @@ class ToyGenerator:
             first,
             prompted,
             self.output_length,
-            choose,
-            SPECIAL_TOKENS,
+            search,
+            inputs,
             self._groups,
         )

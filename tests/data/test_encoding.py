@@ -13,28 +13,23 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from data import hub, mnli
+from data import hub
 from data.encoding import IGNORE_INDEX, encode, shift_right
 from data.generated import generated_examples
 from data.hub import DataUnavailable
-from data.mnli import LABEL_WORDS, Example, encoder_prompt, load_corpus, load_tokenizer
+from data.task import NLI_LABELS, TASKS, Example
+from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, sample_examples, sample_tokenizer
 
 ROOT = Path(__file__).parents[2]
-SEED_DOCUMENT_EXAMPLE = Example(
-    premise="Your contribution helped make it possible for us to provide our students with a "
-    "quality education.",
-    hypothesis="Your contributions were of no help with our students' education.",
-    label=2,
-)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return load_tokenizer("sample")
+    return sample_tokenizer()
 
 
 def test_prompt_is_the_documented_one() -> None:
-    assert encoder_prompt(SEED_DOCUMENT_EXAMPLE) == (
+    assert SEED_DOCUMENT_EXAMPLE.prompt == (
         "mnli hypothesis: Your contributions were of no help with our students' education. "
         "premise: Your contribution helped make it possible for us to provide our students with "
         "a quality education."
@@ -52,7 +47,7 @@ def test_special_tokens_are_where_t5_has_them(tokenizer: PreTrainedTokenizerFast
 
 
 @pytest.mark.parametrize(
-    "text", ["Anna took the red lamp.", 'What\'s 3 * (4 + 5)? ~60%: "no"!', *LABEL_WORDS]
+    "text", ["Anna took the red lamp.", 'What\'s 3 * (4 + 5)? ~60%: "no"!', *NLI_LABELS]
 )
 def test_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
@@ -62,8 +57,8 @@ def test_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast, text: s
 
 
 def test_words_of_the_corpus_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
-    for example in load_corpus("sample", "validation").examples[:300]:
-        prompt = encoder_prompt(example)
+    for example in sample_examples("validation", 300):
+        prompt = example.prompt
         marks = sum(prompt.count(mark) for mark in ".:")
         assert len(tokenizer(prompt)["input_ids"]) == len(prompt.split()) + marks + 1
 
@@ -73,8 +68,8 @@ def test_words_of_the_corpus_are_single_tokens(tokenizer: PreTrainedTokenizerFas
 def test_prompts_are_padded_and_cut_as_hugging_face_does(
     tokenizer: PreTrainedTokenizerFast, sequence_length: int
 ) -> None:
-    examples = load_corpus("sample", "validation").examples[:200]
-    prompts = [encoder_prompt(example) for example in examples]
+    examples = sample_examples("validation", 200)
+    prompts = [example.prompt for example in examples]
     expected = tokenizer(
         prompts,
         padding="max_length",
@@ -88,26 +83,26 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
         assert batch[name].dtype == np.int32
         np.testing.assert_array_equal(batch[name], expected[name])
     longer = sum(len(ids) > sequence_length for ids in tokenizer(prompts)["input_ids"])
-    assert encoded.truncated == longer
+    assert encoded.cuts.prompts == longer
     assert (longer > 0) == (sequence_length == 22)
 
 
 def test_batches_have_the_chosen_examples_in_order(tokenizer: PreTrainedTokenizerFast) -> None:
-    examples = load_corpus("sample", "validation").examples[:20]
+    examples = sample_examples("validation", 20)
     encoded = encode(examples, tokenizer, 32, 4)
     batch = encoded.take([7, 0, 7])
     assert len(encoded) == 20
     for row, index in enumerate([7, 0, 7]):
         text = tokenizer.decode(batch["input_ids"][row], skip_special_tokens=True)
-        assert text == encoder_prompt(examples[index])
+        assert text == examples[index].prompt
         target = batch["labels"][row][batch["labels"][row] != IGNORE_INDEX]
-        assert tokenizer.decode(target) == LABEL_WORDS[examples[index].label] + "</s>"
+        assert tokenizer.decode(target) == examples[index].target + "</s>"
 
 
 def test_decoder_reads_what_hugging_face_s_model_would_give_it(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    examples = load_corpus("sample", "validation").examples[:50]
+    examples = sample_examples("validation", 50)
     batch = encode(examples, tokenizer, 32, 4).take(np.arange(50))
     config = T5Config(
         vocab_size=256, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1,
@@ -130,14 +125,6 @@ def test_no_examples_make_no_rows(tokenizer: PreTrainedTokenizerFast) -> None:
     assert encoded.take([])["input_ids"].shape == (0, 32)
 
 
-# ---- answers ------------------------------------------------------------------------------------
-def test_answers_are_read_back(tokenizer: PreTrainedTokenizerFast) -> None:
-    answers = [*LABEL_WORDS, "entail", "neutral neutral", ""]
-    tokens = tokenizer(answers, padding=True, return_tensors="np")["input_ids"]
-    tokens = np.pad(tokens, ((0, 0), (1, 0)))  # generation starts with <pad>
-    assert mnli.read_answers(tokenizer, tokens) == [0, 1, 2, None, None, None]
-
-
 # ---- corpora ------------------------------------------------------------------------------------
 def test_mnli_is_asked_for_its_mismatched_validation_split_and_loses_unlabelled_rows(
     monkeypatch: pytest.MonkeyPatch,
@@ -150,23 +137,18 @@ def test_mnli_is_asked_for_its_mismatched_validation_split_and_loses_unlabelled_
         return datasets.Dataset.from_dict(rows | {"label": [2, -1, 0]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    corpus = load_corpus("mnli", "validation")
+    corpus = TASKS["mnli"].corpus("validation")
     assert asked == [("glue", "mnli", "validation_mismatched")]
-    assert corpus.examples == [Example("a", "d", 2), Example("c", "f", 0)]
+    assert corpus.examples == [
+        Example("mnli hypothesis: d premise: a", "contradiction"),
+        Example("mnli hypothesis: f premise: c", "entailment"),
+    ]
     assert corpus.unlabelled == 1
-
-
-def test_a_missing_sample_says_how_to_write_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(mnli, "SAMPLE_FOLDER", tmp_path)
-    with pytest.raises(DataUnavailable, match=r"train\.jsonl is missing.*data\.sample\.generate"):
-        load_corpus("sample", "train")
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataUnavailable, match=f"folder {tmp_path} holds no tokenizer"):
-        load_tokenizer("sample", str(tmp_path))
+        hub.load_tokenizer(str(tmp_path))
 
 
 # ---- no network ---------------------------------------------------------------------------------
@@ -175,9 +157,10 @@ import time
 import datasets, transformers
 transformers.AutoTokenizer  # imported on first use
 from data.hub import DataUnavailable
-from data.mnli import load_corpus, load_tokenizer
+from data.hub import load_tokenizer
+from data.task import TASKS
 start = time.monotonic()
-for ask in (lambda: load_corpus("mnli", "train"), lambda: load_tokenizer("mnli")):
+for ask in (lambda: TASKS["mnli"].corpus("train"), lambda: load_tokenizer("google/flan-t5-small")):
     try:
         ask()
     except DataUnavailable as error:
@@ -203,7 +186,8 @@ def test_without_a_network_and_cache_one_sentence_says_what_to_do(how: str, tmp_
     *sentences, seconds = done.stdout.splitlines()
     assert sentences == [
         "cannot get data set glue/mnli from the Hugging Face hub (not reachable): "
-        "connect to the network, or use --dataset sample",
+        "connect to the network, or use --data.dataset sample, or files of your own with "
+        "--data.train and --data.validation",
         "tokenizer google/flan-t5-small is no folder, and cannot be had from the Hugging Face hub "
         "(not reachable): connect to the network, or give a folder with --tokenizer",
     ]
@@ -217,7 +201,7 @@ def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.Mo
     monkeypatch.setattr(hub, "is_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(DataUnavailable, match=r"hub \(it moved\): connect") as error:
-        load_corpus("mnli", "train")
+        TASKS["mnli"].corpus("train")
     assert "\n" not in str(error.value)
 
 

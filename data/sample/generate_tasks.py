@@ -1,0 +1,86 @@
+"""Generate two small tasks in files: `python -m data.sample.generate_tasks`.
+
+`summaries/` is free text: sentences about two events, and who took what. `places/` is labelled:
+whether what a sentence tells happens indoors or outdoors. Words and sentences are those of the
+sample corpus, so that its tokenizers know them. People and things of the validation split meet in
+no training example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.sample.generate import Premise, Scene, scenes_of, write_premise
+from data.sample.vocabulary import ATTRIBUTES
+
+SIZES = {"train": 1_200, "validation": 120}
+SEED = 2026
+PLACE = "place"
+
+
+def summaries(split: str) -> Iterator[dict[str, str]]:
+    """Rows with `text`, two sentences, and `summary`, the events without their circumstances."""
+    rng, scenes = random.Random(f"{SEED}-summaries-{split}"), scenes_of(split)
+    for _ in range(SIZES[split]):
+        first, second = _two_scenes(rng, scenes)
+        text = " ".join(_sentence(rng, scene, rng.sample(list(ATTRIBUTES), 2))
+                        for scene in (first, second))  # fmt: skip
+        yield {"text": text, "summary": f"{_event(first)} and {_event(second)}."}
+
+
+def places(split: str) -> Iterator[dict[str, str]]:
+    """Rows with `sentence` and `where`, indoors or outdoors; half of them each."""
+    rng, scenes = random.Random(f"{SEED}-places-{split}"), scenes_of(split)
+    others = [name for name in ATTRIBUTES if name != PLACE]
+    for index in range(SIZES[split]):
+        where = ("indoors", "outdoors")[index % 2]
+        value = rng.choice(ATTRIBUTES[PLACE].groups[where])
+        names = {PLACE: value} | {name: _value(rng, name) for name in rng.sample(others, 1)}
+        yield {"sentence": write_premise(rng, Premise(rng.choice(scenes), names)), "where": where}
+
+
+def _two_scenes(rng: random.Random, scenes: list[Scene]) -> tuple[Scene, Scene]:
+    first = rng.choice(scenes)
+    return first, rng.choice([s for s in scenes if s[0] != first[0] and s[1] != first[1]])
+
+
+def _sentence(rng: random.Random, scene: Scene, names: list[str]) -> str:
+    return write_premise(rng, Premise(scene, {name: _value(rng, name) for name in names}))
+
+
+def _value(rng: random.Random, name: str) -> str:
+    return rng.choice(ATTRIBUTES[name].values)
+
+
+def _event(scene: Scene) -> str:
+    person, thing = scene
+    return f"{person} took the {thing}"
+
+
+def write(folder: Path) -> None:
+    """Write `summaries/*.jsonl` and `places/*.csv` into `folder`."""
+    for split in SIZES:
+        lines = "".join(json.dumps(row) + "\n" for row in summaries(split))
+        _write(folder / "summaries" / f"{split}.jsonl", lines)
+        table = io.StringIO()
+        writer = csv.DictWriter(table, ("sentence", "where"), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(places(split))
+        _write(folder / "places" / f"{split}.csv", table.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
+    write(parser.parse_args().folder)

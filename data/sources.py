@@ -1,0 +1,143 @@
+"""Where rows come from: files, and data sets of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from config.errors import UserError
+from data import hub
+from files.json_files import json_lines
+from files.shown import shown, shown_path
+from files.text import check_regular
+
+Row = Mapping[str, Any]
+
+
+class DataError(UserError, ValueError):
+    """Data that cannot be read, or does not fit the task."""
+
+
+class Source(Protocol):
+    """Rows, and what to call them in messages."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """Each row after its place, such as `train.jsonl, line 3`.
+
+        Raises:
+            UserError: there is no such data, or it cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of rows: JSON Lines, CSV or TSV with a header, or Parquet."""
+
+    name: str
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        path = Path(self.name)
+        reader = _READERS[path.suffix.lower()]
+        try:
+            for number, row in reader(path):
+                yield f"{path}, {number}", row
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 text: save it in that encoding") from error
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A split of a data set of the hub."""
+
+    path: str
+    subset: str | None
+    split: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        found: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
+        for index, row in enumerate(found):
+            yield f"{self.name}, row {index}", row
+
+
+def source_of(given: str, split: str) -> Source:
+    """The source that a flag names: a file by its suffix, else `NAME[:SUBSET][@SPLIT]` of the hub.
+
+    Args:
+        split: of the hub's data set, where none is given.
+    """
+    if Path(given).suffix.lower() in _READERS or Path(given).exists():
+        if Path(given).suffix.lower() not in _READERS:
+            raise DataError(
+                f"{given} is not a kind of file that is known: give one of {', '.join(_READERS)}"
+            )
+        return File(given)
+    whole, _, named = given.partition("@")
+    path, _, subset = whole.partition(":")
+    return HubDataset(path, subset or None, named or split)
+
+
+# ---- files --------------------------------------------------------------------------------------
+def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
+    check_regular(path)
+    with path.open("rb") as lines:
+        for number, row in json_lines(path, lines):
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{shown_path(path)}, line {number} is {shown(row)}, but must be an object"
+                )
+            yield f"line {number}", row
+
+
+def _separated(separator: str) -> Callable[[Path], Iterator[tuple[str, Row]]]:
+    def read(path: Path) -> Iterator[tuple[str, Row]]:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=separator, strict=True)
+            try:
+                for row in reader:
+                    if None in row or None in row.values():
+                        count = len(reader.fieldnames or ())
+                        raise DataError(
+                            f"{path}, line {reader.line_num}: the header has {count} columns, but "
+                            "this row has another number"
+                        )
+                    yield f"line {reader.line_num}", row
+            except csv.Error as error:
+                raise DataError(f"{path}, line {reader.line_num}: {error}") from None
+
+    return read
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", row
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is not a Parquet file: {error}") from None
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Row]]]] = {
+    ".jsonl": _json_lines,
+    ".csv": _separated(","),
+    ".tsv": _separated("\t"),
+    ".parquet": _parquet,
+}

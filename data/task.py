@@ -1,0 +1,188 @@
+"""A task is one record: its data, what the model reads and writes, and how that is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from config.sections import Data
+from data.sources import DataError, File, HubDataset, Row, Source, source_of
+from data.template import ColumnError, Instruction, Template
+
+Split = Literal["train", "validation"]
+
+SAMPLE_FOLDER = Path(__file__).parent / "sample"
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+UNLABELLED = -1
+"""Label of examples without one, in data sets that count labels."""
+
+
+class Example(NamedTuple):
+    """What the model reads, and what it should write."""
+
+    prompt: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Examples, and how many others were left out because they have no label (-1)."""
+
+    examples: list[Example]
+    unlabelled: int
+
+
+class Form(Protocol):
+    """How a row becomes text."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def render(self, row: Mapping[str, Any]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained for.
+
+    Attributes:
+        name: for people.
+        sources: by split; one may be missing where it is not needed.
+        prompt: what the model reads.
+        target: what it should write. A number in its only column is the index of a label.
+        labels: the answers there are, each an exact text; None: free text.
+    """
+
+    name: str
+    sources: Mapping[Split, Source]
+    prompt: Form | None
+    target: Form | None
+    labels: tuple[str, ...] | None = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What generated answers are judged by."""
+        return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
+
+    def corpus(self, split: Split) -> Corpus:
+        """The examples of a split, in the order of the data.
+
+        Raises:
+            UserError: there is no such data, or it does not fit the task.
+        """
+        if split not in self.sources:
+            raise DataError(f"there is no data for {split}: give --data.{split} FILE")
+        source = self.sources[split]
+        found = list(self._examples(source))
+        examples = [example for example in found if example is not None]
+        if not examples:
+            raise DataError(f"{source.name} holds no examples: give data that has some")
+        return Corpus(examples, len(found) - len(examples))
+
+    def _examples(self, source: Source) -> Iterator[Example | None]:
+        forms: tuple[Form, Form] | None = None
+        for place, row in source.rows():
+            forms = forms or self._forms(place, row)
+            try:
+                yield self._example(row, *forms)
+            except ColumnError as error:
+                raise DataError(f"{place}: {error}") from None
+
+    def _example(self, row: Row, prompt: Form, target: Form) -> Example | None:
+        answer = target.render(row)
+        if self.labels is not None:
+            if answer == str(UNLABELLED):
+                return None
+            answer = self._label(answer)
+        return Example(prompt.render(row), answer)
+
+    def _label(self, answer: str) -> str:
+        assert self.labels is not None
+        if answer in self.labels:
+            return answer
+        if answer.isdecimal() and int(answer) < len(self.labels):
+            return self.labels[int(answer)]
+        raise ColumnError(f"the label {answer!r:.40} is none of {', '.join(self.labels)}")
+
+    def prompt_of(self, row: Row) -> str:
+        """What the model reads for a row, which need not have the target's columns.
+
+        Raises:
+            ColumnError: it has neither the task's columns nor usual ones.
+        """
+        forms = [prompt for prompt, _ in USUAL_FORMS]
+        for form in [*([] if self.prompt is None else [self.prompt]), *forms]:
+            if set(form.columns) <= row.keys():
+                return form.render(row)
+        return (self.prompt or forms[0]).render(row)
+
+    def _forms(self, place: str, row: Row) -> tuple[Form, Form]:
+        """The task's forms, or where it has none those of the row's columns."""
+        if self.prompt is not None and self.target is not None:
+            return self.prompt, self.target
+        for prompt, target in USUAL_FORMS:
+            if {*prompt.columns, *target.columns} <= row.keys():
+                return self.prompt or prompt, self.target or target
+        raise DataError(
+            f"{place}: the columns are {', '.join(map(str, row)) or 'none'}, which have no usual "
+            "meaning: say what the model reads and writes, such as "
+            "--data.prompt 'summarize: {text}' --data.target '{summary}'"
+        )
+
+
+USUAL_FORMS: Sequence[tuple[Form, Form]] = (
+    (Template("{prompt}"), Template("{completion}")),
+    (Instruction(), Template("{output}")),
+)
+"""Columns that need no template: those of OpenAI's fine-tuning files, and of Alpaca's."""
+
+_NLI = Task(
+    "mnli",
+    {
+        "train": HubDataset("glue", "mnli", "train"),
+        "validation": HubDataset("glue", "mnli", "validation_mismatched"),
+    },
+    Template("mnli hypothesis: {hypothesis} premise: {premise}"),
+    Template("{label}"),
+    NLI_LABELS,
+)
+TASKS: dict[str, Task] = {
+    "mnli": _NLI,
+    "sample": replace(
+        _NLI,
+        name="sample",
+        sources={s: File(str(SAMPLE_FOLDER / f"{s}.jsonl")) for s in ("train", "validation")},
+    ),
+}
+"""Tasks by the name that `data.dataset` has."""
+
+
+def task_of(data: Data) -> Task:
+    """The configured task: `data.dataset`, or that of the files that are given.
+
+    Raises:
+        DataError: a template cannot be read, or there is one label only.
+    """
+    given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
+    files = {split: name for split, name in given.items() if name is not None}
+    task = TASKS[data.dataset]
+    if files:
+        sources = {split: source_of(name, split) for split, name in files.items()}
+        task = Task("own data", sources, None, None)
+    try:
+        if data.prompt is not None:
+            task = replace(task, prompt=Template(data.prompt))
+        if data.target is not None:
+            task = replace(task, target=Template(data.target))
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    return task if data.labels is None else replace(task, labels=_labels(data.labels))
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    labels = tuple(label.strip() for label in text.split(","))
+    if len(labels) < 2 or len(set(labels)) < len(labels) or not all(labels):
+        raise DataError(f"data.labels is {text!r}, but must name two or more, separated by commas")
+    return labels

@@ -1,0 +1,84 @@
+"""Prompt templates: text with the names of columns in braces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
+
+
+class ColumnError(ValueError):
+    """A row that lacks a column, or has something else than text or a number in it."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """Text in which `{column}` stands for a row's value; `{{` and `}}` are braces.
+
+    Nothing else is understood: unlike `str.format`, a template reaches no attribute of a value.
+
+    Raises:
+        ValueError: a brace is not closed, or a column has no name.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        for match in _PART.finditer(self.text):
+            if match[2] or match[1] == "":
+                raise ValueError(
+                    f"the template {self.text!r} has a lone or empty brace at {match.start()}: "
+                    "write {column} for a column, and {{ or }} for a brace"
+                )
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it names, in order, each once."""
+        return tuple(dict.fromkeys(m[1] for m in _PART.finditer(self.text) if m[1]))
+
+    def render(self, row: Mapping[str, Any]) -> str:
+        """The text for a row.
+
+        Raises:
+            ColumnError: a column is missing or holds no text.
+        """
+
+        def value(match: re.Match[str]) -> str:
+            return text_in(row, match[1]) if match[1] else match[0][0]
+
+        return _PART.sub(value, self.text)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The prompt of rows with `instruction` and, where there is any, `input` (Alpaca's format)."""
+
+    columns = ("instruction",)
+
+    def render(self, row: Mapping[str, Any]) -> str:
+        """The instruction, and the input on lines after it."""
+        more = row.get("input")
+        text = text_in(row, "instruction")
+        return text if more in (None, "") else f"{text}\n{text_in(row, 'input')}"
+
+
+def text_in(row: Mapping[str, Any], column: str) -> str:
+    """The text or number in a column, as text."""
+    if column not in row:
+        there = ", ".join(map(str, row)) or "none"
+        raise ColumnError(f"there is no column {column!r}, but: {there}")
+    value = row[column]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ColumnError(f"column {column!r} holds {_short(value)}, but must hold text")
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

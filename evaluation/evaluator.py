@@ -1,0 +1,110 @@
+"""Evaluation of a configured model on its validation split, for any weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from tqdm import tqdm
+
+from config.errors import ConfigError
+from config.sections import RunConfig
+from data.task import Task, task_of
+from evaluation.metrics import TEXT_METRICS
+from evaluation.report import Answer, Report
+from modelling.compiling import compiled
+from modelling.inference import Inference
+from modelling.losses import Losses
+from modelling.spec import ModelFamily
+from modelling.text import answering, load_corpus, load_tokenizer
+
+LOSS_METRICS = ("loss", "perplexity")
+
+
+class Evaluator:
+    """Programs and data of an evaluation, ready for weights.
+
+    What it computes follows from the metrics: a program for the loss, one that generates, or both.
+    The vocabulary and the split are read, and the programs compiled, when it is made.
+    """
+
+    def __init__(self, config: RunConfig, family: ModelFamily) -> None:
+        """
+        Raises:
+            UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
+                little memory.
+        """
+        task = task_of(config.data)
+        self.metrics = wanted_metrics(config, task)
+        self._tokenizer = load_tokenizer(config, family)
+        corpus = load_corpus(config, family, "validation")
+        examples = corpus.examples[: config.evaluation.samples]
+        self._labels, self._targets = task.labels, [example.target for example in examples]
+        self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
+        self._losses: Losses | None = None
+        self._inference: Inference | None = None
+        if any(name in LOSS_METRICS for name in self.metrics):
+            try:
+                self._samples = family.evaluated(config, examples, self._tokenizer)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            self._losses = compiled(lambda: Losses(config, family), "the program of the loss")
+        if any(name in TEXT_METRICS for name in self.metrics):
+            fitted, self._prompts = answering(config, family, examples, self._tokenizer)
+            self.facts["prompts_cut"] = self._prompts.truncated
+            self._inference = compiled(
+                lambda: Inference(fitted, family), "the program that generates"
+            )
+
+    def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Report:
+        """The metrics of a model with these weights, whole tensors by logical name.
+
+        Args:
+            quiet: show no bars.
+        """
+        found: dict[str, float] = {}
+        if self._losses is not None:
+            self._losses.write(weights)
+            with self._losses, _bar("loss", len(self._samples), quiet) as bar:
+                loss = self._losses.of(self._samples, bar.update)
+            found |= {"loss": loss.mean, "perplexity": loss.perplexity}
+        texts: list[str] = []
+        if self._inference is not None:
+            self._inference.write(weights)
+            prompts = self._prompts
+            with self._inference, _bar("answers", len(prompts), quiet) as bar:
+                tokens = self._inference.generate(prompts.words, prompts.mask, bar.update)
+            texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            for name in self.metrics:
+                if name in TEXT_METRICS:
+                    found[name] = TEXT_METRICS[name](texts, self._targets)
+        rows = zip(self._prompts.texts, texts, self._targets, strict=True) if texts else ()
+        answers = [Answer(*row) for row in rows]
+        metrics = {name: found[name] for name in self.metrics}
+        return Report(metrics, answers, self._labels, self.facts)
+
+
+def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
+    """The metrics of a run: those that `evaluation.metrics` names, else what suits the task.
+
+    Raises:
+        ConfigError: a metric does not suit the task.
+    """
+    suitable = (*task.metrics, *LOSS_METRICS)
+    names = config.evaluation.names() or suitable
+    watched = config.checkpoint.keep_best
+    for name in [*names, *([] if watched is None else [watched])]:
+        if name not in suitable:
+            raise ConfigError(
+                f"the metric {name} does not suit the task {task.name}, which has: "
+                f"{', '.join(suitable)}"
+            )
+    return tuple(dict.fromkeys([*names, *([] if watched is None else [watched])]))
+
+
+def _bar(what: str, total: int, quiet: bool) -> tqdm:
+    """Without a terminal there is no bar: a log of its states would tell nobody anything."""
+    return tqdm(
+        desc=what, total=total, unit="sample", disable=True if quiet else None, leave=False,
+        dynamic_ncols=True,
+    )  # fmt: skip

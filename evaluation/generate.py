@@ -1,0 +1,127 @@
+"""Answers to prompts that a person gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from checkpoints import has_checkpoint
+from checkpoints.start import load_weights
+from config.screen import say
+from config.sections import RunConfig
+from data.sources import DataError, File
+from data.task import task_of
+from data.template import ColumnError
+from files.writing import write_text
+from modelling.compiling import compiled
+from modelling.devices import announce_devices
+from modelling.inference import Inference
+from modelling.spec import family_of
+from modelling.text import load_tokenizer
+
+GENERATED = "generated"
+"""The column of answers."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt as it was given.
+
+    Attributes:
+        row: columns; a text has none.
+        text: what the model reads.
+    """
+
+    row: Mapping[str, Any]
+    text: str
+
+
+def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
+    """What the configured model writes for each prompt.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    if not prompts:
+        raise DataError("there are no prompts: give some as arguments, --file or standard input")
+    announce_devices(config)
+    family = family_of(config)
+    start = load_weights(config, family.weights(config))
+    tokenizer = load_tokenizer(config, family)
+    config = _for_so_many(config, len(prompts))
+    fitted, encoded = family.prompts(config, [asked.text for asked in prompts], tokenizer)
+    room = config.generation.max_tokens or family.output_length(config)
+    fitted = family.with_output_length(fitted, room)
+    if encoded.truncated:
+        say(
+            f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
+            f"{config.model.sequence_length} tokens"
+        )
+    model = compiled(lambda: Inference(fitted, family), "the program that generates")
+    model.write(start.tensors)
+    bar = tqdm(total=len(prompts), unit="prompt", disable=None, leave=False, dynamic_ncols=True)
+    with model, bar:
+        tokens = model.generate(encoded.words, encoded.mask, bar.update)
+    yield from (t.strip() for t in tokenizer.batch_decode(tokens, skip_special_tokens=True))
+
+
+def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Asked]:
+    """Prompts given as texts: where the task's template has one column, its content.
+
+    Args:
+        raw: as they are, without template and separator.
+    """
+    form = task_of(config.data).prompt
+    one = None if form is None or raw or len(form.columns) != 1 else form
+    asked = [one.render({one.columns[0]: text}) if one else text for text in texts]
+    return [Asked({}, text + _separator(config, raw)) for text in asked]
+
+
+def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
+    """Prompts of a file: rows with the columns of the task's template, or with `prompt`.
+
+    Raises:
+        UserError: the file cannot be read, or a row has neither.
+    """
+    task, asked = task_of(config.data), []
+    for place, row in File(file).rows():
+        try:
+            text = row["prompt"] if raw and "prompt" in row else task.prompt_of(row)
+        except ColumnError as error:
+            raise DataError(f"{place}: {error}") from None
+        asked.append(Asked(row, f"{text}{_separator(config, raw)}"))
+    return asked
+
+
+def write_rows(path: str, prompts: Sequence[Asked], answers: Sequence[str]) -> None:
+    """Write JSON Lines: each row as it was given, and the answer as `generated`.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    rows = ({**a.row, GENERATED: text} for a, text in zip(prompts, answers, strict=True))
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_text("the answers", Path(path), lines)
+
+
+def is_raw(config: RunConfig) -> bool:
+    """Whether the weights are those of a published model, which was trained on other templates."""
+    load = config.checkpoint.load
+    return load is None or not has_checkpoint(load)
+
+
+def _separator(config: RunConfig, raw: bool) -> str:
+    return "" if raw else family_of(config).separator(config)
+
+
+def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:
+    """The configuration with a micro-batch no larger than the prompts fill: a power of two."""
+    e = config.execution
+    needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
+    size = min(e.micro_batch_size, needed)
+    return replace(config, execution=replace(e, micro_batch_size=size))

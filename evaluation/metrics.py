@@ -1,0 +1,48 @@
+"""Metrics of generated texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Texts = Sequence[str]
+
+
+def exact_match(generated: Texts, expected: Texts) -> float:
+    """Part of the texts that are exactly what is expected, but for space around them."""
+    equal = [a.strip() == b.strip() for a, b in zip(generated, expected, strict=True)]
+    return sum(equal) / len(equal)
+
+
+def rouge_l(generated: Texts, expected: Texts) -> float:
+    """Mean F-measure of the longest common subsequence of words, from 0 to 1.
+
+    Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, as Google's rouge-score
+    computes it, with stemming. It sees letters and digits of ASCII only.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    scores = [
+        scorer.score(b, a)["rougeL"].fmeasure for a, b in zip(generated, expected, strict=True)
+    ]
+    return sum(scores) / len(scores)
+
+
+def bleu(generated: Texts, expected: Texts) -> float:
+    """Corpus BLEU, from 0 to 100.
+
+    Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", 2002, as
+    sacrebleu computes it by default (Post, arXiv:1804.08771).
+    """
+    import sacrebleu
+
+    return float(sacrebleu.corpus_bleu(list(generated), [list(expected)]).score)
+
+
+TEXT_METRICS: dict[str, Callable[[Texts, Texts], float]] = {
+    "accuracy": exact_match,
+    "exact_match": exact_match,
+    "rouge_l": rouge_l,
+    "bleu": bleu,
+}
+"""Metrics that need generated texts, by name. A label is right if it is an exact match."""

@@ -1,0 +1,60 @@
+"""A safetensors folder from one with `pytorch_model.bin` files, without a network.
+
+python3 -m huggingface.convert FOLDER NEW_FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from checkpoints import check_is_free
+from checkpoints.huggingface import write_hf_directory
+from config.cli import entry_point
+from config.errors import UserError
+from config.screen import say
+from files.json_files import read_object
+from huggingface.torch_model import BIN, need_torch, tensors_of
+
+OTHERS = ("*.json", "*.model", "*.txt")
+"""Files of the configuration and the tokenizer."""
+
+
+def convert(folder: Path, new: Path) -> None:
+    """Write the model in `folder` to a new one.
+
+    Raises:
+        UserError: there are no such files, they cannot be read, or the new folder not be written.
+    """
+    if not list(folder.glob(BIN)):
+        raise UserError(f"there is no {BIN} in {folder}: give the folder of a model in that form")
+    check_is_free(new)
+    tensors = tensors_of(folder)
+    description = read_object(folder / "config.json").data
+
+    def copy_others(draft: Path) -> None:
+        for pattern in OTHERS:
+            for path in folder.glob(pattern):
+                if not (draft / path.name).exists() and not path.name.startswith("pytorch_model"):
+                    shutil.copy(path, draft)
+
+    write_hf_directory(new, tensors, description, complete=copy_others)
+    say(f"wrote {len(tensors)} tensors to {new}")
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and convert."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="a model with pytorch_model.bin")
+    parser.add_argument("new", type=Path, help="a new folder")
+    given = parser.parse_args(arguments)
+    need_torch()
+    convert(given.folder, given.new)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

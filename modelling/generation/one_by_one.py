@@ -1,0 +1,58 @@
+"""Searches that choose one token after the other for each prompt: the loop's part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import popxl
+from modelling.generation.search import Advance, SearchContext
+from popxl import Tensor, TensorSpec, ops
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """A `Search` with one sequence for each prompt. Subclasses say how a token is chosen.
+
+    Its state is the tokens, which sequences are complete, and the inputs, which stay.
+    """
+
+    context: SearchContext
+
+    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Choose a token for each prompt: int32 (prompts,). Arguments: see `Search`."""
+        raise NotImplementedError
+
+    def start(self, prompted: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+        rows = [[self.context.special.pad] * self.context.length] * prompted.shape[0]
+        tokens = popxl.constant(rows, popxl.int32, "no_tokens")
+        return [tokens, ops.logical_not(prompted), *inputs]
+
+    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> Advance:
+        tokens, finished, *inputs = state
+        special = self.context.special
+        pad = popxl.constant(special.pad, popxl.int32, "pad")
+        end = popxl.constant(special.end, popxl.int32, "end")
+        chosen = ops.where(finished, pad, self.choose(logits, position, inputs))
+        finished = ops.logical_or(finished, ops.equal(chosen, end))
+        words = chosen.reshape((chosen.shape[0], 1))
+        tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
+        return Advance(words, None, [tokens, finished, *inputs])
+
+    def unfinished(self, state: list[Tensor]) -> Tensor:
+        return ops.logical_not(state[1])
+
+    def tokens(self, state: list[Tensor]) -> Tensor:
+        return state[0]
+
+
+class WithoutInputs:
+    """What strategies have in common that need nothing but logits."""
+
+    def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
+        return {}
+
+    def feed(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+        return {}

@@ -1,0 +1,119 @@
+"""Sampling: the next token is drawn from the model's distribution, or a part of it.
+
+The part is that of transformers' warpers, in their order: temperature, then the `top_k` likeliest
+tokens, then the likeliest ones that have the probability `top_p` together (the nucleus of Holtzman
+et al., arXiv:1904.09751).
+
+A token is drawn by inverting the distribution function at one uniform number, which is a function
+of the seed, the prompt's number and the position. So a text does not depend on how prompts are
+shared out to batches and devices, but for the rounding of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import popxl
+from modelling.generation.one_by_one import OneByOne
+from modelling.generation.search import SearchContext
+from popxl import Tensor, TensorSpec, ops
+
+UNIFORMS = "uniforms"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A `Strategy` that draws tokens.
+
+    Attributes:
+        seed: of all numbers that are drawn.
+        temperature: divisor of the logits.
+        top_k: draw from so many tokens; None: from all.
+        top_p: draw from the likeliest tokens that have this probability together.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    sequences = 1
+
+    def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
+        return {UNIFORMS: TensorSpec((prompts, length), popxl.float32)}
+
+    def feed(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+        drawn = np.zeros((len(prompts), length), np.float32)
+        for row, prompt in zip(drawn, prompts, strict=True):
+            if prompt >= 0:
+                row[:] = uniforms(self.seed, int(prompt), length)
+        return {UNIFORMS: drawn}
+
+    def search(self, context: SearchContext) -> SamplingSearch:
+        return SamplingSearch(context, self)
+
+
+def uniforms(seed: int, prompt: int, length: int) -> np.ndarray:
+    """Numbers from 0 up to, not including, 1, one for each token of a prompt: float32 (length,).
+
+    Raw output of the Philox generator, which numpy guarantees to stay the same.
+    """
+    bits = np.random.Philox(np.random.SeedSequence([seed, prompt])).random_raw(length)
+    return ((bits >> np.uint64(40)) / np.float64(2**24)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class SamplingSearch(OneByOne):
+    """Draws one token for each prompt. Its input is the uniform numbers, (prompts, length)."""
+
+    strategy: Sampling
+
+    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        strategy, (uniform,) = self.strategy, inputs
+        logits = self._whole(logits) / strategy.temperature
+        batch, vocabulary = logits.shape
+        kept = min(strategy.top_k or vocabulary, vocabulary)
+        tokens = None
+        if kept < vocabulary or strategy.top_p < 1:
+            logits, tokens = ops.topk(logits, kept, 1, largest=True, sorted=True)
+        probabilities = ops.softmax(logits, 1)
+        if strategy.top_p < 1:
+            before = ops.cumsum(probabilities, 1) - probabilities
+            nucleus = ops.greater(popxl.constant(strategy.top_p, popxl.float32), before)
+            probabilities = ops.where(nucleus, probabilities, _zero())
+        drawn = ops.dynamic_slice(uniform, position, [1], [1], no_overlap=True)
+        index = _inverse(ops.cumsum(probabilities, 1), drawn)
+        if tokens is None:
+            return index
+        rows = popxl.constant(np.arange(batch) * kept, popxl.int32, "rows")
+        return ops.gather(tokens.reshape((batch * kept,)), rows + index)
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """The logits of all of the vocabulary, (prompts, vocabulary)."""
+        groups = self.context.groups
+        if groups.tensor_parallel == 1:
+            return logits
+        parts = ops.collectives.replicated_all_gather(
+            logits, group=groups.tp, output_shape="new_axis"
+        )
+        batch, part = logits.shape
+        return ops.transpose(parts, (1, 0, 2)).reshape((batch, groups.tensor_parallel * part))
+
+
+def _inverse(cumulative: Tensor, drawn: Tensor) -> Tensor:
+    """How many of the cumulative weights, (batch, n), are at most `drawn` (batch, 1) of the last.
+
+    That is the index of the token whose interval `drawn` lies in: int32 (batch,).
+    """
+    total = ops.max(cumulative, 1, keepdims=True)
+    passed = ops.logical_not(ops.greater(cumulative, total * drawn))
+    # The product may be rounded up to the total; and the last tokens may have no weight.
+    possible = ops.greater(total, cumulative)
+    return ops.sum(ops.cast(ops.logical_and(passed, possible), popxl.int32), 1)
+
+
+def _zero() -> Tensor:
+    return popxl.constant(0.0, popxl.float32)

@@ -1,0 +1,114 @@
+"""What a search strategy is: it chooses tokens, and keeps what it needs from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from modelling.layers import Groups
+from popxl import Tensor, TensorSpec
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Tokens with a meaning for generation.
+
+    Attributes:
+        end: the last token of a sequence.
+        pad: fills a sequence after its end.
+    """
+
+    end: int
+    pad: int
+
+
+@dataclass(frozen=True)
+class SearchContext:
+    """What a search works with.
+
+    Attributes:
+        groups: the vocabulary is cut over tensor parallelism; member r has the r-th part.
+        length: most tokens of a sequence.
+    """
+
+    groups: Groups
+    special: SpecialTokens
+    length: int
+
+
+class Advance(NamedTuple):
+    """One position of a search.
+
+    Attributes:
+        words: int32 (sequences, 1), the tokens to read next.
+        parents: int32 (sequences,), the sequence whose caches each one continues; None: its own.
+        state: as `Search.start` gives it, updated.
+    """
+
+    words: Tensor
+    parents: Tensor | None
+    state: list[Tensor]
+
+
+class Search(Protocol):
+    """Chooses the tokens of a batch of prompts; its methods add ops to the current graph.
+
+    It decodes `Strategy.sequences` sequences for each prompt, one after the other in the batch. All
+    it knows lies in its state: tensors that the loop over positions carries. Replicas of a
+    tensor-parallel group choose the same.
+    """
+
+    def start(self, prompted: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The state before the first token.
+
+        Args:
+            prompted: bool (prompts,), false for those that only fill up the batch.
+            inputs: what `Strategy.inputs` asks for.
+        """
+        ...
+
+    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> Advance:
+        """Choose a token for each sequence.
+
+        Args:
+            logits: float32 (sequences, part of the vocabulary), those of this replica.
+            position: int32 scalar, of the chosen token, from 0.
+        """
+        ...
+
+    def unfinished(self, state: list[Tensor]) -> Tensor:
+        """Which prompts need more tokens, bool (prompts,)."""
+        ...
+
+    def tokens(self, state: list[Tensor]) -> Tensor:
+        """The result: int32 (prompts, length), tokens up to and including the end, then padding."""
+        ...
+
+
+class Strategy(Protocol):
+    """How to search: plain data, from which the search of a program is made."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences decoded for each prompt."""
+        ...
+
+    def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
+        """Inputs of the search for a micro-batch, by name; their first axis is the prompts'."""
+        ...
+
+    def feed(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+        """Data of these inputs for some prompts.
+
+        Args:
+            prompts: int (n,), their numbers among all prompts, which make a result independent of
+                how prompts are shared out. -1: none.
+        """
+        ...
+
+    def search(self, context: SearchContext) -> Search:
+        """The search, in the current Ir."""
+        ...

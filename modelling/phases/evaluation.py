@@ -1,0 +1,47 @@
+"""The program of the loss alone: the forward phases of training, for any family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import popxl
+import popxl_addons as addons
+from config.sections import RunConfig
+from modelling.layers.parallel import Groups
+from modelling.phases.settings import Settings
+from modelling.phases.training import Layout
+from popxl_addons.patterns import apply_pre_alias_patterns
+
+
+@dataclass(frozen=True)
+class LossProgram:
+    """An Ir that computes losses, its streams and its variables.
+
+    Attributes:
+        inputs: streams of the batch by name, each with a transfer for each micro-batch.
+        loss: stream of the loss of each micro-batch.
+        variables: as `modelling.phases.training.TrainingProgram` has them, without `optim`.
+    """
+
+    ir: popxl.Ir
+    inputs: Mapping[str, popxl.HostToDeviceStream]
+    loss: popxl.DeviceToHostStream
+    variables: Mapping[str, list[addons.NamedTensors]]
+
+
+def build_loss(config: RunConfig, layout_of: Callable[[Settings], Layout]) -> LossProgram:
+    """Build the program of a configuration, whose `model.eval` must be set.
+
+    Layers visit the device one after the other, as in training, so that a model which can be
+    trained can be evaluated.
+    """
+    ir = popxl.Ir(replication=config.replicas)
+    ir.num_host_transfers = config.gradient_accumulation
+    with ir.main_graph:
+        layout = layout_of(Settings(config, Groups.current(config.execution.tensor_parallel)))
+        variables = {phase.name: phase.init_variables() for phase in layout.phases}
+        layout.inputs.load()
+        layout.forward(None)
+    apply_pre_alias_patterns(ir, level="default")
+    return LossProgram(ir, layout.inputs.streams, layout.head.loss_stream, variables)

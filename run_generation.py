@@ -1,0 +1,60 @@
+"""Answer prompts with a fine-tuned or a published model.
+
+python3 run_generation.py --load runs/tiny "mnli hypothesis: Anna slept. premise: Anna was awake."
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from checkpoints.origins import ORIGINS
+from config.cli import entry_point, read_command_line
+from config.errors import ConfigError
+from evaluation.generate import answer, asked_rows, asked_texts, is_raw, write_rows
+from modelling.shortage import explained
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to answer")
+    group = parser.add_argument_group("prompts and answers")
+    group.add_argument(
+        "--file",
+        metavar="FILE",
+        help="rows to answer (.jsonl, .csv, .parquet), with the columns of the run's template or "
+        "with a column prompt; without it and without a PROMPT, lines of standard input",
+    )
+    group.add_argument(
+        "--out", metavar="FILE", help="JSON Lines for the answers (default: standard output)"
+    )
+    group.add_argument(
+        "--raw",
+        action="store_true",
+        help="give the model the texts as they are, without the template of its training",
+    )
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and the prompts, generate and print."""
+    line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
+    given, config = line.options, line.config
+    if given.prompts and given.file is not None:
+        raise ConfigError("there are prompts as arguments and in --file: give one of them")
+    raw = given.raw or is_raw(config)
+    if given.file is not None:
+        asked = asked_rows(config, given.file, raw)
+    else:
+        texts = given.prompts or [text.rstrip("\n") for text in sys.stdin]
+        asked = asked_texts(config, texts, raw)
+    with explained(line.preset, config):
+        answers = list(answer(config, asked))
+    if given.file is None and given.out is None:
+        print("\n".join(answers))
+    else:
+        write_rows(given.out or "/dev/stdout", asked, answers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""What the devices are that a program would run on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from popxl._lower.devices import replica_mesh
+
+
+def device_kinds(device_desc: str, replicas: int) -> list[str]:
+    """The kind of each replica's device, such as "NVIDIA H100 80GB HBM3" or "cpu".
+
+    Args:
+        device_desc: as for `popxl.Session`.
+
+    Raises:
+        DeviceError: there are fewer devices.
+    """
+    return [device.device_kind for device in replica_mesh(device_desc, replicas).devices.flat]
+
+
+def peak_device_bytes(device_desc: str, replicas: int) -> int | None:
+    """Most memory that any of the replicas' devices had in use so far.
+
+    None where the platform does not tell, as on CPU.
+    """
+    devices = replica_mesh(device_desc, replicas).devices.flat
+    found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    return max((n for n in found if n), default=None)
+
+
+def profiled(folder: str | Path) -> AbstractContextManager[Any]:
+    """Write a trace of what runs in the context, for TensorBoard or Perfetto, into a folder."""
+    return jax.profiler.trace(str(folder))

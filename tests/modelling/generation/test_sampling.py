@@ -1,0 +1,89 @@
+"""Tokens drawn at random have the distribution that transformers' warpers leave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+import popxl
+from modelling.generation import Sampling, SearchContext, SpecialTokens
+from modelling.generation.sampling import UNIFORMS, uniforms
+from modelling.layers import Groups
+from popxl import ops
+
+VOCABULARY, DRAWS = 40, 20_000
+LOGITS = np.random.default_rng(7).normal(0, 1.5, VOCABULARY).astype(np.float32)
+SURE = 80.0
+"""Chi-square with at most 39 degrees of freedom is larger once in 8,000 times at most."""
+
+
+def drawn(strategy: Sampling, tensor_parallel: int) -> np.ndarray:
+    """Tokens of many prompts with the same logits: (replicas, DRAWS)."""
+    ir = popxl.Ir(replication=tensor_parallel)
+    with ir.main_graph:
+        groups = Groups.current(tensor_parallel)
+        parts = np.stack(np.split(np.tile(LOGITS, (DRAWS, 1)), tensor_parallel, 1))
+        data = parts if tensor_parallel > 1 else parts[0]
+        logits = popxl.variable(data, replica_grouping=groups.sharded)
+        search = strategy.search(SearchContext(groups, SpecialTokens(-1, -2), 2))
+        (uniform,) = strategy.feed(np.arange(DRAWS), 2).values()
+        token = search.choose(logits, popxl.constant(1, popxl.int32), [popxl.variable(uniform)])
+        out = popxl.d2h_stream((DRAWS,), popxl.int32)
+        ops.host_store(out, token)
+    with popxl.Session(ir, "cpu") as session:
+        return session.run()[out].reshape(-1, DRAWS)
+
+
+def chances(strategy: Sampling) -> np.ndarray:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(strategy.temperature)])
+    if strategy.top_k:
+        warpers.append(TopKLogitsWarper(strategy.top_k))
+    if strategy.top_p < 1:
+        warpers.append(TopPLogitsWarper(strategy.top_p))
+    scores = warpers(torch.zeros((1, 1), dtype=torch.long), torch.tensor(LOGITS[None]))
+    return torch.softmax(scores.double(), -1)[0].numpy()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Sampling(1),
+        Sampling(2, temperature=0.6),
+        Sampling(3, top_k=7),
+        Sampling(4, top_p=0.7),
+        Sampling(5, temperature=1.7, top_k=12, top_p=0.8),
+        Sampling(6, top_k=1000, top_p=1e-6),
+    ],
+)
+def test_the_distribution_is_that_of_the_warped_logits(strategy, tp):
+    tokens = drawn(strategy, tp)
+    for replica in tokens[1:]:
+        np.testing.assert_array_equal(replica, tokens[0])
+    expected = chances(strategy) * DRAWS
+    counts = np.bincount(tokens[0], minlength=VOCABULARY)
+    assert counts[expected == 0].sum() == 0
+    there = expected > 0
+    assert (np.square(counts - expected)[there] / expected[there]).sum() < SURE
+
+
+def test_another_seed_and_another_prompt_give_other_numbers():
+    first = uniforms(3, 0, 1000)
+    assert first.min() >= 0
+    assert first.max() < 1
+    assert np.histogram(first, 4, (0, 1))[0].min() > 200
+    np.testing.assert_array_equal(first[:10], uniforms(3, 0, 10))
+    for other in (uniforms(4, 0, 1000), uniforms(3, 1, 1000)):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.1
+
+
+def test_what_only_fills_a_batch_draws_nothing():
+    data = Sampling(1).feed(np.array([-1, 4]), 3)[UNIFORMS]
+    np.testing.assert_array_equal(data, [[0, 0, 0], uniforms(1, 4, 3)])

@@ -1,0 +1,28 @@
+"""What a program learns of its devices."""
+
+from __future__ import annotations
+
+import pytest
+
+import popxl
+from popxl import hardware
+
+
+def test_each_replica_has_a_device_of_a_kind():
+    assert hardware.device_kinds("cpu", 3) == ["cpu"] * 3
+    assert hardware.peak_device_bytes("cpu", 1) is None
+
+
+def test_too_few_devices_are_an_error():
+    with pytest.raises(popxl.errors.DeviceError):
+        hardware.device_kinds("tpu", 2)
+
+
+def test_a_profile_is_written(tmp_path):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        out = popxl.d2h_stream((2,), popxl.float32)
+        popxl.ops.host_store(out, popxl.variable([1.0, 2.0]) * 2.0)
+    with popxl.Session(ir, "cpu") as session, hardware.profiled(tmp_path):
+        session.run()
+    assert list(tmp_path.rglob("*.xplane.pb"))

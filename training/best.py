@@ -1,0 +1,84 @@
+"""The best evaluation so far: keeps its weights, and ends training when none is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoints import CheckpointStore
+from config.screen import say
+from config.sections import METRICS, RunConfig
+from files.yaml_files import yaml_text
+from modelling.weights import Arrays
+
+FOLDER, CONFIG = "best", "config.yml"
+
+
+class Best:
+    """Watches one metric: `checkpoint.keep_best`, else the loss.
+
+    With `checkpoint.keep_best`, the weights of the best evaluation are in `best/` of the folder of
+    checkpoints, as one of weights alone. A metric that is no number is never the best.
+    """
+
+    def __init__(self, config: RunConfig, state: Mapping[str, Any] | None) -> None:
+        """Args: `state`: what `state()` gave when the run was saved."""
+        self._config = config
+        self._metric = config.checkpoint.keep_best or "loss"
+        self._value: float | None = None
+        self._step = self._since = 0
+        if state is not None and state["metric"] == self._metric:
+            self._value, self._step, self._since = state["value"], state["step"], state["since"]
+        save = config.checkpoint.save
+        kept = save is not None and config.checkpoint.keep_best is not None
+        self._folder = Path(save or "") / FOLDER if kept else None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs, so that the watch goes on where it was."""
+        return {
+            "metric": self._metric,
+            "value": self._value,
+            "step": self._step,
+            "since": self._since,
+        }
+
+    def consider(self, step: int, metrics: Mapping[str, float], weights: Arrays) -> None:
+        """Take an evaluation into account.
+
+        Args:
+            step: optimizer steps done.
+            weights: those that were evaluated, read only if they are kept.
+        """
+        value = metrics.get(self._metric, math.nan)
+        if not self._is_better(value):
+            self._since += 1
+            return
+        self._value, self._step, self._since = value, step, 0
+        if self._folder is not None:
+            with CheckpointStore(self._folder, to_keep=1) as store:
+                facts = {"metrics": dict(metrics), "config": self._config.to_dict()}
+                texts = {CONFIG: yaml_text(self._config.to_dict())}
+                store.save(step, weights, facts, wait=True, texts=texts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there was no better one for `evaluation.patience` evaluations."""
+        patience = self._config.evaluation.patience
+        return patience is not None and self._since >= patience
+
+    def say_over(self) -> None:
+        """Say why training ends."""
+        what = "there was none" if self._value is None else f"{self._value:.4f} at {self._step}"
+        say(
+            f"{self._since} evaluations in a row had no better {self._metric} (the best: {what}): "
+            "training ends"
+        )
+
+    def _is_better(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if self._value is None:
+            return True
+        return value > self._value if METRICS[self._metric] else value < self._value

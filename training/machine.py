@@ -1,0 +1,37 @@
+"""What a run knows of its machine, for its records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from config.sections import RunConfig
+from modelling.devices import device_desc
+from planning.machines import machines
+from planning.needs import finetuning_needs
+from popxl import hardware
+from records.pace import Machine
+
+
+def machine_of(config: RunConfig) -> Machine:
+    """The devices' peak and the work of a step, where the hardware table knows the devices.
+
+    The operations of a step are those of the plan with nothing computed twice.
+    """
+    desc, replicas = device_desc(config), config.replicas
+
+    def peak() -> int | None:
+        return hardware.peak_device_bytes(desc, replicas)
+
+    rate = _peak_flops(hardware.device_kinds(desc, replicas)[0], config.model.precision)
+    if rate is None:
+        return Machine(device_bytes=peak)
+    execution = replace(config.execution, activations="keep", attention_serialisation=1)
+    needs = finetuning_needs(replace(config, execution=execution))
+    flops = needs.flops_per_sample * config.training.global_batch_size
+    return Machine(flops, rate * replicas, peak)
+
+
+def _peak_flops(kind: str, precision: str) -> float | None:
+    """Operations per second of a device at its peak, by the name that it has itself."""
+    found = [m for name, m in machines().items() if name.upper() in kind.upper().split()]
+    return found[0].flops.get(precision) if found else None
