@@ -15,10 +15,10 @@ from checkpoints.start import load_weights, starting_point
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.finetuning import FineTuning
-from modelling.inference import Inference
 from modelling.spec import family_of
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
+from tests.modelling.sessions import fine_tuning, inference
 from tests.modelling.t5 import test_training as t5
 from tests.modelling.torch_training import logical
 
@@ -60,7 +60,7 @@ class Trained:
 def trained(family: str, dp: int, tp: int, micro: int, activations: str = "recompute") -> Trained:
     config = config_of(family, dp, tp, micro)
     execution = replace(config.execution, activations=activations)
-    model = FineTuning(replace(config, execution=execution))
+    model = fine_tuning(replace(config, execution=execution))
     model.write(initial(family))
     losses, held = [], []
     with model:
@@ -201,7 +201,7 @@ def test_generation_multiplies_in_fp8_with_the_scales_of_training(tmp_path):
     config = one.model.config
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
     start = load_weights(config, family_of(config).weights(config))
-    model = Inference(config)
+    model = inference(config)
     model.write(start.tensors)
     length = config.model.sequence_length
     words = np.random.default_rng(0).integers(3, 60, (4, length)).astype(np.int32)
