@@ -47,13 +47,16 @@ def _training_like(replicas: int = REPLICAS) -> tuple[popxl.Ir, dict[str, object
         popxl.variable(np.ones(3, np.float32), name="unused")
         buffer = popxl.remote_buffer((16,), popxl.float32, 4)
         remote = popxl.remote_variable(np.full(16, 2, np.float32), buffer, 1)
-        sharded, _ = popxl.replica_sharded_variable(np.arange(16, dtype=np.float32), name="s")
+        shards = popxl.replica_sharded_buffer((16,), popxl.float32)
+        sharded = popxl.remote_replica_sharded_variable(np.arange(16, dtype=np.float32), shards)
+        held, held_shard = popxl.replica_sharded_variable(np.arange(16, dtype=np.float32))
+        held_shard += 1
         large = popxl.constant(np.arange(2048, dtype=np.float32))
         row = popxl.variable(0, popxl.uint32)
 
         def step(row: popxl.TensorByRef, weight: popxl.TensorByRef):
             x = ops.host_load(x_stream) + ops.remote_load(buffer, row)
-            shard = ops.remote_load(sharded._remote[0], 0)
+            shard = ops.remote_load(shards, 0)
             x = x * ops.collectives.replicated_all_gather(shard)
             ops.add_(weight, ops.collectives.replicated_all_reduce(x))
             ops.remote_store(buffer, row, x)
@@ -62,7 +65,7 @@ def _training_like(replicas: int = REPLICAS) -> tuple[popxl.Ir, dict[str, object
 
         ops.repeat(ir.create_graph(step, row, weight), 2, row, weight)
         ops.add_(weight, ops.sum(large) * 1e-6)
-    return ir, {"x": x_stream, "y": y_stream, "variables": (weight, remote, sharded)}
+    return ir, {"x": x_stream, "y": y_stream, "variables": (weight, remote, sharded, held)}
 
 
 def _results(ir: popxl.Ir, names: dict, runs: int = 3) -> list[np.ndarray]:

@@ -7,6 +7,8 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._core.aliases import modified_owners, owners
+from popxl._core.frame import ValueFrame
 from popxl.transforms import autodiff
 from tests.popxl.programs import f32, graph_of, run, run_ir, store
 
@@ -234,3 +236,131 @@ def test_code_is_loaded_to_where_it_runs_or_to_a_buffer():
             ops.remote_code_load(graph, destination=place)
         with pytest.raises(ValueError, match="unknown code location 'moon'"):
             ops.remote_code_load(graph, "moon")
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+def _all_ways(ir, graph, value):
+    """Calls of `graph`, of one input, with `value`."""
+    yes, branch = popxl.constant(True), ir.create_graph(lambda: popxl.constant(1.0) * 2.0)
+    return [
+        lambda: ops.call(graph, value),
+        lambda: ops.call_with_info(graph, value),
+        lambda: ops.call(graph, inputs_dict={graph.inputs[0]: value}),
+        lambda: ops.repeat(graph, 2, value),
+        lambda: ops.conditional(yes, graph, branch, [value], []),
+        lambda: ops.conditional(yes, branch, graph, [], [value]),
+    ]
+
+
+@pytest.mark.parametrize("value", ["text", None, {"a": 1}])
+def test_an_input_that_can_be_no_tensor_is_an_error(ir, value):
+    graph = graph_of(lambda x: x * 2.0, popxl.variable(1.0))
+    for use in _all_ways(ir, graph, value):
+        with pytest.raises(TypeError, match="'x' must be a tensor or data of float32"):
+            use()
+
+
+def test_numbers_become_constants_of_the_input_s_dtype(ir):
+    graph = graph_of(lambda x: x * 2.0, popxl.variable(np.float16(1.0)))
+    assert ops.call(graph, 3)[0].dtype == popxl.float16
+
+
+def test_missing_inputs_of_a_branch_are_an_error(ir):
+    x = popxl.variable(1.0)
+    graph, yes = graph_of(lambda t: t * 2.0, x), popxl.constant([True])
+    for inputs in ({"then_inputs": [x]}, {"else_inputs": [x]}, {}):
+        with pytest.raises(ValueError, match="lacks values for its inputs"):
+            ops.conditional(yes, graph, graph, **inputs)
+
+
+# ---- references to one tensor -------------------------------------------------------------------
+def _adds_to_both(a: popxl.TensorByRef, b: popxl.TensorByRef):
+    a += 1.0
+    b += 1.0
+
+
+def _adds_to_one(a: popxl.TensorByRef, b: popxl.TensorByRef):
+    a += b
+
+
+def _reads_both(a: popxl.TensorByRef, b: popxl.TensorByRef):
+    return a * b
+
+
+@pytest.mark.parametrize("fn", [_adds_to_both, _adds_to_one])
+@pytest.mark.parametrize("how", ["tensor", "view", "in place"])
+def test_two_references_to_what_is_changed_are_refused(ir, fn, how):
+    x = popxl.variable(np.ones((2, 2), np.float32), name="x")
+    graph = graph_of(fn, x, x)
+    if how == "tensor":
+        other = x
+    elif how == "view":
+        other = x.T_
+    else:
+        other = ops.add_(x, popxl.constant(1.0))
+    for use in (
+        lambda: ops.call(graph, x, other),
+        lambda: ops.repeat(graph, 2, x, other),
+        lambda: ops.conditional(popxl.constant(True), graph, graph, [x, other], [x, x]),
+    ):
+        with pytest.raises(ValueError, match="passes 'x' as two references"):
+            use()
+    before = len(ir.main_graph.ops)
+    ops.call(graph_of(_reads_both, x, x), x, other)
+    ops.call(graph, x, popxl.variable(np.ones((2, 2), np.float32)))
+    assert len(ir.main_graph.ops) == before + 2
+
+
+def test_a_change_that_comes_after_the_call_is_found_when_a_session_is_made(ir):
+    x = popxl.variable(X, name="x")
+    graph = graph_of(_reads_both, x, x)
+    ops.call(graph, x, x)
+    with graph:
+        ops.add_(graph.inputs[0], graph.inputs[1])
+    with pytest.raises(ValueError, match="passes 'x' as two references"):
+        popxl.Session(ir)
+
+
+def test_two_inputs_said_to_be_changed_must_not_be_one(ir):
+    def both(a, b):
+        a += 1.0
+        b += 1.0
+
+    x = popxl.variable(X, name="x")
+    site = ops.call_with_info(graph_of(both, x, x), x, x)
+    with pytest.raises(ValueError, match="passes 'x' as two references"):
+        site.set_parent_input_modified(x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_only_what_the_graph_changes_reaches_a_tensor_passed_twice(ir, dtype):
+    def first(a, b):
+        a += b
+
+    x = popxl.variable(np.ones(3, dtype))
+    site = ops.call_with_info(graph_of(first, x, x), x, x)
+    site.set_parent_input_modified(x)
+    np.testing.assert_array_equal(run_ir(ir, [store(x)])[0], [2, 2, 2])
+
+
+def test_a_thousand_updates_in_place(ir):
+    x = popxl.variable(np.zeros(2, np.float32))
+    t = x
+    for _ in range(1200):
+        t = ops.add_(t, t)
+    ops.add_(t, popxl.constant(np.ones(2, np.float32)))
+    assert list(owners(t)) == [x]
+    assert modified_owners(ir.main_graph) == {x}
+    frame = _Frame()
+    frame.values[x] = 7
+    frame.write(t, frame.read(t) + 1)
+    assert frame.values == {x: 8}
+
+
+class _Frame(ValueFrame):
+    """Values without a meaning."""
+
+    def outer(self, t):
+        raise KeyError(t)
+
+    view = write_through = outer

@@ -10,6 +10,7 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._core.sharding import shard_elements
 from popxl.ops.collectives import (
     replica_sharded_slice,
     replicated_all_gather,
@@ -29,8 +30,7 @@ GROUPINGS = {
     "each": list(range(8)),
     "neighbours": [0, 0, 1, 1, 2, 2, 3, 3],
     "strided": [0, 1, 0, 1, 0, 1, 0, 1],
-    "any": [0, 1, 1, 0, 2, 3, 2, 3],
-    "any halves": [1, 0, 0, 1, 0, 1, 1, 0],
+    "strided pairs": [0, 1, 0, 1, 2, 3, 2, 3],
 }
 BY_NAME = pytest.mark.parametrize("name", GROUPINGS)
 
@@ -169,13 +169,6 @@ LINEAR = {
     "all_reduce mean": (
         lambda x, group: replicated_all_reduce(x, "mean", group), lambda xs, rank: xs.mean(0),
     ),
-    "all_gather": (
-        lambda x, group: replicated_all_gather(x, 1, group), lambda xs, rank: np.concatenate(xs, 1),
-    ),
-    "all_gather new axis": (
-        lambda x, group: replicated_all_gather(x, 0, group, "new_axis"),
-        lambda xs, rank: np.stack(xs),
-    ),
     "reduce_scatter": (
         replicated_reduce_scatter, lambda xs, rank: _flat_shards(xs.sum(0), len(xs))[rank],
     ),
@@ -199,7 +192,7 @@ def _gradients(op, x, group, seed):
     return [call.outputs[0], grad]
 
 
-@pytest.mark.parametrize("name", ["all", "strided", "any"])
+@pytest.mark.parametrize("name", ["all", "strided", "strided pairs"])
 def test_gradients_are_those_of_the_sum_of_all_replicas_losses(name):
     """With y = M x over all replicas' elements, the gradient is the transpose of M."""
     outputs = [_per_replica(name, reference, X) for _, reference in LINEAR.values()]
@@ -219,6 +212,38 @@ def test_gradients_are_those_of_the_sum_of_all_replicas_losses(name):
         np.testing.assert_allclose(next(found), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["all", "strided", "each"])
+@pytest.mark.parametrize("shape", ["concat", "new_axis", "meta_shape"])
+def test_the_gradient_of_a_gather_is_the_own_slice_and_nothing_is_summed(name, shape):
+    size = len(_members(name)[0])
+    grads = {
+        "concat": f32(R, 4, 3 * size, seed=1),
+        "new_axis": f32(R, 4, size, 3, seed=1),
+        "meta_shape": f32(R, 5, 2, seed=1),
+    }[shape]
+    part = f32(R, -(-10 // size)) if shape == "meta_shape" else X
+
+    def build(x, dy):
+        group = _grouping(name)
+        meta = (5, 2) if shape == "meta_shape" else None
+        graph = popxl.gir().create_graph(
+            lambda t: replicated_all_gather(t, 1 if meta is None else 0, group, shape),
+            popxl.TensorSpec(x.shape, x.dtype, meta or ()),
+        )
+        info = autodiff(graph)
+        return ops.call(info.graph, dy)
+
+    (found,) = run(build, part, grads, replicas=R)
+    for r, members in enumerate(_members(name)):
+        rank = members.index(r)
+        expected = {
+            "concat": lambda dy, i=rank: dy[:, 3 * i : 3 * i + 3],
+            "new_axis": lambda dy, i=rank: dy[:, i],
+            "meta_shape": lambda dy, i=rank: _flat_shards(dy, size)[i],
+        }[shape](grads[r])
+        np.testing.assert_array_equal(found[r], expected)
+
+
 def test_slices_of_an_identical_tensor_have_its_whole_gradient():
     """The input is the same on the replicas of a group, so its gradient is as well: all slices'."""
     x = np.tile(f32(1, 4, 2), (R, 1, 1))
@@ -233,6 +258,37 @@ def test_slices_of_an_identical_tensor_have_its_whole_gradient():
     np.testing.assert_array_equal(whole, np.tile(flat.reshape(1, 4, 2), (R, 1, 1)))
     for r in range(R):
         np.testing.assert_array_equal(halves[r], np.concatenate([rows[r % 4], rows[r % 4 + 4]]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, popxl.bfloat16.as_numpy()])
+def test_half_types_are_summed_in_float32(dtype):
+    """30000 + 30000 is no float16, and 256 + 1 no bfloat16; their means are."""
+    x = np.array([30000.0] * 4, dtype)
+    y = np.array([256, 1, 1, 1], dtype)
+
+    def build(x, y):
+        mean = [replicated_all_reduce(t, "mean") for t in (x, y)]
+        return [*mean, replicated_reduce_scatter(y.reshape((1,)), "add"),
+                replicated_all_reduce(x * 0.01, "mul")]  # fmt: skip
+
+    large, small, added, product = run(build, x, y, replicas=4)
+    assert large.dtype == dtype
+    np.testing.assert_array_equal(large, x)
+    np.testing.assert_array_equal(small, np.full(4, np.mean(y.astype(np.float64)), dtype))
+    assert added[0] == dtype.type(259) if dtype is not np.float16 else added[0] == 259
+    assert product.dtype == dtype
+
+
+def test_a_grouping_without_stride_is_refused_and_its_const_grouping_is_not():
+    ir = popxl.Ir(8)
+    grouping = ir.replica_grouping_from_assignments([0, 0, 1, 1, 1, 1, 0, 0])
+    with ir.main_graph:
+        x = popxl.variable(X[0])
+        for op in (replicated_all_reduce, replicated_all_gather, replicated_reduce_scatter,
+                   replica_sharded_slice, replicated_slice):  # fmt: skip
+            with pytest.raises(NotImplementedError, match="const_rg"):
+                op(x, group=grouping)
+        assert replicated_all_gather(x, group=grouping.const_rg).shape == (8, 3)
 
 
 def test_reductions_without_gradient_say_so():
@@ -293,11 +349,8 @@ def test_a_group_of_one_needs_no_communication():
 
 
 def test_shard_sizes_round_up():
-    from popxl.ops.collectives.replicated import shard_size
-
-    ir = popxl.Ir(8)
     for n in (0, 1, 7, 8, 9, 64):
-        assert shard_size(n, ir.replica_grouping()) == math.ceil(n / 8)
+        assert shard_elements((n,), 8) == math.ceil(n / 8)
 
 
 # ---- among the virtual devices of one replica ---------------------------------------------------

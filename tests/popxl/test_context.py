@@ -121,14 +121,72 @@ def test_tensors_of_different_places_cannot_meet(ir):
         a = x + 1.0
     with popxl.ipu(1):
         b = x + 1.0
-    with pytest.raises(ValueError, match="different IPUs"):
+    with pytest.raises(ValueError, match="input 0 .* is on IPU 0, but input 1 .* is on IPU 1"):
         a + b
     assert (a.copy_to_ipu(1) + b).ipu == 1
     with popxl.io_tiles():
         c = x + 1.0
-    with pytest.raises(ValueError, match="different tile sets"):
+    with pytest.raises(ValueError, match="in tile set compute, but input 1 .* in tile set io"):
         a + c
     assert (ops.io_tile_copy(c) + a).tile_set == "compute"
+
+
+def test_places_are_checked_by_the_names_of_the_arguments(ir):
+    bare = popxl.variable(1.0)
+    with popxl.ipu(0):
+        a = bare + 1.0
+    with popxl.ipu(1):
+        b = bare + 1.0
+    with popxl.io_tiles():
+        c = bare + 1.0
+    check = ops.utils.check_tensor_ipu_and_tile_set
+    check(t1=bare, t2=a, t3=a)
+    with pytest.raises(ValueError, match=r"t2 \(.*IPU 0, but t4 \(.*IPU 1"):
+        check(t1=bare, t2=a, t3=bare, t4=b, t5=b)
+    with pytest.raises(ValueError, match=r"lhs \(.*tile set compute, but rhs \(.*tile set io"):
+        check(lhs=a, rhs=c)
+
+
+# ---- exchanges ----------------------------------------------------------------------------------
+def test_an_exchange_is_of_ops_that_do_not_depend_on_each_other(ir):
+    buffer = popxl.remote_buffer((2,), popxl.float32, 2)
+    stream = popxl.h2d_stream((2,), popxl.float32)
+    with popxl.transforms.io_tile_exchange():
+        loaded = ops.remote_load(buffer, 0)
+        target = ops.init((2,), popxl.float32)
+        ops.remote_load_(buffer, 1, target)
+        ops.host_load(stream)
+    assert loaded.tile_set == "io"
+    with popxl.transforms.io_tile_exchange():
+        ops.remote_store(buffer, 0, loaded)
+    with (
+        pytest.raises(RuntimeError, match=r"remote_store.* depends on .*remote_load"),
+        popxl.transforms.io_tile_exchange(),
+    ):
+        ops.remote_store(buffer, 1, ops.remote_load(buffer, 0))
+
+    def load_and_store():
+        with popxl.transforms.io_tile_exchange():
+            ops.remote_load_(buffer, 1, target)
+            ops.remote_store(buffer, 0, target)
+
+    with pytest.raises(RuntimeError, match=r"remote_store.* depends on .*remote_load_"):
+        load_and_store()
+    with popxl.transforms.io_tile_exchange(verify_overlap=False):
+        ops.remote_store(buffer, 1, ops.remote_load(buffer, 0))
+
+
+def test_an_error_inside_an_exchange_is_the_program_s_own(ir):
+    buffer = popxl.remote_buffer((2,), popxl.float32, 2)
+
+    def fails():
+        with popxl.transforms.io_tile_exchange():
+            ops.remote_store(buffer, 1, ops.remote_load(buffer, 0))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        fails()
+    assert not context.get_current_context()._hooks
 
 
 def test_a_copy_needs_a_known_source(ir):

@@ -127,15 +127,6 @@ def test_tensors_in_tuples_varargs_and_keywords(ir):
     assert _names(graph) == ["pair_0", "pair_1", "rest_0", "rest_1", "p"]
 
 
-def test_nested_lists_mix_tensors_and_other_values(ir):
-    def fn(tree):
-        assert tree[1] == "text"
-        assert tree[0][1] in popxl.gcg()
-
-    a = popxl.variable(1.0)
-    assert len(ir.create_graph(fn, [[a, a], "text"]).inputs) == 2
-
-
 def test_annotations_as_text_mark_references(ir):
     # This file postpones the evaluation of annotations: they are strings here.
     def fn(a: popxl.TensorByRef, b: popxl.Tensor, many: list[popxl.TensorByRef]):
@@ -176,8 +167,20 @@ def test_what_a_function_returns_are_the_outputs(ir, returned, count):
 
 @pytest.mark.parametrize("wrong", [3, "text", [1.0], object()])
 def test_returning_something_else_is_an_error(ir, wrong):
-    with pytest.raises(TypeError, match="must return tensors"):
+    with pytest.raises(ValueError, match="must return tensors"):
         ir.create_graph(lambda x: wrong, popxl.variable(1.0))
+
+
+@pytest.mark.parametrize("other", [3, "text", None, [4]])
+def test_a_list_of_tensors_and_other_things_is_an_error(ir, other):
+    x, spec = popxl.variable(1.0), popxl.TensorSpec((), popxl.float32)
+    for mixed in ([x, other], (other, spec), [[x, other]]):
+        with pytest.raises(TypeError, match="pass them as arguments of their own"):
+            ir.create_graph(lambda ts: x, mixed)
+    with pytest.raises(TypeError, match="'xs' holds tensors"):
+        ir.create_graph(lambda *xs: xs[0], x, other)
+    nested = ir.create_graph(lambda ts: ts[1][0] * 1.0, [x, [spec, x]])
+    assert len(nested.inputs) == 3
 
 
 def test_returning_a_tensor_of_another_graph_is_an_error(ir):

@@ -43,16 +43,8 @@ def _gradients(step: Callable, form: Callable, inputs, replicas: int = 1, given=
     return run(build, *inputs, replicas=replicas)
 
 
-def _in_place(x, w):
-    y = ops.tanh(x @ w)
-    z = y * y
-    ops.add_(y, z)
-    return y * x
-
-
 STEPS = {
     "detached": lambda x, w: ops.detach(ops.sin(x)) * x @ w,
-    "in place": _in_place,
     "step function": lambda x, w: ops.sign(x) * x @ w + ops.floor(x),
     "branches": lambda x, w: ops.conditional(
         ops.greater(ops.sum(x), popxl.constant(0.0)),

@@ -234,21 +234,22 @@ def test_random_programs_give_numpy_s_values(seed, hosted):
 
 
 # ---- gradients ----------------------------------------------------------------------------------
+GRADIENT_SHAPE = (3, 3)
+
+
 def _torch_gelu(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
 UNARY = [(ops.tanh, torch.tanh), (ops.sin, torch.sin), (ops.gelu, _torch_gelu)]
-UNARY_IN_PLACE = [(ops.gelu_, _torch_gelu), (ops.relu_, torch.relu)]
 
 
 def _statements(draw: random.Random, here: list[Any], there: list[Any], count: int) -> None:
-    """Random differentiable statements; the first two values are inputs and stay unchanged."""
+    """Random differentiable statements."""
     for _ in range(count):
         i, j = draw.randrange(len(here)), draw.randrange(len(here))
-        target = draw.randrange(2, len(here)) if len(here) > 2 else None
-        kind = draw.choice(["unary", "mul", "matmul", "view", "in place", "add_", "call", "loop"])
-        if kind == "unary" or (target is None and kind in ("in place", "add_")):
+        kind = draw.choice(["unary", "mul", "matmul", "view", "call", "loop", "branch"])
+        if kind == "unary":
             f, g = draw.choice(UNARY)
             here.append(f(here[i]))
             there.append(g(there[i]))
@@ -258,38 +259,36 @@ def _statements(draw: random.Random, here: list[Any], there: list[Any], count: i
         elif kind == "matmul":
             here.append(here[i] @ here[j] * 0.3)
             there.append(there[i] @ there[j] * 0.3)
-        elif kind == "view":  # read at once: a view may not be read after a change below it
-            here.append(here[i].T_ * 2.0)
-            there.append(there[i].T * 2)
-        elif kind == "in place":
-            f, g = draw.choice(UNARY_IN_PLACE)
-            f(here[target])
-            there[target] = g(there[target])
-        elif kind == "add_":
-            ops.add_(here[target], here[i])
-            there[target] = there[target] + there[i]
+        elif kind == "view":
+            here.append(here[i].T_)
+            there.append(there[i].T)
         else:
-            _nested(draw, here, there, i, j, 1 if kind == "call" else 3)
+            _nested(draw, kind, here, there, i, j)
 
 
-def _nested(draw: random.Random, here: list, there: list, i: int, j: int, count: int) -> None:
-    """A call, or a loop of `count` iterations, of a graph of statements of its own."""
-    seed = draw.randrange(2**30)
+def _nested(draw: random.Random, kind: str, here: list, there: list, i: int, j: int) -> None:
+    """A call, loop or branch of a graph that may return its inputs, and one thing twice."""
+    seed, outputs = draw.randrange(2**30), draw.choice([1, 2])
 
     def body(a, b):
         values = [a, b]
-        _simple(random.Random(seed), values)
-        return values[-1]
+        inner = random.Random(seed)
+        _simple(inner, values)
+        return [inner.choice([*values, values[-1]]) for _ in range(outputs)]
 
     graph = popxl.gir().create_graph(body, here[i], here[j])
-    if count == 1:
-        here.append(ops.call(graph, here[i], here[j])[0])
+    count = 3 if kind == "loop" else 1
+    if kind == "loop":
+        here += ops.repeat(graph, count, here[i], here[j])
+    elif kind == "call":
+        here += ops.call(graph, here[i], here[j])
     else:
-        here.append(ops.repeat(graph, count, here[i], here[j])[0])
-    value = there[i]
+        taken, inputs = popxl.constant(draw.random() < 0.5), [here[i], here[j]]
+        here += ops.conditional(taken, graph, graph, inputs, inputs)
+    values = [there[i], there[j]]
     for _ in range(count):
-        value = body(value, there[j])
-    there.append(value)
+        values[:outputs] = body(*values)
+    there += values[:outputs]
 
 
 def _simple(draw: random.Random, values: list[Any]) -> None:
@@ -302,15 +301,15 @@ def _simple(draw: random.Random, values: list[Any]) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_graphs_give_torch_s_gradients(seed):
-    inputs = [f32(*SHAPE, seed=i) * np.float32(0.7) for i in range(2)]
+    inputs = [f32(*GRADIENT_SHAPE, seed=i) * np.float32(0.7) for i in range(2)]
     theirs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in inputs]
     expected: list[torch.Tensor] = []
 
     def forward(*tensors):
         here, there = list(tensors), list(theirs)
         _statements(random.Random(seed), here, there, 10)
-        expected[:] = there[2:]
-        return here[2:]
+        expected[:] = there
+        return here
 
     def build(*tensors):
         graph = popxl.gir().create_graph(forward, *tensors)
@@ -318,14 +317,13 @@ def test_random_graphs_give_torch_s_gradients(seed):
         call = ops.call_with_info(graph, *tensors)
         info = autodiff(graph, grads_required=graph.inputs)
         decompose_sum(info.graph)
-        seeds = [popxl.constant(np.ones(SHAPE, np.float32))] * count
+        seeds = [popxl.constant(np.ones(GRADIENT_SHAPE, np.float32))] * count
         grads = ops.call(info.graph, *seeds, inputs_dict=info.inputs_dict(call))
         return [*call.outputs[:count], *grads]
 
     found = run(build, *inputs)
     sum(y.sum() for y in expected).backward()
-    grads = [torch.zeros(SHAPE) if t.grad is None else t.grad for t in theirs]
-    for a, b in zip(found, [*expected, *grads], strict=True):
+    for a, b in zip(found, [*expected, *(t.grad for t in theirs)], strict=True):
         wanted = b.detach().numpy()
         scale = max(1.0, np.abs(wanted).max())
         np.testing.assert_allclose(a / scale, wanted / scale, rtol=1e-3, atol=1e-4)

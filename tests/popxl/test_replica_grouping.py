@@ -79,7 +79,7 @@ def test_the_transpose_joins_the_members_of_one_rank(replicas, stride, size):
 @given(st.data())
 def test_any_partition_into_equal_groups_is_a_grouping(data):
     size, groups = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
-    order = data.draw(st.permutations(sorted(list(range(groups)) * size)))
+    order = _in_order(data.draw(st.permutations(sorted(list(range(groups)) * size))))
     ir = popxl.Ir(size * groups)
     grouping = ir.replica_grouping_from_assignments(order)
     assert grouping.assignment == order
@@ -94,7 +94,7 @@ def test_any_partition_into_equal_groups_is_a_grouping(data):
 def test_a_partition_without_stride():
     grouping = popxl.Ir(8).replica_grouping_from_assignments([0, 1, 1, 0, 1, 0, 0, 1])
     assert not grouping.is_const
-    with pytest.raises(ValueError, match="no constant stride"):
+    with pytest.raises(NotImplementedError, match="no constant stride"):
         _ = grouping.stride
     assert grouping.to_device_map == [0, 1, 1, 0, 1, 0, 0, 1]
     assert grouping.to_host_map == [0, 1]
@@ -102,8 +102,68 @@ def test_a_partition_without_stride():
     assert repr(grouping) == "ReplicaGrouping(assignment=[0, 1, 1, 0, 1, 0, 0, 1])"
 
 
+def _in_order(labels):
+    """The same partition, groups numbered in the order of their first replica."""
+    return [list(dict.fromkeys(labels)).index(label) for label in labels]
+
+
+CONST = [
+    # assignment, that of const_rg, const group -> group, group -> its first const group
+    ([0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3], [0, 1, 0, 1],
+     [0, 1]),
+    ([0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 1, 0], [0, 1]),
+    ([0, 1, 0, 1, 1, 0, 1, 0], list(range(8)), [0, 1, 0, 1, 1, 0, 1, 0], [0, 1]),
+    ([0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 0, 1, 0, 1],
+     [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7], [0, 1, 2, 3, 2, 3, 0, 1], [0, 1, 2, 3]),
+    # Runs of 4 and 2: their greatest common divisor is 2.
+    ([0, 0, 0, 0, 1, 1, 2, 2, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5],
+     [0, 0, 1, 2, 1, 2], [0, 2, 3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("assignment", "const", "to_device", "to_host"), CONST)
+def test_the_coarsest_const_grouping_inside_a_partition(assignment, const, to_device, to_host):
+    grouping = popxl.Ir(len(assignment)).replica_grouping_from_assignments(assignment)
+    assert grouping.const_rg.is_const
+    assert grouping.const_rg.assignment == const
+    assert (grouping.to_device_map, grouping.to_host_map) == (to_device, to_host)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_the_const_grouping_lies_inside_and_the_maps_lead_there_and_back(data):
+    size, groups = data.draw(st.integers(2, 4)), data.draw(st.integers(2, 4))
+    order = _in_order(data.draw(st.permutations(sorted(list(range(groups)) * size))))
+    grouping = popxl.Ir(size * groups).replica_grouping_from_assignments(order)
+    const = grouping.const_rg
+    assert const.is_const
+    assert all(len({order[r] for r in members}) == 1 for members in const.groups)
+    if not grouping.is_const:
+        on_host = np.arange(groups)
+        on_device = on_host[grouping.to_device_map]
+        assert [on_device[const.assignment[r]] for r in range(len(order))] == order
+        np.testing.assert_array_equal(on_device[grouping.to_host_map], on_host)
+
+
+def test_equality_does_not_depend_on_the_number_of_replicas():
+    """Groupings are keys of caches, and the number of replicas may be set late."""
+    ir = popxl.Ir(2)
+    everyone, pair, alone = (
+        ir.replica_grouping(),
+        ir.replica_grouping(1, 2),
+        ir.replica_grouping(1, 1),
+    )
+    found = {everyone: "all", alone: "alone"}
+    assert (everyone == pair, everyone == alone) == (True, False)
+    ir.replication_factor = 4
+    assert (found[everyone], found[ir.replica_grouping()], found[alone]) == ("all", "all", "alone")
+    assert everyone != ir.replica_grouping(1, 2)
+    assert everyone != popxl.Ir(4).replica_grouping()
+
+
 @pytest.mark.parametrize(
-    "wrong", [[0, 0, 1], [0, 0, 0, 1], [0, 2, 0, 2], [1, 1, 2, 2], [-1, -1, 0, 0], []]
+    "wrong",
+    [[0, 0, 1], [0, 0, 0, 1], [0, 2, 0, 2], [1, 1, 2, 2], [-1, -1, 0, 0], [], [1, 0, 1, 0]],
 )
 def test_wrong_assignments_are_errors(wrong):
     with pytest.raises(ValueError, match=r"assignment"):
@@ -119,7 +179,7 @@ def test_equal_partitions_are_equal_however_made():
 
 
 def test_groupings_cannot_be_made_directly():
-    with pytest.raises(TypeError, match="use ir.replica_grouping"):
+    with pytest.raises(RuntimeError, match="use ir.replica_grouping"):
         popxl.ReplicaGrouping()
 
 

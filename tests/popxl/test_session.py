@@ -242,20 +242,101 @@ def test_a_memory_map_is_the_variable_s_storage(mapped):
     assert np.load(path).tolist() == [3, 4]
 
 
-def test_a_read_only_memory_map_is_never_written(mapped):
+CREATORS = ["variable", "remote", "sharded", "remote sharded"]
+
+
+def _mapped_variable(kind, array, grouping=None, **kwargs):
+    """A variable of a memory map, and what the program changes to change it by 1 in each run."""
+    if kind == "variable":
+        v = popxl.variable(array, replica_grouping=grouping, **kwargs)
+        ops.add_(v, popxl.constant(1.0))
+        return v
+    if kind == "sharded":
+        v, shard = popxl.replica_sharded_variable(array, replica_grouping=grouping, **kwargs)
+        ops.add_(shard, popxl.constant(1.0))
+        return v
+    shape = array.shape[1:] if grouping is not None and grouping.num_groups > 1 else array.shape
+    if kind == "remote":
+        buffer = popxl.remote_buffer(shape, popxl.float32)
+        create = popxl.remote_variable
+    else:
+        groups = 1 if grouping is None else grouping.const_rg.num_groups
+        on_host = (*([groups] if groups > 1 else []), *shape)
+        buffer = popxl.replica_sharded_buffer(on_host, popxl.float32, grouping)
+        create = popxl.remote_replica_sharded_variable
+    v = create(array, buffer, replica_grouping=grouping, **kwargs)
+    ops.remote_store(buffer, 0, ops.remote_load(buffer, 0) + 1.0)
+    return v
+
+
+@pytest.mark.parametrize("kind", CREATORS)
+def test_a_memory_map_is_the_host_copy_of_any_variable(mapped, kind, monkeypatch):
+    array, path = mapped
+    flushed = []
+    monkeypatch.setattr(np.memmap, "flush", lambda self: flushed.append(self))
+    ir = popxl.Ir(2)
+    with ir.main_graph:
+        v = _mapped_variable(kind, array)
+    with popxl.Session(ir) as session:
+        session.run()
+        assert session.get_tensor_data(v) is array
+        assert array.tolist() == [1, 1]
+        flushed.clear()
+        session.weights_to_host()
+        assert any(f is array for f in flushed)
+        session.run()
+        flushed.clear()
+    assert any(f is array for f in flushed)
+    assert session.get_tensor_data(v) is array
+    assert np.load(path).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("kind", CREATORS)
+def test_a_memory_map_keeps_its_dtype(mapped, kind):
+    with popxl.Ir().main_graph:
+        for dtype in (popxl.float16, popxl.int32):
+            with pytest.raises(ValueError, match="memory map of float32, which is used in place"):
+                _mapped_variable(kind, mapped[0], dtype=dtype)
+        v = _mapped_variable(kind, mapped[0], dtype=popxl.float32)
+        assert v._data is mapped[0]
+
+
+@pytest.mark.parametrize("kind", CREATORS)
+def test_a_memory_map_of_groups_without_stride_is_copied_with_a_warning(tmp_path, kind, capfd):
+    array = np.lib.format.open_memmap(tmp_path / "w.npy", "w+", np.float32, (2, 3))
+    array[...] = f32(2, 3)
+    ir = popxl.Ir(8)
+    grouping = ir.replica_grouping_from_assignments([0, 0, 1, 1, 1, 1, 0, 0])
+    with ir.main_graph:
+        v = _mapped_variable(kind, array, grouping)
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "memory map" in line]
+    assert len(warnings) == 1
+    assert "copy" in warnings[0]
+    with popxl.Session(ir) as session:
+        session.run()
+    np.testing.assert_allclose(session.get_tensor_data(v), f32(2, 3) + 1, rtol=1e-6)
+    np.testing.assert_array_equal(array, f32(2, 3))
+
+
+def test_a_read_only_memory_map_stops_writing_back_for_the_whole_program(mapped):
     _, path = mapped
     before = path.read_bytes()
     array = np.lib.format.open_memmap(path, "r")
     ir = popxl.Ir()
     with ir.main_graph:
-        v = popxl.variable(array)
+        v, w = popxl.variable(array), popxl.variable(np.zeros(2, np.float32))
         ops.add_(v, popxl.constant(1.0))
-        out = store(v)
+        ops.add_(w, popxl.constant(1.0))
+        out = store(v + w)
     with popxl.Session(ir) as session:
         session.run()
-        assert session.run()[out].tolist() == [2, 2]
+        assert session.run()[out].tolist() == [4, 4]
         with pytest.raises(ValueError, match="read-only memory map"):
             session.write_variable_data(v, [3.0, 4.0])
+        with pytest.raises(ValueError, match="read-only memory map"):
+            session.weights_to_host()
+        assert session.get_tensor_data(v) is array
+    assert (array.tolist(), session.get_tensor_data(w).tolist()) == ([0, 0], [0, 0])
     assert path.read_bytes() == before
 
 
@@ -334,16 +415,58 @@ def test_options_without_meaning_are_mentioned_once(caplog):
     assert options.engineOptions["target.of.the.test"] == "x"
 
 
-def test_dot_files_are_written_when_a_session_is_made(tmp_path):
-    ir = _counting()[0]
-    ir.dot_checkpoint("Final", tmp_path / "dots")
-    assert not (tmp_path / "dots").exists()
+@pytest.mark.parametrize(
+    ("option", "environment", "written"),
+    [
+        (set(), None, {"A.dot", "B.dot", "Final.dot"}),
+        ({"ALL"}, None, {"A.dot", "B.dot", "Final.dot"}),
+        ({"all"}, "b", {"A.dot", "B.dot", "Final.dot"}),
+        ({"a"}, "B", {"A.dot", "B.dot"}),
+        (set(), "A:b", {"A.dot", "B.dot"}),
+        (set(), "FINAL", {"Final.dot"}),
+        (set(), "", set()),
+        (set(), "other:", set()),
+        ({""}, None, set()),
+    ],
+)
+def test_the_checkpoints_that_are_chosen_are_drawn(
+    tmp_path, monkeypatch, option, environment, written
+):
+    monkeypatch.delenv("POPART_DOT_CHECKS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("POPART_DOT_CHECKS", environment)
+    ir = popxl.Ir()
+    options = ir._pb_ir.getSessionOptions()
+    options.dotChecks = set(option)
+    with ir.main_graph:
+        v = popxl.variable(np.zeros(2, np.float32), name="v")
+        ops.add_(v, popxl.constant(1.0))
+        ir.dot_checkpoint("A", tmp_path / "dots")
+        ops.call(ir.create_graph(lambda x: ops.sin(x), v), v)
+        ir.dot_checkpoint("B")
     popxl.Session(ir)
-    (path,) = (tmp_path / "dots").iterdir()
-    assert path.name == "final_main.dot"
-    text = path.read_text()
-    assert text.startswith("digraph {")
-    assert 'label="add_"' in text
+    assert options.logDir == str(tmp_path / "dots")
+    drawn = {path.name: path.read_text() for path in (tmp_path / "dots").iterdir()}
+    assert set(drawn) == written
+    assert all(text.startswith("digraph {") and 'label="add_"' in text for text in drawn.values())
+    assert all(('label="sin"' in text) == (name != "A.dot") for name, text in drawn.items())
+
+
+def test_a_program_without_checkpoints_draws_nothing_by_itself(tmp_path, monkeypatch):
+    monkeypatch.delenv("POPART_DOT_CHECKS", raising=False)
+    ir = _counting()[0]
+    ir._pb_ir.getSessionOptions().logDir = str(tmp_path)
+    popxl.Session(ir)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_of_the_environment_shows_in_the_options(tmp_path, monkeypatch):
+    monkeypatch.delenv("POPXL_CACHE_DIR", raising=False)
+    options = popxl.Ir()._pb_ir.getSessionOptions()
+    assert (options.enableEngineCaching, options.cachePath) == (False, "")
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path))
+    options = popxl.Ir()._pb_ir.getSessionOptions()
+    assert (options.enableEngineCaching, options.cachePath) == (True, str(tmp_path))
 
 
 def test_printing_reaches_stderr(capfd):

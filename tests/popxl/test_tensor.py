@@ -33,8 +33,29 @@ def test_shape_facts(ir):
     assert x.strides((5, 6)) == (6, 1)
     assert x.meta_shape == ()
     assert x.spec == popxl.TensorSpec((2, 3, 4), popxl.float32)
-    with pytest.raises(TypeError, match="scalar"):
+    with pytest.raises(ValueError, match="scalar"):
         len(popxl.variable(1.0))
+
+
+def test_an_empty_list_is_no_host_data(ir):
+    x = popxl.variable(np.ones(3, np.float32))
+    with pytest.raises(ValueError, match="an empty list is no host data"):
+        [] + x  # noqa: RUF005 - the operator is meant
+    found = []
+    with pytest.raises(ValueError, match="an empty list is no host data"):
+        found += x
+    for create in (popxl.variable, popxl.constant):
+        with pytest.raises(ValueError, match="an empty list is no host data"):
+            create([])
+    assert popxl.constant(np.zeros((0, 3), np.float32)).shape == (0, 3)
+
+
+def test_names_stay_in_order_and_unique_for_many_tensors(ir):
+    x = popxl.variable(1.0, name="x")
+    names = [(x + x).name for _ in range(4)]
+    assert names == ["t", "t__t0", "t__t1", "t__t2"]
+    assert popxl.constant(1.0, name="t__t3").name == "t__t3"
+    assert [(x + x).name for _ in range(2)] == ["t__t4", "t__t5"]
 
 
 def test_tensors_are_not_iterable_and_hold_nothing(ir):

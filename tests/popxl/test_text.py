@@ -38,7 +38,7 @@ ir replicas=2 host_transfers=1
 RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4]
 graph @main() -> () {
   %layer/w: float32[2, 3] = variable ReplicaGrouping(num_groups=1, stride=1, group_size=2) one_per_group
-  %layer/r: float16[3] = variable ReplicaGrouping(num_groups=1, stride=1, group_size=2) one_per_group in RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] at 1 shards=1
+  %layer/r: float16[3] = variable ReplicaGrouping(num_groups=1, stride=1, group_size=2) one_per_group in RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] at 1
   %layer/half: float32[] = constant 0.5
   %layer/t__t1: float32[2, 2] = call(%layer/w, %layer/w) graph=@_program.fn_subgraph(0) modifies=[0, 1]
   %layer/t__t0: float32[] = repeat(%layer/half) graph=@_program.<lambda>_subgraph(0) count=3 carried=1  # ipu=1 io
@@ -73,4 +73,5 @@ def test_shards_show_the_whole_they_come_from():
     ir = popxl.Ir(replication=2)
     with ir.main_graph:
         popxl.replica_sharded_variable(np.ones((3, 2), np.float32), name="s")
-    assert "%s_shard: float32[3] of [3, 2] = remote_load()" in str(ir)
+    assert "%s_shard: float32[3] of [3, 2] = shard of %s" in str(ir)
+    assert "%s: float32[3, 2] = variable" in str(ir)

@@ -267,7 +267,9 @@ def test_a_step_s_entry_follows_from_its_row():
 
 
 @pytest.mark.parametrize(
-    ("offset", "entries"), [(0, 6), (1, 8), (None, 2), (lambda row: row, 6)], ids=str
+    ("offset", "entries"),
+    [(0, 6), (1, 8), (None, 2), (lambda row: row, 6)],
+    ids=["0", "1", "none", "function"],
 )
 @pytest.mark.parametrize("before", [1, 20])
 def test_buffers_grow_to_what_is_used(offset, entries, before):

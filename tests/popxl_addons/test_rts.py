@@ -127,7 +127,7 @@ def test_spec_of_a_part():
         assert spec == popxl.TensorSpec((3,), popxl.float16, (3, 3))
         tiny = popxl.constant(np.zeros(3, np.float16))
         assert replica_sharded_spec(tiny, ir.replica_grouping()) == tiny.spec
-        with pytest.raises(ValueError, match="does not come from a group of 2"):
+        with pytest.raises(ValueError, match="4 shards, which groups of 2 replicas do not hold"):
             shards_of(spec, 2)
 
 

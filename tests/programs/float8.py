@@ -21,7 +21,7 @@ def linear_fp8(x: np.ndarray, w: np.ndarray, x_scale: int, in_host: bool = False
     Returns:
         The product in float16, and the float8 weight as it is stored (one byte each).
     """
-    w_scale = host_fp8_mse_scale(w, popxl.float8_143)
+    _, w_scale = host_fp8_mse_scale(w, popxl.float8_143)
     ir = popxl.Ir()
     with ir.main_graph:
         w8 = popxl.variable(w, popxl.float8_143, name="w", log2_scale=w_scale)

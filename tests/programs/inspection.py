@@ -22,7 +22,7 @@ def program(folder: Path) -> tuple[popxl.Ir, list[str]]:
     """A program that prints a tensor and its gradient, and the names of its tensors."""
     ir = popxl.Ir()
     options = ir._pb_ir.getSessionOptions()
-    options.dotChecks = {"final"}
+    options.dotChecks = {"forward", "final"}
     options.logDir = str(folder)
     with ir.main_graph, popxl.in_sequence():
         x = popxl.variable(np.arange(3), popxl.float32, name="x")

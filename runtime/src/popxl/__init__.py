@@ -66,6 +66,7 @@ from popxl.tensorlocation import TensorStorage as TensorStorage
 from popxl.tensorlocation import TileSet as TileSet
 
 from popxl import custom as custom  # isort: skip
+from popxl import fp8_utils as fp8_utils  # isort: skip
 from popxl import ops as ops  # isort: skip
 from popxl import plan as plan  # isort: skip
 from popxl import transforms as transforms  # isort: skip

@@ -7,7 +7,6 @@ exponent bias 8 and 16, no infinities, and 0x80 for NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -113,33 +112,73 @@ def host_pow2scale_cast_from_fp8(
 
 
 # ---- choice of a scale --------------------------------------------------------------------------
-def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> int:
-    """The log2_scale with which casting `src` to float8 has the least mean squared error.
+_SPANS = {dtypes.float8_143: (-10, 18), dtypes.float8_152: (-17, 33)}  # lowest exponent, how many
+_MANTISSAS = {np.dtype(np.float32): 23, np.dtype(np.float16): 10}
+EXPONENTS = range(-126, 127)
+"""Exponents that are told apart; smaller numbers cost nothing."""
 
-    Every scale of [-31, 31] is tried whose error can be the least: fewer leave more headroom than
-    the format has digits, more let the largest value overflow by over half of them. Of equal ones
-    the largest counts. The result is for `host_pow2scale_cast_to_fp8`; values that overflow count
-    as the largest finite one.
+
+def windows(dtype: dtypes.dtype) -> np.ndarray:
+    """Whether float8 has an exponent with each bias -31, ..., 31, bool (63, 253).
+
+    Raises:
+        ValueError: `dtype` is no float8 dtype.
+    """
+    low, span = _SPANS[_check(dtype)]
+    lowest = low + np.arange(min_scaling_bias, max_scaling_bias + 1)[:, None]
+    exponents = np.array(EXPONENTS)
+    return (exponents >= lowest) & (exponents < lowest + span)
+
+
+def lost_digits(mantissa: int, dtype: dtypes.dtype) -> int:
+    """By how many powers of 4 losing a number costs more than rounding its mantissa's bits."""
+    return mantissa - _FLOAT8[_check(dtype)].mantissa_size
+
+
+def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tuple[float, int]:
+    """A scale for casting `src` to float8 with a small mean squared error.
+
+    It is an estimate from a histogram of the exponents. A number of exponent e that float8 has with
+    a scale costs 4^e times 4^-(bits that rounding takes from the mantissa); others cost 4^e, be
+    they too small or too large.
 
     Args:
+        src: float16 or float32 data.
         dtype: `popxl.float8_143` (default) or `popxl.float8_152`.
+
+    Returns:
+        The least cost, as a mean over the numbers, and the log2_scale in [-31, 31] that has it, for
+        `host_pow2scale_cast_to_fp8`; of several the middle one.
+
+    Raises:
+        RuntimeError: `src` is of another type.
+        ValueError: `dtype` is no float8 dtype.
     """
     dtype = _check(dtype)
-    values = np.asarray(src, np.float32).ravel()
-    values = values[np.isfinite(values)]
-    amax = float(np.abs(values).max(initial=0.0))
-    if amax == 0:
-        return 0
-    fitting = int(np.floor(np.log2(_largest(dtype) / amax)))
-    low, high = (int(np.clip(fitting + d, min_scaling_bias, max_scaling_bias)) for d in (-8, 8))
-    errors = {scale: _error(values, dtype, scale) for scale in range(high, low - 1, -1)}
-    return min(errors, key=errors.__getitem__)
+    array = np.asarray(src)
+    if array.dtype not in _MANTISSAS:
+        raise RuntimeError(f"a scale is found for float16 and float32 data, not {array.dtype}")
+    lost = lost_digits(_MANTISSAS[array.dtype], dtype)
+    counts = _counts(array)
+    # Python's integers hold the costs exactly, in units of 4^(-126 - lost).
+    powers = [count << 2 * i for i, count in enumerate(counts)]
+    everything = sum(powers) << 2 * lost
+    costs = []
+    for inside in windows(dtype):
+        kept = sum(p for p, has in zip(powers, inside, strict=True) if has)
+        costs.append(everything - (kept << 2 * lost) + kept)
+    least = min(costs)
+    best = [i for i, cost in enumerate(costs) if cost == least]
+    unit = max(array.size, 1) << 2 * (lost - EXPONENTS[0])
+    return least / unit, -(min_scaling_bias + best[len(best) // 2])
 
 
-def _error(values: np.ndarray, dtype: dtypes.dtype, scale: int) -> float:
-    quantised: Any = host_pow2scale_cast_to_fp8(values, dtype, scale, nan_on_overflow=False)
-    difference = host_pow2scale_cast_from_fp8(quantised, dtypes.float32, -scale) - values
-    return float(np.mean(np.square(difference, dtype=np.float64)))
+def _counts(values: np.ndarray) -> list[int]:
+    """How many numbers have each exponent of EXPONENTS; the largest ones count as the last."""
+    sizes = np.abs(values.ravel().astype(np.float64))
+    _, exponents = np.frexp(sizes[np.isfinite(sizes) & (sizes > 0)])
+    places = np.minimum(exponents - 1, EXPONENTS[-1]) - EXPONENTS[0]
+    return np.bincount(places[places >= 0], minlength=len(EXPONENTS)).tolist()
 
 
 host_fp8_mse_scale_pb = host_fp8_mse_scale

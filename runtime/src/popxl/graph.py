@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl.errors import SpecError
-from popxl.tensor import Constant, Tensor, TensorSpec, Variable
+from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -23,6 +23,7 @@ class Graph:
     _inputs: list[Tensor]
     _outputs: list[Tensor]
     _tensors: dict[str, Tensor]  # by name, in order of creation
+    _taken: dict[str, int]  # how many numbered names there are of a name
     _call_sites: list[Op]  # ops that run this graph
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
@@ -37,7 +38,7 @@ class Graph:
         self = object.__new__(cls)
         self._ir_, self._name = ir, name
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
-        self._tensors, self._hooks, self._apart = {}, {}, False
+        self._tensors, self._taken, self._hooks, self._apart = {}, {}, {}, False
         self._gradient_is_written, self._written_gradients = False, {}
         return self
 
@@ -87,6 +88,14 @@ class Graph:
         return tuple(t for t in self._tensors.values() if isinstance(t, Variable))
 
     @property
+    def _resident(self) -> tuple[Variable | Shard, ...]:
+        """Tensors whose values stay on the devices from run to run."""
+        state = (t for t in self._tensors.values() if isinstance(t, (Variable, Shard)))
+        return tuple(
+            t for t in state if isinstance(t, Shard) or (t._remote is None and not t._sharded)
+        )
+
+    @property
     def constants(self) -> tuple[Constant, ...]:
         return tuple(t for t in self._tensors.values() if isinstance(t, Constant))
 
@@ -114,9 +123,10 @@ class Graph:
     def _register_tensor(self, tensor: Tensor, name: str | None) -> str:
         scopes = context.get_current_context()._scopes.get(self.id, [])
         base = "/".join([*scopes, name or "t"])
-        unique, n = base, 0
+        unique, n = base, self._taken.get(base, 0)
         while unique in self._tensors:
             unique, n = f"{base}__t{n}", n + 1
+        self._taken[base] = n
         self._tensors[unique] = tensor
         return unique
 

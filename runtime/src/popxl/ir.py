@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,6 +35,10 @@ class Ir:
 
         self._id = next(_IDS)
         self._pb_ir = IrHandle(self)
+        folder = os.environ.get("POPXL_CACHE_DIR")
+        if folder:
+            options = self._pb_ir.getSessionOptions()
+            options.enableEngineCaching, options.cachePath = True, folder
         self._graph_names: Counter[str] = Counter()
         self._graphs: list[Graph] = []
         self._streams: dict[str, Stream] = {}
@@ -98,8 +103,9 @@ class Ir:
         The tensors that `fn` returns become the outputs.
 
         Raises:
-            ValueError: a returned tensor is of another graph, or a tensor of another Ir is passed.
-            TypeError: `fn` returns something that is no tensor.
+            TypeError: a list or tuple holds tensors or specs and other things.
+            ValueError: `fn` returns something that is no tensor, or a tensor of another graph; or a
+                tensor of another Ir is passed.
         """
         from popxl._core.create_graph import build_graph
 
@@ -119,13 +125,26 @@ class Ir:
         return graph
 
     def dot_checkpoint(self, check: str, save_dir: str | Path | None = None) -> None:
-        """Ask for the graphs as DOT files, `<check>_<graph>.dot`, when a session is created.
+        """Write the program as it is now to `<check>.dot`, if this checkpoint is chosen.
+
+        Chosen are the names in the session option `dotChecks` and, separated by colons, in the
+        environment variable POPART_DOT_CHECKS; letter case does not matter, and ALL chooses all.
+        If the option is empty and the variable not set, this function makes the option ALL. Each
+        session writes the checkpoint "Final".
 
         Args:
             check: name of the checkpoint.
-            save_dir: folder; default: the session option `logDir`, or the current folder.
+            save_dir: folder for this and later files: the session option `logDir`.
         """
-        self._pb_ir.dot_checkpoints.append((check, None if save_dir is None else Path(save_dir)))
+        from popxl._core.dot import checkpoint
+
+        options = self._pb_ir.getSessionOptions()
+        if save_dir is not None:
+            options.logDir = str(save_dir)
+            Path(save_dir).mkdir(parents=True, exist_ok=True)
+        if not options.dotChecks and "POPART_DOT_CHECKS" not in os.environ:
+            options.dotChecks = {"ALL"}
+        checkpoint(self, check)
 
     # ---- streams and buffers --------------------------------------------------------------------
     def _register_stream(self, stream: Stream, name: str) -> str:

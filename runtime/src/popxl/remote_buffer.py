@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popxl import context, dtypes
+from popxl._core.sharding import MetaShape, shard_elements
 
 if TYPE_CHECKING:
     from popxl.tensor import Tensor, Variable
@@ -22,8 +23,7 @@ class RemoteBuffer:
     ) -> None:
         self._ir = context.get_ir()
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
-        self._meta_shape: tuple[int, ...] = ()
-        self._shards: int | None = None  # into how many a whole tensor is cut, if decided
+        self._meta_shape = MetaShape()
         self._variables: dict[int, Variable] = {}  # by entry
         self._resident = 0
         self._id = self._ir._register_buffer(self)
@@ -81,13 +81,11 @@ class RemoteBuffer:
 
     @meta_shape.setter
     def meta_shape(self, value: tuple[int, ...]) -> None:
-        self._meta_shape = tuple(int(d) for d in value)
+        self._meta_shape = MetaShape(value)
 
     def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
         """Raise ValueError unless `t`, cut into `num_shards`, has the entries' shape and dtype."""
-        import math
-
-        shape = t.shape if num_shards == 1 else (-(-math.prod(t.shape) // num_shards),)
+        shape = t.shape if num_shards == 1 else (shard_elements(t.shape, num_shards),)
         if shape != self.tensor_shape:
             raise ValueError(
                 f"tensor {t.id!r} has shape {shape}, but the remote buffer's entries have "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,13 +26,32 @@ def _constant_stride(assignment: tuple[int, ...]) -> int | None:
     """The stride that describes an assignment, or None."""
     groups = _members(assignment)
     if len(groups) == len(assignment):
-        return 1 if assignment == tuple(range(len(assignment))) else None
+        return 1
     stride = groups[0][1] - groups[0][0]
     block = stride * len(groups[0])
     if len(assignment) % block:
         return None
     expected = tuple((r // block) * stride + r % stride for r in range(len(assignment)))
     return stride if expected == assignment else None
+
+
+@cache
+def _runs(assignment: tuple[int, ...]) -> tuple[int, int]:
+    """Stride and group size of the coarsest const grouping inside an assignment."""
+    groups = _members(assignment)
+    stride = min(b - a for group in groups for a, b in pairwise(group))
+    size = 0
+    for group in groups:
+        ends = [i for i, (a, b) in enumerate(pairwise(group), 1) if b - a > stride]
+        for start, end in pairwise([0, *ends, len(group)]):
+            size = math.gcd(size, end - start)
+    return (stride, size) if size > 1 else (1, 1)
+
+
+def _numbered(labels: Sequence[Hashable]) -> tuple[int, ...]:
+    """Labels as numbers from 0, in the order of their first appearance."""
+    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    return tuple(numbers[label] for label in labels)
 
 
 class ReplicaGrouping:
@@ -43,7 +65,7 @@ class ReplicaGrouping:
     """
 
     def __init__(self) -> None:
-        raise TypeError(
+        raise RuntimeError(
             "Cannot create ReplicaGrouping instances directly; use ir.replica_grouping(...)"
         )
 
@@ -86,12 +108,12 @@ class ReplicaGrouping:
                 f"an assignment needs one group for each of the {replicas} replicas, but has "
                 f"{len(assignment)} entries"
             )
-        groups = sorted(set(assignment))
+        groups = list(dict.fromkeys(assignment))
         sizes = {assignment.count(g) for g in groups}
         if groups != list(range(len(groups))) or len(sizes) != 1:
             raise ValueError(
-                f"assignment {list(assignment)} must use the groups 0..n-1 and give each the same "
-                "number of replicas"
+                f"assignment {list(assignment)} must number the groups 0..n-1 in the order of "
+                "their first replica, and give each the same number of replicas"
             )
         self = object.__new__(cls)
         self._ir, self._fixed = ir, assignment
@@ -126,9 +148,15 @@ class ReplicaGrouping:
 
     @property
     def stride(self) -> int:
-        """Distance between the replicas of a group. Raises ValueError if it is not constant."""
+        """Distance between the replicas of a group.
+
+        Raises:
+            NotImplementedError: it is not constant.
+        """
         if self._stride is None:
-            raise ValueError(f"{self!r} has no constant stride; use `assignment`")
+            raise NotImplementedError(
+                f"{self!r} has no constant stride; use `const_rg`, or `assignment`"
+            )
         return self._stride
 
     @property
@@ -138,31 +166,51 @@ class ReplicaGrouping:
 
     @property
     def const_rg(self) -> ReplicaGrouping:
-        """A const grouping that refines this one: itself, or one group for each replica."""
-        if self.is_const:
-            return self
-        return ReplicaGrouping._from_stride(self._ir, 1, 1)
+        """The coarsest const grouping whose groups lie inside the groups of this one.
+
+        Groups are broken into runs wherever replicas are further apart than the smallest distance
+        between neighbours, and the runs into equal parts.
+        """
+        return self if self.is_const else self._from_stride(self._ir, *_runs(self._assignment))
+
+    def _parts(self) -> tuple[tuple[int, int], ...]:
+        """For each group of `const_rg`, in order: itself, and the group of this one it lies in."""
+        inner = zip(self.const_rg._assignment, self._assignment, strict=True)
+        return tuple(dict.fromkeys(inner))
 
     @property
     def to_device_map(self) -> list[int] | None:
-        """For a non-const grouping: the group whose host data each replica receives."""
-        return None if self.is_const else self.assignment
+        """For a non-const grouping: the group that each group of `const_rg` lies in."""
+        return None if self.is_const else [group for _, group in self._parts()]
 
     @property
     def to_host_map(self) -> list[int] | None:
-        """For a non-const grouping: the first replica of each group, which is read back."""
-        return None if self.is_const else [group[0] for group in self.groups]
+        """For a non-const grouping: the first group of `const_rg` in each group."""
+        if self.is_const:
+            return None
+        device = [group for _, group in self._parts()]
+        return [device.index(group) for group in range(self.num_groups)]
+
+    def _divided(self, size: int) -> ReplicaGrouping:
+        """Groups of `size` consecutive members of each group."""
+        if size == self.group_size:
+            return self
+        keys = [(0, 0)] * len(self._assignment)
+        for group, members in enumerate(self.groups):
+            for place, replica in enumerate(members):
+                keys[replica] = (group, place // size)
+        return self._from_assignment(self._ir, _numbered(keys))
 
     def transpose(self) -> ReplicaGrouping:
         """The orthogonal grouping: i-th members of all groups form a group.
 
         If this one describes tensor parallelism, the transpose describes data parallelism.
         """
-        assignment = [0] * len(self._assignment)
+        places = [0] * len(self._assignment)
         for group in self.groups:
             for i, replica in enumerate(group):
-                assignment[replica] = i
-        return ReplicaGrouping._from_assignment(self._ir, tuple(assignment))
+                places[replica] = i
+        return ReplicaGrouping._from_assignment(self._ir, tuple(places))
 
     def __repr__(self) -> str:
         if self.is_const:
@@ -172,8 +220,13 @@ class ReplicaGrouping:
             )
         return f"ReplicaGrouping(assignment={list(self._assignment)})"
 
+    # Keys of caches: they must not change with the number of replicas.
+    def _key(self) -> tuple[int, tuple[int, ...] | None]:
+        everyone = self._fixed is None or not any(self._fixed)
+        return id(self._ir), None if everyone else self._fixed
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ReplicaGrouping) and self._assignment == other._assignment
+        return isinstance(other, ReplicaGrouping) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self.num_groups)  # the group of all keeps it when replicas are added
+        return hash(self._key())

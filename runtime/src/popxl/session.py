@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
@@ -10,9 +11,15 @@ from typing import Any, Literal, TypeVar
 import jax
 import numpy as np
 
-from popxl._core.dot import write_requested
+from popxl._core.dot import FINAL, checkpoint
 from popxl._core.handles import DeviceInfo, SessionHandle
-from popxl._core.verify import check_replicas, check_widths, verify_if_asked
+from popxl._core.verify import (
+    check_calls,
+    check_remote_variables,
+    check_replicas,
+    check_widths,
+    verify_if_asked,
+)
 from popxl._lower import hostdata, hostvalues
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
 from popxl._lower.entries import Entries
@@ -26,7 +33,7 @@ from popxl.plan import MemoryUse as MemoryUse
 from popxl.plan import Plan, memory_use, plan_of_program
 from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
-from popxl.tensor import Constant, HostScalarTensor, HostTensor, Variable
+from popxl.tensor import Constant, HostScalarTensor, HostTensor, Shard, Variable
 from popxl.utils import to_numpy
 
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
@@ -75,10 +82,12 @@ class Session:
         self._seed_random_numbers(0)
         _check_patterns(ir)
         check_replicas(ir)
+        check_calls(ir)
+        check_remote_variables(ir)
         check_widths(ir)
         verify_if_asked(ir)
         self._compile()
-        write_requested(ir)
+        checkpoint(ir, FINAL)
         self._startup = stopwatch.read()
 
     def _compile(self) -> None:
@@ -134,7 +143,7 @@ class Session:
 
         Args:
             inputs: data for each expected stream, of shape (host_transfers, replicas, *shape);
-                leading dimensions equal to 1 may be left out.
+                leading dimensions equal to 1 may be left out. One element may have any shape.
             downcast_inputs: accept 64-bit data for 32-bit streams.
 
         Returns:
@@ -182,8 +191,8 @@ class Session:
     def _keep(self, state: State) -> None:
         """Take the state back after a run, and note what it has changed."""
         self._state = state
-        for var in self._program.changed:
-            var._stale = True
+        for t in self._program.changed:
+            _variable(t)._stale = True
         for buffer, entries in state.entries.items():
             for index in entries.stored:
                 if index in buffer._variables:
@@ -243,14 +252,12 @@ class Session:
             array = array.astype(wanted)
         t, r = self.ir.num_host_transfers, self._replicas
         shape = stream.shape
-        for leading in {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
-                        () if t == r == 1 else (t, r)}:  # fmt: skip
-            full = (*leading, *shape)
-            longer = leading[:1] == (t,) and array.ndim == len(full) and array.shape[0] > t
-            if longer and array.shape[1:] == full[1:]:
-                array = array[:t]
-            if array.shape == full:
-                return array.reshape(t, r, *shape)
+        leading = {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
+                   () if t == r == 1 else (t, r)}  # fmt: skip
+        # What has one element in each transfer may have any shape of one element.
+        long = tuple(n for n in array.shape if n != 1) == tuple(n for n in (t, r) if n != 1)
+        if array.shape in {(*dims, *shape) for dims in leading} or (math.prod(shape) == 1 and long):
+            return array.reshape(t, r, *shape)
         raise ValueError(
             f"input {stream.tensor_id!r} has shape {array.shape}, but {(t, r, *shape)} = "
             "(host_transfers, replicas, *stream shape) is needed (dimensions equal to 1 in front "
@@ -291,11 +298,27 @@ class Session:
     def weights_to_host(self) -> None:
         """Bring the variables from the devices to the host.
 
+        Variables in memory maps are written to their files.
+
         Raises:
-            ValueError: the session is not attached.
+            ValueError: the session is not attached, or a variable is a read-only memory map.
         """
         self._check_attached("weights_to_host")
+        if self._read_only is not None:
+            raise ValueError(
+                f"weights_to_host: variable {self._read_only.id!r} is a read-only memory map: open "
+                "it with mode 'r+' or 'c'"
+            )
         self._download(self._all_variables())
+        for var in self._all_variables():
+            if isinstance(var._data, np.memmap):
+                var._data.flush()
+
+    @property
+    def _read_only(self) -> Variable | None:
+        """A variable in a read-only memory map; with one, no variable is written back."""
+        mapped = (v for v in self._all_variables() if isinstance(v._data, np.memmap))
+        return next((v for v in mapped if not v._data.flags.writeable), None)
 
     def _check_attached(self, what: str) -> None:
         if not self.is_attached:
@@ -307,7 +330,7 @@ class Session:
     def _upload(self) -> None:
         program = self._program
         self._state = State(
-            {v: self._put_variable(v) for v in program.variables},
+            {t: self._put_resident(t) for t in program.variables},
             {b: Entries(b, program.mesh) for b in program.buffers},
         )
         for buffer in program.buffers:
@@ -315,8 +338,8 @@ class Session:
                 self._put_entry(var)
         self._mark_stale(False)
 
-    def _put_variable(self, var: Variable) -> jax.Array:
-        values = hostdata.device_view(hostdata.replica_values(var))
+    def _put_resident(self, t: Variable | Shard) -> jax.Array:
+        values = hostdata.device_view(hostdata.replica_values(_variable(t)))
         return hostdata.put_parts(values, per_replica(self._program.mesh))
 
     def _put_entry(self, var: Variable) -> None:
@@ -340,12 +363,12 @@ class Session:
         """The value on the devices; it may be a view of their memory."""
         assert self._state is not None
         if var._remote is None:
-            array = self._state.variables[var]
+            array = self._state.variables[_resident(var)]
         else:
             buffer, index = var._remote
             array = self._state.entries[buffer].array(index)
-        shape = var.shape if var._remote is None else var._remote[0].tensor_shape
-        parts = hostdata.replica_parts(array, self._replicas, shape)
+        held = _resident(var).shape if var._remote is None else var._remote[0].tensor_shape
+        parts = hostdata.replica_parts(array, self._replicas, held)
         value = hostdata.host_value(var, parts.__getitem__)
         return value.view(var.dtype.as_numpy())
 
@@ -369,7 +392,7 @@ class Session:
         tensors = list(tensors)
         for t in tensors:
             hostvalues.check_host_data(self.ir, t, Variable, Constant)
-        if self.is_attached:
+        if self.is_attached and self._read_only is None:
             self._download(t for t in tensors if isinstance(t, Variable))
         return {t: hostvalues.host_data(t) for t in tensors}
 
@@ -424,7 +447,8 @@ class Session:
         assert self._state is not None
         for var in variables:
             if var._remote is None:
-                self._state.variables[var] = self._put_variable(var)
+                resident = _resident(var)
+                self._state.variables[resident] = self._put_resident(resident)
             elif var._remote[0] in self._state.entries:
                 self._put_entry(var)
 
@@ -447,13 +471,23 @@ class Session:
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
         if self._was_attached_stack.pop():
             return
-        if self.weights_to_host_on_exit and self.is_attached:
+        if self.weights_to_host_on_exit and self.is_attached and self._read_only is None:
             self.weights_to_host()
         self._state = None
         self._mark_stale(False)
 
 
 # ---- helpers ------------------------------------------------------------------------------------
+def _variable(t: Variable | Shard) -> Variable:
+    """The variable that a tensor on the devices holds the value of."""
+    return t._of if isinstance(t, Shard) else t
+
+
+def _resident(var: Variable) -> Variable | Shard:
+    """What the devices hold of a variable that is in no remote buffer."""
+    return var if var._shard is None else var._shard
+
+
 def _check_patterns(ir: Ir) -> None:
     if getattr(ir, "_patterns_applied", False):
         return

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from popxl import context, dtypes
+from popxl._core.log import logger
+from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.errors import UndefinedValue
 from popxl.typing_ import NewAliasAnnotation
 from popxl.utils import to_numpy
@@ -39,7 +41,7 @@ class TensorSpec(Mapping):
 
     shape: tuple[int, ...]
     dtype: dtypes.dtype
-    meta_shape: tuple[int, ...]
+    meta_shape: MetaShape
 
     def __init__(
         self, shape: Iterable[int], dtype: dtypes.dtype, meta_shape: Iterable[int] = ()
@@ -48,7 +50,14 @@ class TensorSpec(Mapping):
         if any(d < 0 for d in self.shape):
             raise ValueError(f"a tensor cannot have the shape {self.shape}")
         self.dtype = dtypes.dtype.as_dtype(dtype)
-        self.meta_shape = tuple(int(d) for d in meta_shape)
+        self.meta_shape = MetaShape(meta_shape)
+
+    @classmethod
+    def _unchecked(cls, shape: tuple[int, ...], dtype: dtypes.dtype) -> TensorSpec:
+        """A spec with sizes that no tensor can have: a program that is written may have such."""
+        self = cls((), dtype)
+        self.shape = shape
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """{"shape", "dtype"} and, if set, "meta_shape"."""
@@ -150,7 +159,7 @@ class Tensor:
         return self._spec.shape
 
     @property
-    def meta_shape(self) -> tuple[int, ...]:
+    def meta_shape(self) -> MetaShape:
         """Shape of the whole of which this replica-sharded tensor is a shard; () otherwise."""
         return self._spec.meta_shape
 
@@ -366,7 +375,7 @@ class Tensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(f"tensor {self.id!r} is a scalar and has no length")
+            raise ValueError(f"tensor {self.id!r} is a scalar and has no length")
         return self.shape[0]
 
 
@@ -403,11 +412,29 @@ class Variable(_Initialised):
     _grouping: ReplicaGrouping
     _retrieval: RetrievalMode
     _retrieved: np.ndarray | None = None
-    _remote: tuple[RemoteBuffer, int] | None = None
-    _shards: int = 1
+    _remote: tuple[RemoteBuffer, int] | None = None  # where it is stored, and by which entry
+    _shard: Shard | None = None  # or what the devices hold of it
+    _sharded: bool = False
     _stale: bool = False
     _source: Callable[[], np.ndarray] | None = None
     """Makes the value that was written last, as long as it is not in the host array."""
+
+    @property
+    def _shards(self) -> int:
+        """Into how many shards a value is cut.
+
+        Raises:
+            ValueError: its remote buffer does not tell.
+        """
+        if not self._sharded:
+            return 1
+        if self._shard is not None:
+            whole, elements = self._shard.spec.meta_shape, self._shard.nelms
+        else:
+            assert self._remote is not None
+            buffer = self._remote[0]
+            whole, elements = buffer._meta_shape, math.prod(buffer.tensor_shape)
+        return shard_count(whole, elements, self._grouping.const_rg.group_size)
 
     def _value(self) -> np.ndarray:
         """The value on the host; what has a source is made anew, and kept by nobody."""
@@ -425,8 +452,8 @@ class Variable(_Initialised):
 
     @property
     def shape_on_replica(self) -> tuple[int, ...]:
-        """Shape of one replica's data on the host side: the whole for a sharded variable."""
-        return self.meta_shape or self.shape
+        """Shape of a group's value on the host: the whole for a sharded variable."""
+        return self.shape
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
@@ -448,6 +475,12 @@ class Variable(_Initialised):
         from popxl import ops
 
         return ops.ipu_copy(self, dst, src)
+
+
+class Shard(Tensor):
+    """What each replica holds of a sharded variable: state of the program, as a variable is."""
+
+    _of: Variable
 
 
 def _leading(n: int) -> tuple[int, ...]:
@@ -497,11 +530,9 @@ def variable(
     Raises:
         ValueError: outside the main graph, or if the first axis is not the number of groups.
     """
-    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
-    grouping = _grouping(replica_grouping)
-    shape = _shape_on_replica(array, grouping)
-    spec = TensorSpec(shape, dtypes.dtype.as_dtype(array.dtype))
-    return _new_variable(array, spec, name, grouping, retrieval_mode)
+    array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
+                                 nan_on_overflow)  # fmt: skip
+    return _new_variable(array, name, grouping, retrieval_mode)
 
 
 def remote_variable(
@@ -518,16 +549,17 @@ def remote_variable(
 ) -> Variable:
     """Create a variable that is stored in entry `offset` of a remote buffer.
 
-    Use `ops.remote_load` to bring it to the device. Arguments as for `variable`.
+    Use `ops.remote_load` to bring it to the device. Arguments as for `variable`. The entry holds
+    the elements of the data, in their order, whatever the shapes are.
 
     Raises:
-        ValueError: the data does not match the buffer, or the offset is out of range.
+        ValueError: the dtype is not the buffer's, the offset is out of range, or the entry holds
+            another variable. A session finds a wrong number of elements.
     """
-    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
-    grouping = _grouping(replica_grouping)
-    spec = TensorSpec(_shape_on_replica(array, grouping), dtypes.dtype.as_dtype(array.dtype))
-    _check_buffer(remote_buffer, spec, offset)
-    self = _new_variable(array, spec, name, grouping, retrieval_mode)
+    array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
+                                 nan_on_overflow)  # fmt: skip
+    _check_buffer(remote_buffer, array, offset)
+    self = _new_variable(array, name, grouping, retrieval_mode)
     _occupy(self, remote_buffer, offset)
     return self
 
@@ -546,26 +578,28 @@ def remote_replica_sharded_variable(
 ) -> Variable:
     """Create a remote variable of which each replica of a group stores a shard.
 
-    The buffer's entries are flat: ceil(n / shards) elements of the n of the whole, the last shard
-    padded with zeros; `meta_shape` of the buffer is the shape of the whole (see
-    `replica_sharded_buffer`). Loading gives the shard, `replicated_all_gather` the whole.
+    The buffer's entries are shards: ceil(n / shards) elements of the n of the whole, the last
+    padded with zeros; `meta_shape` of the buffer is, or becomes, the shape of the whole (see
+    `replica_sharded_buffer`). Loading gives the shard, `replicated_all_gather` the whole. The
+    variable's `shape` is that of the whole.
+
+    Raises:
+        ValueError: as for `remote_variable`; or the buffer holds shards of another shape.
     """
-    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
-    grouping = _grouping(replica_grouping)
+    array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
+                                 nan_on_overflow)  # fmt: skip
     whole = _shape_on_replica(array, grouping)
     if remote_buffer.meta_shape and remote_buffer.meta_shape != whole:
         raise ValueError(
             f"the data has shape {whole}, but the remote buffer holds shards of "
             f"{remote_buffer.meta_shape}"
         )
-    shards = _shard_count(remote_buffer, whole, grouping.group_size)
-    spec = TensorSpec(
-        remote_buffer.tensor_shape, dtypes.dtype.as_dtype(array.dtype), meta_shape=whole
-    )
-    _check_buffer(remote_buffer, spec, offset)
-    self = _new_variable(array, spec, name, grouping, retrieval_mode)
-    self._shards = shards
+    _check_buffer(remote_buffer, array, offset)
+    self = _new_variable(array, name, grouping, retrieval_mode)
+    self._sharded = True
     _occupy(self, remote_buffer, offset)
+    if not remote_buffer.meta_shape:
+        remote_buffer.meta_shape = whole
     return self
 
 
@@ -576,24 +610,48 @@ def replica_sharded_buffer(
     shard_over: int | None = None,
     entries: int = 1,
 ) -> RemoteBuffer:
-    """Create a remote buffer for shards of tensors of `shape`.
+    """Create a remote buffer for shards of tensors.
 
     Args:
-        replica_grouping: replicas that share the value of the variables; default: all.
+        shape: of the data on the host: with a grouping of several groups its first axis is the
+            groups, and entries are of the rest.
+        replica_grouping: replicas that share the value of the variables; default: all. For one
+            without a stride the groups of its `const_rg` count.
         shard_over: number of shards; default: the group size. It must divide the group size.
+
+    Raises:
+        ValueError: `shard_over` does not divide the group size, or `shape` lacks the groups' axis.
     """
+    const = _grouping(replica_grouping).const_rg
+    whole = tuple(int(d) for d in shape)
+    if const.num_groups > 1:
+        if not whole:
+            raise ValueError(
+                f"the shape on the host must begin with the {const.num_groups} groups of {const!r}"
+            )
+        whole = whole[1:]
+    return _sharded_buffer(whole, dtype, _checked_shards(const, shard_over), entries)
+
+
+def _sharded_buffer(
+    whole: tuple[int, ...], dtype: dtypes.dtype, shards: int, entries: int
+) -> RemoteBuffer:
     from popxl.remote_buffer import remote_buffer
 
-    grouping = _grouping(replica_grouping)
-    shards = grouping.group_size if shard_over is None else shard_over
-    if shards < 1 or grouping.group_size % shards:
-        raise ValueError(
-            f"shard_over={shards} must divide the group size {grouping.group_size} of the "
-            "replica grouping"
-        )
-    buffer = remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
-    buffer.meta_shape, buffer._shards = tuple(shape), shards
+    buffer = remote_buffer((shard_elements(whole, shards),), dtype, entries)
+    buffer.meta_shape = MetaShape(whole, shards)
     return buffer
+
+
+def _checked_shards(const: ReplicaGrouping, shard_over: int | None) -> int:
+    """The number of shards asked for, or that of all replicas of a group."""
+    shards = const.group_size if shard_over is None else int(shard_over)
+    if shards < 1 or const.group_size % shards:
+        raise ValueError(
+            f"shard_over={shards} must divide the group size {const.group_size} of the replica "
+            "grouping"
+        )
+    return shards
 
 
 def replica_sharded_variable(
@@ -607,26 +665,23 @@ def replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> tuple[Variable, Tensor]:
-    """Create a replica-sharded variable, and load its shard.
+    """Create a variable of which each replica of a group holds a shard.
 
     Returns:
-        The variable and the tensor of this replica's shard (changes to it stay on the device
-        until they are stored to the variable's buffer).
+        The variable, through which the host reads and writes the whole, and the tensor of this
+        replica's shard. The shard is state: what a run changes of it is there in the next run, and
+        in the variable when the weights come to the host.
     """
-    from popxl import ops
-
-    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
-    grouping = _grouping(replica_grouping)
-    buffer = replica_sharded_buffer(
-        _shape_on_replica(array, grouping),
-        dtypes.dtype.as_dtype(array.dtype),
-        grouping,
-        shard_over,
+    array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
+                                 nan_on_overflow)  # fmt: skip
+    shards = _checked_shards(grouping.const_rg, shard_over)
+    self = _new_variable(array, name, grouping, retrieval_mode)
+    spec = TensorSpec(
+        (shard_elements(self.shape, shards),), self.dtype, MetaShape(self.shape, shards)
     )
-    var = remote_replica_sharded_variable(
-        array, buffer, 0, None, name, False, grouping, retrieval_mode
-    )
-    return var, ops.remote_load(buffer, 0, name=f"{name}_shard" if name else None)
+    shard: Shard = Shard._make(self._graph, spec, f"{name}_shard" if name else "shard")
+    self._sharded, self._shard, shard._of = True, shard, self
+    return self, shard
 
 
 def graph_input(
@@ -671,13 +726,44 @@ def _shape_on_replica(array: np.ndarray, grouping: ReplicaGrouping) -> tuple[int
     return array.shape[1:]
 
 
+def _host_data(
+    data: HostScalarTensor,
+    dtype: dtypes.dtype | None,
+    downcast: bool,
+    replica_grouping: ReplicaGrouping | None,
+    log2_scale: int | None,
+    nan_on_overflow: bool | None,
+) -> tuple[np.ndarray, ReplicaGrouping]:
+    """A variable's host array, and its grouping. A memory map is the array itself.
+
+    Raises:
+        ValueError: the data is a memory map of another dtype.
+    """
+    grouping = _grouping(replica_grouping)
+    if not isinstance(data, np.memmap):
+        return to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow), grouping
+    if dtype is not None and dtype.as_numpy() != data.dtype:
+        raise ValueError(
+            f"the data is a memory map of {data.dtype}, which is used in place: its dtype cannot "
+            f"be {dtype!r}"
+        )
+    if grouping.is_const:
+        return data, grouping
+    logger.warning(
+        "a memory map cannot be used in place with the non-const %r: the variable is made of a "
+        "copy of it",
+        grouping,
+    )
+    return np.array(data, subok=False), grouping
+
+
 def _new_variable(
     array: np.ndarray,
-    spec: TensorSpec,
     name: str | None,
     grouping: ReplicaGrouping,
     retrieval_mode: RetrievalMode | None,
 ) -> Variable:
+    spec = TensorSpec(_shape_on_replica(array, grouping), dtypes.dtype.as_dtype(array.dtype))
     graph = context.get_current_graph()
     if graph is not graph.main_graph:
         raise ValueError(
@@ -693,28 +779,20 @@ def _new_variable(
     return self
 
 
-def _shard_count(buffer: RemoteBuffer, whole: tuple[int, ...], group_size: int) -> int:
-    """Into how many shards a value of shape `whole` is cut: what the buffer says, or the most that
-    give entries of its size (a small value fits several, which differ in where padding goes)."""
-    size = math.prod(buffer.tensor_shape)
-    asked = range(group_size, 0, -1) if buffer._shards is None else (buffer._shards,)
-    for shards in asked:
-        if group_size % shards == 0 and -(-math.prod(whole) // shards) == size:
-            return shards
-    raise ValueError(
-        f"a remote buffer of {buffer.tensor_shape} elements cannot hold one of up to "
-        f"{group_size} shards of data of shape {whole}"
-    )
-
-
-def _check_buffer(buffer: RemoteBuffer, spec: TensorSpec, offset: int) -> None:
-    if (buffer.tensor_shape, buffer.tensor_dtype) != (spec.shape, spec.dtype):
+def _check_buffer(buffer: RemoteBuffer, array: np.ndarray, offset: int) -> None:
+    dtype = dtypes.dtype.as_dtype(array.dtype)
+    if buffer.tensor_dtype != dtype:
         raise ValueError(
-            f"data of {spec.dtype.name}{list(spec.shape)} does not match the remote buffer's "
-            f"entries of {buffer.tensor_dtype.name}{list(buffer.tensor_shape)}"
+            f"data of {dtype.name} does not match the remote buffer's entries of "
+            f"{buffer.tensor_dtype.name}"
         )
     if not 0 <= offset < buffer.entries:
         raise ValueError(f"offset {offset} is outside the remote buffer's {buffer.entries} entries")
+    if offset in buffer._variables:
+        raise ValueError(
+            f"entry {offset} of {buffer!r} holds variable {buffer._variables[offset].id!r}: each "
+            "variable needs an entry of its own"
+        )
 
 
 def _occupy(var: Variable, buffer: RemoteBuffer, offset: int) -> None:

@@ -47,6 +47,8 @@ def to_numpy(
     if type(x).__module__.startswith("torch"):
         x = x.detach().cpu().numpy()  # type: ignore[union-attr]
     array = np.asarray(x)
+    if not array.size and isinstance(x, (list, tuple)):
+        raise ValueError("an empty list is no host data: pass a numpy array, which has a dtype")
     is_float8 = dtype in (dtypes.float8_143, dtypes.float8_152)
     if not is_float8 and (log2_scale is not None or nan_on_overflow is not None):
         raise ValueError("log2_scale and nan_on_overflow need a float8 dtype")

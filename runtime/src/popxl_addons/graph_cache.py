@@ -22,7 +22,7 @@ def bound_arguments(fn: Any, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]
 
 def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
     """What two tensors share if a graph made for one can be called with the other."""
-    return "tensor", t.shape, t.dtype, t.meta_shape
+    return "tensor", t.shape, t.dtype, t.meta_shape, t.meta_shape.shards
 
 
 def argument_hash(arg: Any) -> Hashable:

@@ -49,14 +49,17 @@ def create_remote_buffer(
             group; default: keep them whole. Tensors with fewer elements stay whole.
 
     Raises:
-        ValueError: `shard_over` does not divide the group size.
+        ValueError: `shard_over` does not divide the group size (that of `const_rg`, for a grouping
+            without a stride).
     """
     shards = effective_shards(spec.shape, shard_over or 1)
     if spec.meta_shape or shards == 1:
         buffer = popxl.remote_buffer(spec.shape, spec.dtype, entries)
         buffer.meta_shape = spec.meta_shape
         return buffer
-    return popxl.replica_sharded_buffer(spec.shape, spec.dtype, replica_group, shards, entries)
+    groups = 1 if replica_group is None else replica_group.const_rg.num_groups
+    on_host = (*([groups] if groups > 1 else []), *spec.shape)
+    return popxl.replica_sharded_buffer(on_host, spec.dtype, replica_group, shards, entries)
 
 
 def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:

@@ -16,7 +16,7 @@ from popxl.ops.collectives.collectives import CollectiveOps
 from popxl_addons.graph import GraphWithNamedArgs
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.sharding import effective_shards, sharded_spec, shards_of
+from popxl_addons.sharding import effective_shards, sharded_spec
 from popxl_addons.utils import null_context
 
 __all__ = [
@@ -71,12 +71,10 @@ def gather_replica_sharded_tensor(
     """
     if not t.meta_shape:
         return t
-    group = _all_if_none(replica_group)
-    shards = shards_of(t.spec, group.group_size)
-    if shards != group.group_size:
-        group = _regroup(group, lambda _, g, place: (g, place // shards))
     with _tiles(use_io_tiles):
-        return ops.collectives.replicated_all_gather(t, group=group, output_shape="meta_shape")
+        return ops.collectives.replicated_all_gather(
+            t, group=replica_group, output_shape="meta_shape"
+        )
 
 
 def graph_over(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 
 from popxl import TensorSpec, dtype
+from popxl._core.sharding import MetaShape, shard_count, shard_elements
 
 
 def effective_shards(shape: Iterable[int], shards: int) -> int:
@@ -25,22 +26,15 @@ def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:
     shards = effective_shards(shape, shards)
     if shards == 1:
         return TensorSpec(shape, dtype)
-    return TensorSpec((-(-math.prod(shape) // shards),), dtype, meta_shape=shape)
+    return TensorSpec((shard_elements(shape, shards),), dtype, MetaShape(shape, shards))
 
 
 def shards_of(spec: TensorSpec, group_size: int) -> int:
     """Into how many parts a tensor with this (shard's) spec is cut: a divisor of `group_size`.
 
     Raises:
-        ValueError: no divisor gives parts of this size.
+        ValueError: it does not come from groups of that size.
     """
     if not spec.meta_shape:
         return 1
-    total, part = math.prod(spec.meta_shape), math.prod(spec.shape)
-    for shards in range(1, group_size + 1):
-        if group_size % shards == 0 and -(-total // shards) == part:
-            return shards
-    raise ValueError(
-        f"a shard of {part} of the {total} elements of shape {spec.meta_shape} does not come from "
-        f"a group of {group_size} replicas"
-    )
+    return shard_count(spec.meta_shape, math.prod(spec.shape), group_size)

@@ -35,7 +35,8 @@ class OpRecord:
         inputs: float64 arrays take on the dtype of the case, others keep their own.
         reference: the same on torch tensors, float64 for all float inputs.
         dtypes: dtypes to run in.
-        grad: whether to compare gradients of the float inputs.
+        grad: whether to compare gradients of the float inputs; ops that change a value in place
+            have none.
         why: the reason, if `grad` is False or a tolerance is unusual.
         tolerance: factor on the tolerances of the dtypes.
         outputs: dtypes of the outputs; default: that of the case.
@@ -80,6 +81,7 @@ class Case:
     cotangents: list[np.ndarray] = field(default_factory=list)
     outputs: list[np.ndarray] = field(default_factory=list)
     grads: dict[int, np.ndarray] = field(default_factory=dict)
+    grad: bool = False
     used: set[str] = field(default_factory=set)
 
     @property
@@ -155,7 +157,8 @@ def _write(program: _Program, case: Case) -> None:
     outputs = list(graph.outputs)
     case.used = {op.defn.name for op in graph.ops}
     info = None
-    if record.grad:
+    case.grad = record.grad and not any(op.modified_inputs() for op in graph.ops)
+    if case.grad:
         wanted = [t for t in graph.inputs if t.dtype.is_floating_point]
         info = autodiff(graph, grads_required=wanted)
         case.used |= {op.defn.name for op in info.graph.ops}
@@ -195,12 +198,12 @@ def reference(case: Case) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
     tensors = [_double(a) for a in case.arrays]
     floats = [i for i, t in enumerate(tensors) if t.is_floating_point()]
     for i in floats:
-        tensors[i].requires_grad_(case.record.grad)
+        tensors[i].requires_grad_(case.grad)
     outs = case.record.reference(*tensors)
     outs = list(outs) if isinstance(outs, (tuple, list)) else [outs]
     outs = [torch.as_tensor(o) for o in outs]
     grads: dict[int, np.ndarray] = {}
-    if case.record.grad:
+    if case.grad:
         pairs = zip(
             [o for o in outs if o.is_floating_point()],
             map(_double, case.cotangents),

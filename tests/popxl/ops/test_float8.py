@@ -95,23 +95,57 @@ def test_host_overflow_is_nan_or_the_largest() -> None:
     np.testing.assert_array_equal(back, [240.0, -240.0, 240.0, 240.0])
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("spread", [1e-6, 1.0, 3e4])
-def test_mse_scale_is_the_best_of_all(name: str, spread: float) -> None:
-    kind = KINDS[name][0]
-    x = np.random.default_rng(2).normal(0, spread, 2000).astype(np.float32)
-    finite = np.nanmax(values_of(name))
+def _by_the_book(x: np.ndarray, name: str) -> tuple[float, int]:
+    """The estimate in float64, as it is described: histogram, windows, weights."""
+    low, span, bits = (-10, 18, 3) if name == "float8_143" else (-17, 33, 2)
+    mantissa = {"float32": 23, "float16": 10}[x.dtype.name]
+    size = np.abs(x[x != 0].astype(np.float64))
+    exponents = np.floor(np.log2(size)).astype(int)
+    costs = []
+    for bias in range(-31, 32):
+        cost = 0.0
+        for e in range(-126, 127):
+            inside = low + bias <= e < low + bias + span
+            weight = 2.0 ** (-2 * (mantissa - bits)) if inside else 1.0
+            cost += np.count_nonzero(exponents == e) / x.size * 2.0 ** (2 * e) * weight
+        costs.append(cost)
+    best = [i for i, cost in enumerate(costs) if cost == min(costs)]
+    return min(costs), -(best[len(best) // 2] - 31)
 
-    def error(scale: int) -> float:
-        scaled = np.clip(x.astype(np.float64) * 2.0**scale, -finite, finite)
-        return float(np.mean((nearest(name, scaled) * 2.0**-scale - x) ** 2))
 
-    best = min(error(scale) for scale in range(-31, 32))
-    assert error(fp8_utils.host_fp8_mse_scale(x, kind)) == pytest.approx(best, rel=1e-6)
+@pytest.mark.parametrize("name", ["float8_143", "float8_152"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("spread", [1e-3, 1.0, 3e4])
+def test_mse_scale_is_the_estimate_of_a_histogram(name: str, dtype: type, spread: float) -> None:
+    x = np.random.default_rng(2).standard_t(3, 500).clip(-2, 2) * spread
+    found = fp8_utils.host_fp8_mse_scale(x.astype(dtype), popxl.dtype.from_name(name))
+    expected = _by_the_book(x.astype(dtype), name)
+    assert found[1] == expected[1]
+    assert found[0] == pytest.approx(expected[0], rel=1e-12)
+    assert (type(found[0]), type(found[1])) == (float, int)
 
 
-def test_mse_scale_of_zeros_is_0() -> None:
-    assert fp8_utils.host_fp8_mse_scale(np.zeros(3)) == 0
+@pytest.mark.parametrize(
+    ("low", "high", "name", "scale"),
+    [
+        (2.0**-10, 240.0, "float8_143", 0),
+        (2.0**-17, 57344.0, "float8_152", 0),
+        (16.0, 31.9, "float8_143", -6),
+        (0.125, 0.2499, "float8_143", 1),
+    ],
+)
+def test_mse_scales_of_ranges(low: float, high: float, name: str, scale: int) -> None:
+    x = np.geomspace(low, high, 200).astype(np.float32)
+    assert fp8_utils.host_fp8_mse_scale(x, popxl.dtype.from_name(name))[1] == scale
+
+
+def test_mse_scale_of_zeros_is_0_and_of_other_types_an_error() -> None:
+    assert fp8_utils.host_fp8_mse_scale(np.zeros(3, np.float32)) == (0.0, 0)
+    for dtype in (np.float64, np.int32):
+        with pytest.raises(RuntimeError, match="float16 and float32"):
+            fp8_utils.host_fp8_mse_scale(np.ones(3, dtype))
+    with pytest.raises(ValueError, match="no float8 dtype"):
+        fp8_utils.host_fp8_mse_scale(np.ones(3, np.float32), popxl.float16)
 
 
 def test_exponential_ranges() -> None:

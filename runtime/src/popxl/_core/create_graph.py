@@ -50,6 +50,7 @@ def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = No
     if isinstance(value, TensorSpec):
         return graph._add_input(value, name, by_ref)
     if isinstance(value, (list, tuple)) and _has_tensors(value):
+        _check_unmixed(value, name)
         items = [_to_inputs(graph, v, f"{name}_{i}", by_ref) for i, v in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     if kind is inspect.Parameter.VAR_KEYWORD:
@@ -64,18 +65,26 @@ def _has_tensors(items: Iterable[Any]) -> bool:
     )
 
 
+def _check_unmixed(items: Iterable[Any], name: str) -> None:
+    """Raise TypeError if beside tensors and specs there is something else."""
+    for item in items:
+        nested = isinstance(item, (list, tuple)) and _has_tensors(item)
+        if not (nested or isinstance(item, (Tensor, TensorSpec))):
+            raise TypeError(
+                f"argument {name!r} holds tensors, which become inputs of the graph, and {item!r}: "
+                "pass them as arguments of their own"
+            )
+
+
 def _as_tensors(outputs: Any, graph: Graph) -> list[Tensor]:
     if outputs is None:
         return []
     if isinstance(outputs, Tensor):
         return [outputs]
-    try:
-        tensors = list(outputs)
-    except TypeError:
-        tensors = [outputs]
+    tensors = list(outputs) if isinstance(outputs, Iterable) else [outputs]
     for t in tensors:
         if not isinstance(t, Tensor):
-            raise TypeError(
+            raise ValueError(
                 f"the function of graph {graph.id!r} must return tensors, but returned {t!r}"
             )
     return tensors

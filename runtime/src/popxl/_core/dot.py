@@ -1,4 +1,4 @@
-"""DOT files of the graphs of an Ir, for `ir.dot_checkpoint`."""
+"""DOT files of a program at checkpoints, for `ir.dot_checkpoint` and sessions."""
 
 from __future__ import annotations
 
@@ -11,39 +11,50 @@ if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.ir import Ir
 
+FINAL = "Final"
 
-def graph_dot(graph: Graph) -> str:
-    """A graph in the DOT language: ops are boxes, tensors are the arrows between them."""
+
+def ir_dot(ir: Ir) -> str:
+    """A program in the DOT language: each graph is a box around its ops, which are boxes, and its
+    tensors, which are the arrows between them."""
     lines = ["digraph {", "  node [shape=box];"]
-    names = {op: f"op{i}" for i, op in enumerate(graph._ops)}
-    for op, node in names.items():
-        lines.append(f'  {node} [label="{op.name}"];')
-        for t in op.inputs:
-            source = names.get(t._producer, f'"{t.name}"') if t._producer else f'"{t.name}"'
-            label = f"{t.name} {t.dtype.name}{list(t.shape)}"
-            lines.append(f'  {source} -> {node} [label="{label}"];')
-    lines += [f'  {names[t._producer]} -> "{t.name}";' for t in graph._outputs if t._producer]
+    for number, graph in enumerate(ir._graphs):
+        lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(graph.id)};"]
+        lines += [f"    {line}" for line in _graph_lines(graph, f"g{number}")]
+        lines.append("  }")
     return "\n".join([*lines, "}"])
 
 
-def _checks(options: SessionOptions) -> list[str]:
-    """Names in the option `dotChecks` and, separated by colons, in POPART_DOT_CHECKS.
+def _graph_lines(graph: Graph, prefix: str) -> list[str]:
+    nodes = {op: f"{prefix}_op{i}" for i, op in enumerate(graph._ops)}
+    lines = [f"{node} [label={_quoted(op.name)}];" for op, node in nodes.items()]
+    ends = {t: _quoted(t.id) for t in graph._tensors.values() if t._producer is None}
+    for op, node in nodes.items():
+        for t in op.inputs:
+            source = ends[t] if t._producer is None else nodes[t._producer]
+            label = _quoted(f"{t.name} {t.dtype.name}{list(t.shape)}")
+            lines.append(f"{source} -> {node} [label={label}];")
+    made = (t for t in graph._outputs if t._producer is not None)
+    return [*lines, *(f"{nodes[t._producer]} -> {_quoted(t.id)};" for t in made)]  # type: ignore[index]
 
-    PopART writes a picture at each stage of its compiler that is named, and at all for ALL. Here a
-    program has one form, its final one.
-    """
-    from_environment = filter(None, os.environ.get("POPART_DOT_CHECKS", "").split(":"))
-    names = [*options.dotChecks, *from_environment]
-    return list(dict.fromkeys("final" if name.upper() == "ALL" else name for name in names))
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
-def write_requested(ir: Ir) -> None:
-    """Write the files that `ir.dot_checkpoint`, session options or the environment ask for."""
+def _chosen(options: SessionOptions) -> set[str]:
+    """The names of the checkpoints to write, in upper case."""
+    names = {*options.dotChecks, *os.environ.get("POPART_DOT_CHECKS", "").split(":")}
+    return {name.upper() for name in names} - {""}
+
+
+def checkpoint(ir: Ir, name: str) -> None:
+    """Write the program to `<name>.dot` in the folder `logDir`, if the checkpoint is chosen."""
     options = ir._pb_ir.getSessionOptions()
-    requested = [*ir._pb_ir.dot_checkpoints, *((c, None) for c in _checks(options))]
-    for check, folder in requested:
-        target = Path(folder if folder is not None else options.logDir or ".")
-        target.mkdir(parents=True, exist_ok=True)
-        for graph in ir._graphs:
-            name = "".join(c if c.isalnum() or c in "._-" else "_" for c in graph.id)
-            (target / f"{check.lower()}_{name}.dot").write_text(graph_dot(graph), encoding="utf-8")
+    if not _chosen(options) & {"ALL", name.upper()}:
+        return
+    folder = Path(options.logDir or ".")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+    (folder / f"{file}.dot").write_text(ir_dot(ir), encoding="utf-8")

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from popxl._core.aliases import parents
+from popxl._core.aliases import Stored, stored_in, viewed
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -28,6 +28,7 @@ class ValueFrame(ABC, Generic[V]):
 
     def __init__(self) -> None:
         self.values: dict[Tensor, V] = {}
+        self._stored: Stored = {}
 
     @abstractmethod
     def outer(self, t: Tensor) -> V:
@@ -43,30 +44,25 @@ class ValueFrame(ABC, Generic[V]):
 
     def read(self, t: Tensor) -> V:
         """The value of `t` now."""
-        up = parents(t)
+        t = stored_in(t, self._stored)
+        up = viewed(t)
         if not up:
             return self.values[t] if t in self.values else self.outer(t)
-        op = t._producer
-        assert op is not None
-        if op.inplace is not None:
-            return self.read(up[0])
-        return self.view(op, [self.read(p) for p in up])
+        assert t._producer is not None
+        return self.view(t._producer, [self.read(p) for p in up])
 
     def write(self, t: Tensor, value: V) -> None:
         """Overwrite `t`; views write through to their owners."""
         self._write(t, value)
 
     def _write(self, t: Tensor, value: V) -> None:
-        up = parents(t)
+        t = stored_in(t, self._stored)
+        up = viewed(t)
         if not up:
             self.values[t] = value
             return
-        op = t._producer
-        assert op is not None
-        if op.inplace is not None:
-            self._write(up[0], value)
-            return
-        updated = self.write_through(op, [self.read(p) for p in up], value)
+        assert t._producer is not None
+        updated = self.write_through(t._producer, [self.read(p) for p in up], value)
         for parent, new in zip(up, updated, strict=True):
             self._write(parent, new)
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from popxl import dtypes
+from popxl._core.sharding import common
 from popxl._core.text import first_line
 from popxl.errors import SpecError
 
@@ -78,8 +79,7 @@ def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> Tenso
     meta: tuple[int, ...] = ()
     if "elementwise" in op.defn.tags or op.inplace is not None:
         # The shard of an elementwise result stands for the same part of the same whole.
-        metas = {s.meta_shape for s in inputs if s.shape == tuple(shape) and s.meta_shape}
-        meta = metas.pop() if len(metas) == 1 else ()
+        meta = common(s.meta_shape for s in inputs if s.shape == tuple(shape))
     return TensorSpec(tuple(shape), dtypes.dtype.as_dtype(np.dtype(dtype)), meta)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
+from popxl._core.aliases import check_references
 from popxl._core.infer import infer_specs
 from popxl._core.opdef import OpDef
 from popxl._core.regions import regions
@@ -64,9 +65,7 @@ class Op:
 
     def modified_inputs(self) -> set[int]:
         """Indices of the inputs whose value this op changes."""
-        found = set(self.site_modified)
-        if self.inplace is not None:
-            found.add(self.inplace)
+        found = set() if self.inplace is None else {self.inplace}
         if self.defn.modifies is not None:
             found.update(self.defn.modifies(self))
         return found
@@ -108,9 +107,10 @@ def emit(
     graph = context.get_current_graph()
     inputs = list(inputs)
     check_in_graph(graph, inputs, defn.name)
-    check_placement(inputs, defn.name)
+    check_placement({f"input {i}": t for i, t in enumerate(inputs)}, defn.name)
     op = Op(defn, graph, inputs, attrs or {}, inplace, view)
     specs = infer_specs(op)
+    check_references(op)
     add_outputs(op, specs, names)
     graph._append_op(op)
     return tuple(op.outputs)
@@ -147,17 +147,30 @@ def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
             )
 
 
-def check_placement(tensors: Iterable[Tensor], what: str) -> None:
-    """Raise ValueError if tensors with a known IPU or tile set have different ones."""
-    ipus = {t._ipu for t in tensors if t._ipu is not None}
-    if len(ipus) > 1 and what != "ipu_copy":
-        raise ValueError(
-            f"{what} at {context.get_source_location()} got tensors on different IPUs "
-            f"{sorted(ipus)}: copy them to one with `copy_to_ipu` first"
-        )
-    sets = {t._tile_set for t in tensors if t._tile_set is not None}
-    if len(sets) > 1 and what != "io_tile_copy":
-        raise ValueError(
-            f"{what} at {context.get_source_location()} got tensors on different tile sets "
-            f"{sorted(sets)}: use ops.io_tile_copy first"
-        )
+def check_placement(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Raise ValueError if tensors are known to be on different IPUs or tile sets.
+
+    Args:
+        tensors: by the name of the argument; those of unknown place are skipped.
+        what: name of the op.
+    """
+    if what != "ipu_copy":
+        ipus = {name: t._ipu for name, t in tensors.items()}
+        _check_alike(tensors, ipus, what, "on IPU", "copy one with `copy_to_ipu` first")
+    if what != "io_tile_copy":
+        sets = {name: t._tile_set for name, t in tensors.items()}
+        _check_alike(tensors, sets, what, "in tile set", "use ops.io_tile_copy first")
+
+
+def _check_alike(
+    tensors: Mapping[str, Tensor], places: Mapping[str, Any], what: str, where: str, advice: str
+) -> None:
+    known = [(name, place) for name, place in places.items() if place is not None]
+    for name, place in known[1:]:
+        first, expected = known[0]
+        if place != expected:
+            raise ValueError(
+                f"{what} at {context.get_source_location()}: {first} ({tensors[first].id!r}) is "
+                f"{where} {expected}, but {name} ({tensors[name].id!r}) is {where} {place}: "
+                f"{advice}"
+            )

@@ -6,14 +6,12 @@ read freely; setting one that has no meaning on XLA is mentioned once in the log
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from popxl._core.log import logger
 
 if TYPE_CHECKING:
     from popxl.ir import Ir
-
-logger = logging.getLogger("popxl")
 
 MEANINGFUL = {
     "cachePath",
@@ -87,7 +85,6 @@ class IrHandle:
     def __init__(self, ir: Ir) -> None:
         self._ir = ir
         self._options = SessionOptions()
-        self.dot_checkpoints: list[tuple[str, Path | None]] = []
 
     def getSessionOptions(self) -> SessionOptions:  # noqa: N802 - PopART's name
         return self._options

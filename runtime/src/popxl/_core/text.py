@@ -45,13 +45,15 @@ def op_text(op: Op) -> str:
 
 def graph_text(graph: Graph) -> str:
     """A graph with its inputs, variables, constants, ops and outputs."""
-    from popxl.tensor import Variable
+    from popxl.tensor import Shard, Variable
 
     ins = ", ".join(_declared(t) for t in graph._inputs)
     outs = ", ".join(f"%{t.name}" for t in graph._outputs)
     lines = [f"graph @{graph.id}({ins}) -> ({outs}) {{"]
     for t in graph._tensors.values():
-        if hasattr(t, "_data"):
+        if isinstance(t, Shard):
+            lines.append(f"  {_declared(t)} = shard of %{t._of.name}")
+        elif hasattr(t, "_data"):
             kind = "variable" if isinstance(t, Variable) else "constant"
             lines.append(f"  {_declared(t)} = {kind} {_initial(t)}")
     lines += [f"  {op_text(op)}" for op in graph._ops]
@@ -63,8 +65,8 @@ def _initial(t: Any) -> str:
 
     if not isinstance(t, Variable):
         return str(t._data) if t._data.size <= 8 else "..."
-    where = f" in {t._remote[0]!r} at {t._remote[1]} shards={t._shards}" if t._remote else ""
-    return f"{t._grouping!r} {t._retrieval}{where}"
+    where = f" in {t._remote[0]!r} at {t._remote[1]}" if t._remote else ""
+    return f"{t._grouping!r} {t._retrieval}{where}{' sharded' if t._sharded else ''}"
 
 
 def ir_text(ir: Ir) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from popxl._core.aliases import check_references
 from popxl._core.infer import infer_specs
+from popxl._core.sharding import shard_elements
 from popxl.errors import popart_exception
 from popxl.replica_grouping import ReplicaGrouping
 
@@ -43,7 +46,7 @@ def verify(graph: Graph) -> None:
         VerificationError: with the text of the offending op.
     """
     defined: set[Tensor] = set(graph._inputs)
-    defined.update(t for t in graph._tensors.values() if hasattr(t, "_data"))
+    defined.update((*graph._resident, *graph.variables, *graph.constants))
     for op in graph._ops:
         _check(op.graph is graph, op, "is listed in another graph")
         for t in op.inputs:
@@ -87,6 +90,36 @@ def check_replicas(ir: Ir) -> None:
                     f"{op.name} at {op.location} was written for another number of replicas than "
                     f"{count}, on which its shape depends: set ir.replication_factor before"
                 )
+
+
+def check_calls(ir: Ir) -> None:
+    """Check what a graph may have come to do after it was called: see `check_references`.
+
+    Raises:
+        ValueError: as it does.
+    """
+    for graph in ir._graphs:
+        for op in graph._ops:
+            if op.called_graphs():
+                check_references(op)
+
+
+def check_remote_variables(ir: Ir) -> None:
+    """Check that the entries of remote buffers can hold the variables in them.
+
+    Raises:
+        ValueError: an entry has another number of elements than the variable, or its shard.
+    """
+    for var in ir.main_graph.variables:
+        if var._remote is None:
+            continue
+        buffer, offset = var._remote
+        elements = shard_elements(var.shape, var._shards)
+        if math.prod(buffer.tensor_shape) != elements:
+            raise ValueError(
+                f"variable {var.id!r} needs {elements} elements in each replica, but entry "
+                f"{offset} of {buffer!r} has another number"
+            )
 
 
 def check_widths(ir: Ir) -> None:

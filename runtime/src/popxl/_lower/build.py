@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
-    from popxl.tensor import Tensor, Variable
+    from popxl.tensor import Shard, Tensor, Variable
 
 _BYTES = 32 * 2**20  # of entries loaded for one segment
 
@@ -65,9 +65,9 @@ def _reached(routine: Routine) -> Iterator[Routine]:
     yield routine
 
 
-def main_variables(ir: Ir) -> list[Variable]:
-    """The variables that live on the device: the inputs of the main routine, in order."""
-    return [v for v in ir.main_graph.variables if v._remote is None]
+def main_variables(ir: Ir) -> list[Variable | Shard]:
+    """The state that lives on the device: the inputs of the main routine, in order."""
+    return list(ir.main_graph._resident)
 
 
 # ---- what is hosted -----------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from popxl._core.log import logger
 from popxl._lower.compile import compile_lowered
 from popxl._lower.executable import LoadedSegment, Specs, serialize, signature
 from popxl._lower.fingerprint import Uncacheable, segment_key
@@ -28,8 +28,6 @@ from popxl._lower.segment import Segment, lower_segment
 if TYPE_CHECKING:
     from popxl._lower.program import Program
     from popxl.ir import Ir
-
-logger = logging.getLogger("popxl")
 
 _FORMAT = "popxl executable 2"
 _HEADER_LIMIT = 2**26  # bytes; a longer first line is none of ours

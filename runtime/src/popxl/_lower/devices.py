@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -10,11 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from popxl._core.log import logger
 from popxl._lower.compile import prepare_environment
 from popxl.errors import DeviceError
 from popxl.ops._collective import AXIS
-
-logger = logging.getLogger("popxl")
 
 _epoch = 0
 

@@ -85,15 +85,18 @@ def fetch(x: jax.Array) -> np.ndarray:
     return out
 
 
-def _rank(var: Variable, replica: int) -> tuple[int, int]:
-    """Group of a replica, and its place in the group."""
-    group = var._grouping.assignment[replica]
-    return group, var._grouping.groups[group].index(replica)
+def _members(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
+    """The replicas that share the shards of a variable with `replica`, and its place among them."""
+    const = var._grouping.const_rg
+    members = const.groups[const.assignment[replica]]
+    return members, members.index(replica)
 
 
 def replica_values(var: Variable) -> np.ndarray:
-    """(replicas, *shape): the initial value of a plain variable on each replica."""
+    """(replicas, ...): what each replica holds of a variable on the device at first."""
     value, groups = var._value(), var._grouping.assignment
+    if var._sharded:
+        return np.stack([stored_entry(var, value, replica) for replica in range(len(groups))])
     if var._grouping.num_groups == 1:
         return np.broadcast_to(value, (len(groups), *value.shape))
     return value[np.asarray(groups)]
@@ -109,16 +112,19 @@ def _shard(whole: np.ndarray, shards: int, index: int) -> np.ndarray:
 
 
 def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
-    """What `replica` stores of a remote variable's `value`: its group's, or its shard of it."""
-    group, place = _rank(var, replica)
+    """What `replica` stores of a variable's `value`: its group's, or its shard of it."""
+    group = var._grouping.assignment[replica]
     data = value[group] if var._grouping.num_groups > 1 else value
-    return _shard(data, var._shards, place % var._shards) if var.meta_shape else data
+    if not var._sharded:
+        return data
+    shards = var._shards
+    return _shard(data, shards, _members(var, replica)[1] % shards)
 
 
 def entry_values(var: Variable, replicas: int, shape: tuple[int, ...]) -> np.ndarray:
     """(replicas, *shape): what each replica stores of a remote variable's value."""
     value = var._value()
-    if var._grouping.num_groups == 1 and not var.meta_shape:
+    if var._grouping.num_groups == 1 and not var._sharded:
         return np.broadcast_to(device_view(value.reshape(shape)), (replicas, *shape))
     parts = [stored_entry(var, value, replica) for replica in range(replicas)]
     return np.stack([device_view(part.reshape(shape)) for part in parts])
@@ -153,10 +159,10 @@ def host_value(var: Variable, per_replica: Any) -> np.ndarray:
 
 
 def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
-    if not var.meta_shape:
-        return per_replica(replica)
-    group, place = _rank(var, replica)
-    first = place - place % var._shards
-    members = var._grouping.groups[group][first : first + var._shards]
-    flat = np.concatenate([per_replica(r) for r in members])
-    return flat[: math.prod(var.meta_shape)].reshape(var.meta_shape)
+    if not var._sharded:
+        return per_replica(replica).reshape(var.shape)
+    shards = var._shards
+    members, place = _members(var, replica)
+    first = place - place % shards
+    flat = np.concatenate([per_replica(r).reshape(-1) for r in members[first : first + shards]])
+    return flat[: math.prod(var.shape)].reshape(var.shape)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popxl._lower.hostdata import host_value, replica_values, stored_entry
+from popxl._lower.hostdata import host_value, stored_entry
 from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
 
@@ -85,9 +85,7 @@ def fill_host(var: Variable, value: np.ndarray) -> None:
 
 
 def _initial_on_replica(var: Variable, replica: int) -> np.ndarray:
-    if var.meta_shape:
-        return stored_entry(var, var._value(), replica)
-    return replica_values(var)[replica]
+    return stored_entry(var, var._value(), replica)
 
 
 def store_host(var: Variable, value: np.ndarray) -> None:
@@ -100,7 +98,5 @@ def store_host(var: Variable, value: np.ndarray) -> None:
         first = [members[0] for members in var._grouping.groups]
         value = value[first] if var._grouping.num_groups > 1 else value[first[0]]
     if not var._data.flags.writeable:
-        if isinstance(var._data, np.memmap):
-            return  # a read-only file is never written
         var._data = np.array(var._data)
     fill_host(var, value)

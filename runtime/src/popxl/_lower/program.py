@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
-    from popxl.tensor import TensorSpec, Variable
+    from popxl.tensor import Shard, TensorSpec, Variable
 
 _NUMBERS_KEPT = 2**14
 _AHEAD = {"cpu": 64 * 2**20}  # bytes in flight, by platform
@@ -44,11 +44,11 @@ class State:
     """What a program changes and keeps from run to run.
 
     Attributes:
-        variables: arrays of the variables on the device (see `global_shape`).
+        variables: arrays of the variables on the device, or of their shards (see `global_shape`).
         entries: the remote buffers.
     """
 
-    variables: dict[Variable, jax.Array] = field(default_factory=dict)
+    variables: dict[Variable | Shard, jax.Array] = field(default_factory=dict)
     entries: dict[RemoteBuffer, Entries] = field(default_factory=dict)
 
 
@@ -85,7 +85,7 @@ class Program:
         self._numbers: dict[Any, jax.Array] = {}
 
     @property
-    def changed(self) -> list[Variable]:
+    def changed(self) -> list[Variable | Shard]:
         """The variables on the device that a run may change."""
         return [self.variables[i] for i in self.schedule.main.changed]
 

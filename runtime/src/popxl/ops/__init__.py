@@ -140,6 +140,8 @@ from popxl.ops import _paths  # isort: skip
 
 _paths.register(__name__)
 
+from popxl.ops import utils as utils  # noqa: E402 - it uses the names above
+
 __all__ = [
     "CallSiteInfo",
     "PadType",

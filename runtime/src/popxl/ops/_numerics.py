@@ -41,6 +41,13 @@ def check_floating(x: Any) -> None:
     check_arithmetic(x)
 
 
+def check_number(x: Any) -> None:
+    """Raise TypeError unless `x` has a type that arithmetic is defined for."""
+    if x.dtype.kind == "b":
+        raise TypeError("it takes tensors of numbers, not bool: use ops.cast first")
+    check_arithmetic(x)
+
+
 def check_arithmetic(x: Any) -> None:
     """Raise TypeError for float8, which only casts, matmul and conv take."""
     if is_float8(x):

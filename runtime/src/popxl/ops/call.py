@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
-from popxl._core.aliases import modified_inputs
+from popxl._core.aliases import check_references, modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._core.regions import Region
@@ -26,9 +26,10 @@ def outputs_as_called(*specs: TensorSpec, graph: Graph, **_: Any) -> list[Tensor
 
 
 def modified_by_reference(op: Op) -> set[int]:
-    """Inputs that the called graph changes and that are by-reference."""
+    """Inputs that the called graph changes and that are by-reference, or said to be changed."""
     graph = op.attrs["graph"]
-    return {i for i in modified_inputs(graph) if graph._inputs[i]._by_ref}
+    changed = modified_inputs(graph)
+    return {i for i in changed if graph._inputs[i]._by_ref or i in op.site_modified}
 
 
 def _execute(frame: Frame, op: Op) -> None:
@@ -133,13 +134,14 @@ class CallSiteInfo:
         """Let changes that the graph makes to this input reach `parent_tensor`.
 
         Raises:
-            ValueError: it is no input of the call.
+            ValueError: it is no input of the call, or the graph changes it as two inputs.
         """
         if parent_tensor not in self._op.inputs:
             raise ValueError(f"{parent_tensor!r} is no input of this call")
         self._op.site_modified.update(
             i for i, t in enumerate(self._op.inputs) if t is parent_tensor
         )
+        check_references(self._op)
 
 
 def _check_index(idx: int, tensors: Sequence[Tensor], kind: str, graph: Graph) -> None:
@@ -161,6 +163,7 @@ def gather_inputs(
     order. Host data becomes constants.
 
     Raises:
+        TypeError: an input can be no tensor of the dtype of the graph's.
         ValueError: too many or too few inputs, a wrong key, or a graph that cannot be called here.
         SpecError: an input does not fit the graph's.
     """
@@ -180,7 +183,7 @@ def gather_inputs(
         missing = [t.name for t in free[len(positional) :]]
         raise ValueError(f"{what}: graph {graph.id!r} lacks values for its inputs {missing}")
     given.update(zip(free, positional, strict=True))
-    tensors = [_as_tensor(given[t], t) for t in graph._inputs]
+    tensors = [_as_tensor(given[t], t, what) for t in graph._inputs]
     if check_inputs:
         _check_specs(graph, tensors, what)
     return tensors
@@ -202,8 +205,16 @@ def _flatten(inputs: Iterable[Any]) -> Iterable[Any]:
             yield item
 
 
-def _as_tensor(value: TensorLike, graph_input: Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else constant(value, graph_input.dtype)
+def _as_tensor(value: TensorLike, graph_input: Tensor, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return constant(value, graph_input.dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{what} at {context.get_source_location()}: input {graph_input.name!r} must be a "
+            f"tensor or data of {graph_input.dtype.name}, but is {value!r}"
+        ) from error
 
 
 def _check_specs(graph: Graph, tensors: Sequence[Tensor], what: str) -> None:

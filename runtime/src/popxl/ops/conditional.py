@@ -48,7 +48,11 @@ def _modified(op: Op) -> set[int]:
     for then in (True, False):
         graph = op.attrs["then" if then else "otherwise"]
         inputs = _branch_inputs(op, then)
-        found.update(inputs[i] for i in modified_inputs(graph) if graph._inputs[i]._by_ref)
+        found.update(
+            inputs[i]
+            for i in modified_inputs(graph)
+            if graph._inputs[i]._by_ref or inputs[i] in op.site_modified
+        )
     return found
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from popxl import dtypes
+from popxl._core.infer import abstract_outputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._numerics import check_floating, is_float8
@@ -21,8 +23,8 @@ from popxl.ops._windows import (
     padding_pairs,
     per_axis,
 )
-from popxl.ops.float8 import SCALE_CHECK
-from popxl.tensor import Tensor
+from popxl.ops.float8 import SCALE_CHECK, check_scale
+from popxl.tensor import Tensor, TensorSpec
 
 Hints = dict[str, Any]
 _FLOAT8 = NoGrad("float8 convolutions are for inference")
@@ -96,10 +98,17 @@ _CONV = define("conv", _conv, dtypes="same", flops=_flops)
 _CONV_SCALED = define(
     "conv_pow2scaled", _scaled(_conv), grad=_FLOAT8, check=SCALE_CHECK, flops=_flops
 )
-_TRANSPOSE = define("conv_transpose", _conv_transpose, dtypes="same", flops=_transpose_flops)
+_TRANSPOSE = define(
+    "conv_transpose",
+    _conv_transpose,
+    infer=lambda *specs, **attrs: _infer_transpose(*specs, **attrs),
+    dtypes="same",
+    flops=_transpose_flops,
+)
 _TRANSPOSE_SCALED = define(
     "conv_transpose_pow2scaled",
     _scaled(_conv_transpose),
+    infer=lambda *specs, **attrs: _infer_transpose(*specs, **attrs),
     grad=_FLOAT8,
     check=SCALE_CHECK,
     flops=_transpose_flops,
@@ -164,7 +173,7 @@ def _transpose_attrs(
         (n - 1) * s + k + e
         for n, s, k, e in zip(t.shape[2:], attrs["strides"], extents, extra, strict=True)
     ]
-    wanted = tuple(output_shape or ())[-rank:]
+    wanted = _spatial(op, output_shape, t, rank)
     if not wanted and kind.startswith("same"):
         wanted = tuple(n * s for n, s in zip(t.shape[2:], attrs["strides"], strict=True))
     if wanted:
@@ -174,6 +183,41 @@ def _transpose_attrs(
         pads = padding_pairs(t.shape[2:], extents, attrs["strides"], given, kind)
     cut = tuple((b, e - x) for (b, e), x in zip(pads, extra, strict=True))
     return {**attrs, "pads": cut}
+
+
+def _spatial(op: str, output_shape: Iterable[int] | None, t: Tensor, rank: int) -> tuple[int, ...]:
+    """The spatial sizes asked for: of a full shape, or given alone; () for none."""
+    given = tuple(int(n) for n in output_shape or ())
+    if given and len(given) not in (rank, rank + 2):
+        raise ValueError(
+            f"{op}: output_shape {given} must be (batch, channels, *spatial) or the {rank} spatial "
+            f"sizes for {t.id!r} of shape {t.shape}"
+        )
+    return given[-rank:]
+
+
+def _infer_transpose(
+    x: TensorSpec,
+    w: TensorSpec,
+    *rest: TensorSpec,
+    strides: tuple[int, ...],
+    pads: Pairs,
+    dilations: tuple[int, ...],
+    groups: int,
+    hints: Any = None,
+) -> list[TensorSpec]:
+    """A size below 1 can be written, as in PopXL; nothing can compute it."""
+    attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
+    extents = [extent(k, d) for k, d in zip(w.shape[2:], dilations, strict=True)]
+    sizes = [
+        (n - 1) * s + k - b - e
+        for n, s, k, (b, e) in zip(x.shape[2:], strides, extents, pads, strict=True)
+    ]
+    if min(sizes) > 0:
+        defn = _TRANSPOSE_SCALED if rest else _TRANSPOSE
+        (found,) = abstract_outputs(defn, (x, w, *rest), attrs)
+        return [TensorSpec(found.shape, dtypes.dtype.as_dtype(found.dtype))]
+    return [TensorSpec._unchecked((x.shape[0], w.shape[1] * groups, *sizes), x.dtype)]
 
 
 # ---- public functions ---------------------------------------------------------------------------
@@ -232,6 +276,10 @@ def conv_pow2scaled(
 
     Args:
         log2_scale: int32 tensor of one element, in [-32, 32). The others are as for `conv`.
+
+    Raises:
+        TypeError: the operands are not float8, or the scale is not int32.
+        ValueError: the scale is not one element.
     """
     hints = {
         "available_memory_proportions": available_memory_proportions,
@@ -239,6 +287,7 @@ def conv_pow2scaled(
     }
     attrs = _conv_attrs("conv_pow2scaled", t, weight, padding, pad_type, stride=stride,
                         dilation=dilation, groups=groups, hints=hints)  # fmt: skip
+    check_scale("conv_pow2scaled", log2_scale)
     return emit(_CONV_SCALED, [t, weight, log2_scale], attrs)[0]
 
 
@@ -263,7 +312,8 @@ def conv_transpose(
         weight: (channels, out_channels / groups, *kernel), of the dtype of `t`.
         padding: what is cut off, at the begin of each spatial axis, then at the end of each.
         output_padding: elements added at the end of each spatial axis.
-        output_shape: spatial sizes of the result, from which the padding then follows.
+        output_shape: shape of the result, or its spatial sizes, from which the padding then
+            follows; what is beyond the transposed convolution is zeros.
         stride, dilation, groups, pad_type: of the convolution that it transposes; the hints as
             for `conv`.
     """
@@ -292,7 +342,10 @@ def conv_transpose_pow2scaled(
     available_memory_proportions: list[float] | None = None,
     enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
-    """`conv_transpose` of float8 tensors, times 2 to the power `log2_scale`, as float16."""
+    """`conv_transpose` of float8 tensors, times 2 to the power `log2_scale`, as float16.
+
+    Scale and errors as for `conv_pow2scaled`.
+    """
     hints = {
         "available_memory_proportions": available_memory_proportions,
         "enable_conv_dithering": enable_conv_dithering,
@@ -300,4 +353,5 @@ def conv_transpose_pow2scaled(
     attrs = _transpose_attrs("conv_transpose_pow2scaled", t, weight, padding, pad_type,
                              output_padding, output_shape, stride=stride, dilation=dilation,
                              groups=groups, hints=hints)  # fmt: skip
+    check_scale("conv_transpose_pow2scaled", log2_scale)
     return emit(_TRANSPOSE_SCALED, [t, weight, log2_scale], attrs)[0]

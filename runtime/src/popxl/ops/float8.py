@@ -28,6 +28,19 @@ def _times_pow2(x: Any, log2_scale: Any) -> Any:
     return jnp.ldexp(x.astype(jnp.float32), log2_scale.reshape(()).astype(jnp.int32))
 
 
+def check_scale(op: str, log2_scale: Tensor) -> None:
+    """Check the scale of an op.
+
+    Raises:
+        TypeError: it is no int32 tensor.
+        ValueError: it has not one element.
+    """
+    if not isinstance(log2_scale, Tensor) or log2_scale.dtype is not dtypes.int32:
+        raise TypeError(f"{op}: log2_scale must be an int32 tensor, but is {log2_scale!r}")
+    if log2_scale.nelms != 1:
+        raise ValueError(f"{op}: log2_scale must be a scalar, but is {log2_scale!r}")
+
+
 # ---- casts --------------------------------------------------------------------------------------
 def _to_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     check_floating(x)
@@ -68,6 +81,7 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype
     """
     if data_type not in FLOAT8:
         raise TypeError(f"pow2scale_cast_to_fp8: {data_type!r} is no float8 dtype")
+    check_scale("pow2scale_cast_to_fp8", log2_scale)
     return emit(_TO_FLOAT8, [t, log2_scale], {"dtype": data_type})[0]
 
 
@@ -93,6 +107,7 @@ def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dty
     """
     if not data_type.is_floating_point or data_type in FLOAT8:
         raise TypeError(f"pow2scale_cast_from_fp8: {data_type!r} must be a float dtype, no float8")
+    check_scale("pow2scale_cast_from_fp8", log2_scale)
     return emit(_FROM_FLOAT8, [t, log2_scale], {"dtype": data_type})[0]
 
 
@@ -137,6 +152,7 @@ def matmul_pow2scaled(
         log2_scale: int32 tensor of one element, in [-32, 32).
         available_memory_proportion: a hint for other hardware; recorded, no effect.
     """
+    check_scale("matmul_pow2scaled", log2_scale)
     hint = available_memory_proportion
     attrs = {} if hint is None else {"available_memory_proportion": float(hint)}
     return emit(_MATMUL, [lhs, rhs, log2_scale], attrs)[0]

@@ -14,6 +14,7 @@ from popxl import dtypes
 from popxl._core.effects import Effects
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
+from popxl._core.sharding import MetaShape
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def init(
     """
     if init_type not in ("zero", "undef"):
         raise ValueError(f"init_type must be 'zero' or 'undef', but is {init_type!r}")
-    attrs = {"shape": tuple(shape), "dtype": dtype, "meta_shape": tuple(meta_shape or ()),
+    attrs = {"shape": tuple(shape), "dtype": dtype, "meta_shape": MetaShape(meta_shape or ()),
              "init_type": init_type}  # fmt: skip
     return emit(_INIT, [], attrs, names=[name])[0]
 

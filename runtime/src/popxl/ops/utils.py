@@ -35,8 +35,13 @@ def check_in_graph(graph: Graph, *args: Any, **tensors: Tensor) -> None:
 
 
 def check_tensor_ipu_and_tile_set(*args: Any, **tensors: Tensor) -> None:
-    """Raise ValueError if tensors are placed on different IPUs or tile sets."""
-    check_placement(_tensors(args, tensors), "op")
+    """Raise ValueError if tensors are placed on different IPUs or tile sets.
+
+    The message names two arguments by their keywords (`t1=..., t2=...`): the first whose place is
+    known, and the first that differs from it.
+    """
+    named = {**{f"input {i}": t for i, t in enumerate(args)}, **tensors}
+    check_placement({k: t for k, t in named.items() if isinstance(t, Tensor)}, "op")
 
 
 def _tensors(args: tuple[Any, ...], named: dict[str, Tensor]) -> list[Tensor]:

@@ -90,7 +90,7 @@ def _compiled(program: Program) -> Callable[[Segment], int]:
 def storage_of(ir: Ir) -> Storage:
     """What the program of `ir` stores as long as it is there: the quick part of `plan_of`."""
     effects = program_effects(ir)
-    on_device = [v for v in ir.main_graph.variables if v._remote is None]
+    on_device = ir.main_graph._resident
     constants = [c for graph in ir._graphs for c in graph.constants if is_argument(c)]
     buffers = list(_buffers(ir))
     resident = sum(_entry(b) * min(b.resident, b.entries) for b in buffers)

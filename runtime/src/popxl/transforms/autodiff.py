@@ -13,6 +13,7 @@ from typing import Any
 
 from popxl import context
 from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad
 from popxl._core.verify import verify_if_asked
 from popxl.errors import popart_exception
 from popxl.graph import Graph
@@ -20,9 +21,8 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.flow import branch_grad, loop_grad
-from popxl.transforms.gradients import generic_grad, is_observed, rule_of, total, view_write_grad
+from popxl.transforms.gradients import by_output, generic_grad, is_observed, rule_of, total
 from popxl.transforms.saveable import may_save
-from popxl.transforms.values import Step, Value, Values, dependents
 
 
 class ExpectedConnectionType(Enum):
@@ -141,8 +141,8 @@ class GradGraphInfo:
 
     def __repr__(self) -> str:
         return (
-            f"GradGraphInfo[\n  graph={self._graph}\n  inputs={self._ins}\n"
-            f"  outputs={self._outs}\n]"
+            f"GradGraphInfo[\n  graph={self._graph!r}\n  expected_inputs={self._ins}\n"
+            f"  expected_outputs={self._outs}\n]"
         )
 
 
@@ -169,8 +169,9 @@ def autodiff(
         each graph.
 
     Raises:
-        popart_exception: `graph` modifies its inputs, or an op has no gradient where one is
-            needed.
+        popart_exception: an op of `graph`, or of a graph it calls that must be differentiated,
+            changes the value of a tensor in place (views are fine); or an op has no gradient where
+            one is needed.
         ValueError: a tensor is no tensor of the graph.
     """
     session = _Autodiff(dict(called_graphs_grad_info or {}))
@@ -219,6 +220,7 @@ class _Autodiff:
         for t in [*(provided or []), *(required or [])]:
             if t not in graph:
                 raise ValueError(f"autodiff: {t!r} is no tensor of graph {graph.id!r}")
+        _check_nothing_modified(graph)
         explicit = required is not None
         if provided is None:
             provided = [t for t in graph._outputs if t.dtype.is_floating_point]
@@ -240,6 +242,26 @@ def _grad_name(graph: Graph) -> str:
     return f"{base}_subgraph({graph.ir._next(base)})"
 
 
+def _check_nothing_modified(graph: Graph) -> None:
+    """Raise popart_exception if an op changes a value that a gradient may need."""
+    for op in graph._ops:
+        if op.modified_inputs():
+            raise popart_exception(
+                f"The graph {graph.id} contains a modifying op: `{op}` ({op.location}) changes a "
+                "tensor in place, so that it cannot be differentiated; use the variant that is "
+                "not in place"
+            )
+
+
+def dependents(graph: Graph, required: Iterable[Tensor]) -> set[Tensor]:
+    """Tensors that depend on a required one in a differentiable way."""
+    found = set(required)
+    for op in graph._ops:
+        if not isinstance(op.defn.grad, NoGrad) and not found.isdisjoint(op.inputs):
+            found.update(t for t in op.outputs if t.dtype.is_floating_point)
+    return found
+
+
 class GradContext:
     """The gradient graph under construction; gradient rules get it as `ctx`."""
 
@@ -247,42 +269,33 @@ class GradContext:
         self, session: _Autodiff, forward: Graph, grad_graph: Graph, required: list[Tensor]
     ) -> None:
         self._session, self._forward, self._graph = session, forward, grad_graph
-        self._required = required
-        self._values = Values(forward)
-        self._needed: set[Value] = set()
-        self._grads: dict[Value, list[Tensor]] = {}
+        self._needed = dependents(forward, required)
+        self._grads: dict[Tensor, list[Tensor]] = {}
         self._known: dict[Tensor, Tensor] = {}
-        self._step: Step | None = None  # whose gradient is being found
         self.expected: list[ExpectedConnection] = []
 
     # ---- for gradient rules ---------------------------------------------------------------------
     def needs(self, op: Op, index: int) -> bool:
         """Whether the gradient of input `index` of `op` is wanted."""
-        assert self._step is not None
-        assert self._step.op is op
-        value = self._step.inputs[index]
-        return value in self._needed and value.dtype.is_floating_point
+        t = op.inputs[index]
+        return t in self._needed and t.dtype.is_floating_point
 
     def fwd(self, t: Tensor) -> Tensor:
-        """Forward tensor `t`, with its value when the op now differentiated ran."""
-        if isinstance(t, Constant):
+        """The value of forward tensor `t`, in the gradient graph."""
+        if t not in self._known and isinstance(t, Constant):
             with self._graph:
-                return self._known.setdefault(t, constant(t._data, t.dtype, t.name))
-        kept = self._values.preserved(t, None if self._step is None else self._step.op)
-        if kept not in self._known and kept is t:
+                self._known[t] = constant(t._data, t.dtype, t.name)
+        if t not in self._known:
             self._compute_again(t)
-        if kept not in self._known:
-            name = f"fwd_{kept.name}"
-            self._known[kept] = self._graph._add_input(kept.spec, name)
-            self.expected.append(ExpectedConnection._make(kept, ExpectedConnectionType.Fwd))
-        return self._known[kept]
+        if t not in self._known:
+            self._known[t] = self._graph._add_input(t.spec, f"fwd_{t.name}")
+            self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.Fwd))
+        return self._known[t]
 
     def _compute_again(self, t: Tensor) -> None:
         """Compute `t` in the gradient graph, if it is not to be an input of it (see `saving`)."""
         op = t._producer
         if op is None or op.defn.lower is None or op.inplace is not None or may_save(op):
-            return
-        if any(self._values.preserved(i, op) is not i for i in op.inputs):
             return
         inputs = [self.fwd(i) for i in op.inputs]
         with self._graph:
@@ -294,24 +307,20 @@ class GradContext:
     def call_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient of a call: a call of the gradient graph of the called graph."""
         called: Graph = op.attrs["graph"]
-        provided = [called._outputs[i] for i, g in enumerate(grads) if g is not None]
+        given = by_output(called, grads)
         required = [t for i, t in enumerate(called._inputs) if self.needs(op, i)]
-        info = self._session.of_called(called, provided, required)
+        info = self._session.of_called(called, list(given), required)
         site = CallSiteInfo(op)
         inputs = []
         for connection in info.expected_inputs:
             t = connection.fwd_tensor
             if connection.connection_type is ExpectedConnectionType.Fwd:
                 inputs.append(self.fwd(site.graph_to_parent(t)))
-            else:
-                g = grads[called._outputs.index(t)]
-                inputs.append(init(t.shape, t.dtype) if g is None else g)
+            else:  # of several inputs for one tensor, the first gets it all
+                inputs.append(total(given.pop(t)) if t in given else init(t.shape, t.dtype))
         outs = emit(CALL, inputs, {"graph": info.graph})
-        result: list[Tensor | None] = [None] * len(op.inputs)
-        for connection, g in zip(info.expected_outputs, outs, strict=True):
-            if connection.fwd_tensor in called._inputs:
-                result[called._inputs.index(connection.fwd_tensor)] = g
-        return result
+        found = {c.fwd_tensor: g for c, g in zip(info.expected_outputs, outs, strict=True)}
+        return [found.get(t) for t in called._inputs]
 
     def loop_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient of a repeat."""
@@ -330,58 +339,46 @@ class GradContext:
     @staticmethod
     def outputs_reached(graph: Graph, required: Iterable[Tensor]) -> set[int]:
         """Indices of the outputs of `graph` that depend on a required tensor."""
-        values = Values(graph)
-        finals = [values.final(t) for t in graph._outputs]
-        found = dependents(values, required)
-        return {i for i, value in enumerate(finals) if value in found}
+        found = dependents(graph, required)
+        return {i for i, t in enumerate(graph._outputs) if t in found}
 
     # ---- construction ---------------------------------------------------------------------------
     def provide(self, tensors: list[Tensor]) -> None:
         """Add an input for the gradient of each of `tensors`."""
-        finals = [self._values.final(t) for t in tensors]
-        self._needed = dependents(self._values, self._required)
-        for t, value in zip(tensors, finals, strict=True):
+        for t in tensors:
             grad = self._graph._add_input(t.spec, f"grad_{t.name}")
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
-            self._receive(value, grad)
+            self._receive(t, grad)
 
-    def _receive(self, value: Value, grad: Tensor) -> None:
-        """Add to the gradient of `value`, if it is needed."""
-        if value in self._needed:
-            self._values.check_followed(value)
-            self._grads.setdefault(value, []).append(grad)
+    def _receive(self, t: Tensor, grad: Tensor) -> None:
+        """Add to the gradient of `t`, if it is needed."""
+        if t in self._needed:
+            self._grads.setdefault(t, []).append(grad)
 
     def backward(self) -> None:
-        """Differentiate the steps from last to first."""
-        for step in reversed(self._values.steps):
-            if not any(v in self._grads for v in step.outputs):
+        """Differentiate the ops from last to first."""
+        for op in reversed(self._forward.ops):
+            if self._grads.keys().isdisjoint(op.outputs):
                 continue
-            self._step = step
-            with context.ipu(step.op.ipu):
-                found = self._apply_rule(step, [self._total(v) for v in step.outputs])
-            for value, g in zip(step.inputs, found, strict=True):
+            with context.ipu(op.ipu):
+                found = self._apply_rule(op, [self._total(t) for t in op.outputs])
+            for t, g in zip(op.inputs, found, strict=True):
                 if g is not None:
-                    self._receive(value, g)
-        self._step = None
+                    self._receive(t, g)
 
-    def _apply_rule(self, step: Step, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-        self._values.check_differentiable(step)
-        op = step.op
-        if step.kind == "write":
-            return view_write_grad(op, grads)
+    def _apply_rule(self, op: Op, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
         rule = rule_of(op.defn)
         if rule is None:
             raise popart_exception(f"{op.name} at {op.location} has no gradient")
-        grads = grads[: len(op.outputs)]
         if rule is generic_grad:
             return generic_grad(self, op, grads)
         return rule(self, op, *grads)
 
-    def _total(self, t: Value) -> Tensor | None:
+    def _total(self, t: Tensor) -> Tensor | None:
         terms = self._grads.get(t)
         if not terms:
             return None
-        maximum = len(terms) > 1 and isinstance(t, Tensor) and is_observed(t)
+        maximum = len(terms) > 1 and is_observed(t)
         self._grads[t] = [total(terms, maximum)]
         return self._grads[t][0]
 

@@ -9,6 +9,7 @@ first. So whatever a gradient rule says of an op holds inside loops as well. The
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -28,16 +29,20 @@ if TYPE_CHECKING:
     from popxl._lower.machine import Frame
     from popxl.transforms.autodiff import GradContext, GradGraphInfo
 
-# An input of a gradient graph: the value of a tensor of the body, or the gradient of an output.
-_Feed = tuple[Tensor | int, ...]
+# An input of a gradient graph: the value of a tensor of the body, or the gradient of one that it
+# returns, which is the sum of those of the outputs by which it does.
+_Feed = tuple[Tensor | tuple[int, ...], ...]
 
 _SECOND = NoGrad("second derivatives of loops and branches are not supported")
 
 
 def _feed(info: GradGraphInfo) -> _Feed:
-    outputs = info.forward_graph._outputs
+    returned: dict[Tensor, tuple[int, ...]] = {}
+    for i, t in enumerate(info.forward_graph._outputs):
+        returned[t] = (*returned.get(t, ()), i)
     return tuple(
-        c.fwd_tensor if c.connection_type.name == "Fwd" else outputs.index(c.fwd_tensor)
+        # Of several inputs for the gradient of one tensor, the first gets it all.
+        c.fwd_tensor if c.connection_type.name == "Fwd" else returned.pop(c.fwd_tensor, ())
         for c in info.expected_inputs
     )
 
@@ -89,7 +94,8 @@ def _backward(
         if isinstance(source, Tensor):
             arrays.append(value(source))
         else:
-            arrays.append(grads[source] if source in grads else _zero(t))
+            terms = [grads[i] for i in source if i in grads]
+            arrays.append(reduce(jnp.add, terms) if terms else _zero(t))
     inner = frame.machine.run(graph, arrays)
     outs = zip(targets, graph._outputs, strict=True)
     return {i: inner.read(t) for i, t in outs if i is not None}
@@ -172,9 +178,8 @@ def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[
         for i, t in enumerate(body._outputs)
         if t.dtype.is_floating_point and (i in needed if i < carried else grads[i] is not None)
     )
-    info = ctx.gradient_of(
-        body, [body._outputs[i] for i in provided], [body._inputs[i] for i in sorted(needed)]
-    )
+    returned = list(dict.fromkeys(body._outputs[i] for i in provided))
+    info = ctx.gradient_of(body, returned, [body._inputs[i] for i in sorted(needed)])
     wanted = tuple(i for i in sorted(needed) if ctx.needs(op, i))
     attrs = {
         "forward": body, "backward": info.graph, "count": op.attrs["count"], "carried": carried,
@@ -255,7 +260,7 @@ def branch_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> lis
     first = 1
     for graph in branches:
         required = [t for i, t in enumerate(graph._inputs) if ctx.needs(op, first + i)]
-        provided = [graph._outputs[i] for i in given]
+        provided = list(dict.fromkeys(graph._outputs[i] for i in given))
         infos.append(ctx.gradient_of(graph, provided, required) if required else None)
         first += len(graph._inputs)
     wanted = tuple(i for i in range(1, len(op.inputs)) if ctx.needs(op, i))

@@ -1,5 +1,4 @@
-"""Ops that only gradient graphs have: sums of gradients, gradients of writes through views, generic
-vector-Jacobian products."""
+"""Ops that only gradient graphs have: sums of gradients, generic vector-Jacobian products."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, OpDef, define, registry
-from popxl.ops.placement import init
+from popxl.graph import Graph
 from popxl.tensor import Tensor, TensorSpec
 
 
@@ -74,35 +73,13 @@ def _entered(op: Op, index: int) -> list[Tensor]:
     return found
 
 
-# ---- gradients of writes through views ----------------------------------------------------------
-def _unwritten(*arrays: Any, of: str, base_attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
-    defn, attrs = registry()[of], _attributes(base_attrs)
-    assert defn.lower is not None
-    assert defn.view_write is not None
-    return tuple(defn.view_write(arrays, jnp.zeros_like(defn.lower(*arrays, **attrs)), **attrs))
-
-
-VIEW_UNWRITTEN = define("view_unwritten", _unwritten)
-
-
-def view_write_grad(taker: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradient of storing a value through the view that `taker` takes.
-
-    Args:
-        grads: gradients of what is viewed, after the write.
-
-    Returns:
-        Gradients of what is viewed, before the write, and of the value written: the latter's is
-        the view of `grads`, the former's are `grads` with zeros there.
-    """
-    given = [
-        init(t.shape, t.dtype) if g is None else g for t, g in zip(taker.inputs, grads, strict=True)
-    ]
-    written = emit(taker.defn, given, taker.attrs)[0]
-    if written.nelms == sum(t.nelms for t in taker.inputs):
-        return [None] * len(given) + [written]
-    attrs = {"of": taker.defn.name, "base_attrs": tuple(sorted(taker.attrs.items()))}
-    return [*emit(VIEW_UNWRITTEN, given, attrs), written]
+def by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list[Tensor]]:
+    """The gradients of a graph's results by output tensor: one may be returned several times."""
+    found: dict[Tensor, list[Tensor]] = {}
+    for t, g in zip(graph._outputs, grads, strict=True):
+        if g is not None:
+            found.setdefault(t, []).append(g)
+    return found
 
 
 # ---- generic gradient of a pure op --------------------------------------------------------------

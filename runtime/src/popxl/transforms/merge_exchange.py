@@ -1,11 +1,14 @@
-"""Scheduling hints for exchanges; recorded by the ops created inside, decided by XLA."""
+"""Hints that exchanges with the host may run together; XLA decides what does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from popxl.context import in_sequence
+from popxl._core.aliases import owners
+from popxl._core.op import Op
+from popxl.context import get_current_context, in_sequence, io_tiles
+from popxl.tensor import Tensor
 
 
 @contextmanager
@@ -17,10 +20,35 @@ def merge_exchange() -> Iterator[None]:
 
 @contextmanager
 def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
-    """Let the exchanges created inside overlap with compute (a hint).
+    """Let the exchanges created inside, which are on IO tiles, overlap with compute (a hint).
 
     Args:
-        verify_overlap: accepted; XLA's scheduler decides what overlaps.
+        verify_overlap: check that they can be one exchange.
+
+    Raises:
+        RuntimeError: one of the ops depends on another; those that make empty tensors do not count.
     """
-    with in_sequence(False):
-        yield
+    created: list[Op] = []
+    context = get_current_context()
+    handle = context.register_op_created_hook(created.append)
+    try:
+        with io_tiles(), merge_exchange():
+            yield
+    finally:
+        context.remove_op_created_hook(handle)
+    if verify_overlap:
+        _check_independent([op for op in created if op.defn.name != "init"])
+
+
+def _check_independent(ops: list[Op]) -> None:
+    """Raise RuntimeError if an op reads what one before it makes or changes."""
+    made: dict[Tensor, Op] = {}
+    for op in ops:
+        for owner in (o for t in op.inputs for o in owners(t)):
+            if owner in made:
+                raise RuntimeError(
+                    f"`{op}` ({op.location}) depends on `{made[owner]}`, so that the two cannot be "
+                    "one exchange: put them into blocks of their own"
+                )
+        changed = (o for i in op.modified_inputs() for o in owners(op.inputs[i]))
+        made.update(dict.fromkeys((*op.outputs, *changed), op))

@@ -27,8 +27,8 @@ class LinearFP8(Module):
         out_features: length of the last axis of the output.
         bias: whether there is a bias.
         scale_metric: how scales are chosen: "amax": nothing overflows; "mse": least squared error;
-            "manual": `scale` for all.
-        scale: log2 of the factor before casts, for "manual".
+            "manual_scale": `scale` for all.
+        scale: log2 of the factor before casts, for "manual_scale".
         replica_grouping: replicas that share the variables.
     """
 
@@ -41,9 +41,9 @@ class LinearFP8(Module):
         replica_grouping: ReplicaGrouping | None = None,
     ) -> None:
         super().__init__()
-        if scale_metric not in ("amax", "mse", "manual"):
+        if scale_metric not in ("amax", "mse", "manual_scale"):
             raise ValueError(
-                f"unknown scale_metric {scale_metric!r}: use 'amax', 'mse' or 'manual'"
+                f"unknown scale_metric {scale_metric!r}: use 'amax', 'mse' or 'manual_scale'"
             )
         self.out_features = out_features
         self.bias = bias
@@ -55,7 +55,7 @@ class LinearFP8(Module):
 
     def fp8_scale(self, t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
         """The log2 scale for casting `t`, an int32 scalar."""
-        if self.scale_metric == "manual":
+        if self.scale_metric == "manual_scale":
             return popxl.constant(self.scale, popxl.int32)
         return (fp8_amax_scale if self.scale_metric == "amax" else fp8_mse_scale)(t, dtype)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
+from popxl.ops._numerics import widen
 from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
 from popxl.tensor import Tensor
 
@@ -29,8 +30,8 @@ def _lower(*xs: Any, op: CollectiveOps, forward: bool, backward: bool) -> tuple[
     """`forward`: reduce; otherwise identity."""
     if not forward:
         return xs
-    terms = [x * x for x in xs] if op == "square_add" else list(xs)
-    total = fold(_FOLD[op], terms)
+    terms = [widen(x) for x in xs]
+    total = fold(_FOLD[op], [x * x for x in terms] if op == "square_add" else terms)
     if op == "mean":
         total = total / jnp.asarray(len(xs), total.dtype)
     return (total.astype(xs[0].dtype),) * len(xs)

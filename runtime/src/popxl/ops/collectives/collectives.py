@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
 from popxl.context import get_ir
 from popxl.ops import _collective as collective
+from popxl.ops._numerics import widen
 from popxl.replica_grouping import ReplicaGrouping
 
 CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
@@ -42,10 +44,20 @@ def to_collective_op(op: CollectiveOps) -> CollectiveOps:
 
 
 def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
-    """`group`, or the group of all replicas. Raises ValueError for a group of another Ir."""
+    """`group`, or the group of all replicas.
+
+    Raises:
+        NotImplementedError: the group has no constant stride.
+        ValueError: it is for another number of replicas.
+    """
     ir = get_ir()
     if group is None:
         return ir.replica_grouping()
+    if not group.is_const:
+        raise NotImplementedError(
+            f"collectives need replicas with a constant stride, which {group!r} has not: use its "
+            "`const_rg`"
+        )
     if len(group.assignment) != ir.replication_factor:
         raise ValueError(
             f"the grouping is for {len(group.assignment)} replicas, but the Ir has "
@@ -54,19 +66,28 @@ def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
     return group
 
 
-def reduce(x: Any, op: CollectiveOps, group: ReplicaGrouping) -> Any:
-    """All-reduce of arrays, in float32 for half types with 'add', as the field does."""
-    if op == "add":
-        return collective.psum(x, group)
+def summed(x: Any, op: str, group: ReplicaGrouping, add: Callable[..., Any]) -> Any:
+    """`add` over the group for the reductions that are sums, rounded once to the dtype of `x`."""
+    terms = widen(x)  # 4 × 30000 is no float16, but its mean is
+    total = add(terms * terms if op == "square_add" else terms, group)
     if op == "mean":
-        return collective.psum(x, group) / jnp.asarray(group.group_size, x.dtype)
-    if op == "square_add":
-        return collective.psum(x * x, group)
+        total = total / jnp.asarray(group.group_size, total.dtype)
+    return total.astype(x.dtype)
+
+
+SUMS = ("add", "mean", "square_add")
+
+
+def reduce(x: Any, op: CollectiveOps, group: ReplicaGrouping) -> Any:
+    """All-reduce of arrays; sums and products of half types are computed in float32."""
+    if op in SUMS:
+        return summed(x, op, group, collective.psum)
     if op == "max":
         return collective.pmax(x, group)
     if op == "min":
         return collective.pmin(x, group)
     if op == "mul":
-        return jnp.prod(collective.all_gather(x, group, 0, tiled=False), axis=0, dtype=x.dtype)
+        factors = widen(collective.all_gather(x, group, 0, tiled=False))
+        return jnp.prod(factors, axis=0, dtype=factors.dtype).astype(x.dtype)
     reduce_bool = collective.pmin if op == "and" else collective.pmax
     return reduce_bool(x.astype(jnp.int32), group).astype(x.dtype)

@@ -12,26 +12,33 @@ from jax import lax
 
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
+from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.ops import _collective as collective
 from popxl.ops.collectives.collectives import (
+    SUMS,
     CollectiveOps,
     group_or_all,
     reduce,
+    summed,
     to_collective_op,
 )
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor, TensorSpec
 
 
-def shard_size(nelms: int, group: ReplicaGrouping) -> int:
-    """Elements of one shard: ceil(nelms / group size)."""
-    return -(-nelms // group.group_size)
-
-
 def _padded(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
     """Flatten, and pad with zeros to a whole number of shards."""
     flat = x.reshape(-1)
-    return jnp.pad(flat, (0, shard_size(flat.size, group) * group.group_size - flat.size))
+    size = shard_elements(x.shape, group.group_size)
+    return jnp.pad(flat, (0, size * group.group_size - flat.size))
+
+
+def _shard_spec(spec: TensorSpec, group: ReplicaGrouping) -> TensorSpec:
+    """A shard of a tensor, which says so."""
+    count = group.group_size
+    return TensorSpec(
+        (shard_elements(spec.shape, count),), spec.dtype, MetaShape(spec.shape, count)
+    )
 
 
 def _same_spec(spec: TensorSpec, **_: Any) -> list[TensorSpec]:
@@ -107,12 +114,13 @@ def _infer_gather(
 
 
 def _gather_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    # As in PopXL: replicas hold equal gradients of what was gathered, so nothing is summed.
     assert dy is not None
-    summed = replicated_all_reduce(dy, "add", op.attrs["group"])
     if op.attrs["shape"] == "meta_shape":
-        return [replica_sharded_slice(summed, op.attrs["group"])]
-    part = replicated_slice(summed, op.attrs["axis"], op.attrs["group"])
-    return [part.reshape(op.inputs[0].shape)]
+        own = replica_sharded_slice(dy, op.attrs["group"])
+    else:
+        own = replicated_slice(dy, op.attrs["axis"], op.attrs["group"])
+    return [own.reshape(op.inputs[0].shape)]
 
 
 ALL_GATHER = define(
@@ -133,15 +141,20 @@ def replicated_all_gather(
 ) -> Tensor:
     """Gather `t` from the replicas of a group, in their order; each gets the result.
 
+    The gradient is this replica's own slice of the result's gradient, which all replicas are taken
+    to hold alike: a program whose replicas do not must sum it over the group.
+
     Args:
         axis: where to put or extend the axis of replicas, for "new_axis" and "concat".
         group: default: all replicas.
         output_shape: "new_axis": stack along a new axis; "concat": extend `axis`; "meta_shape":
             join flat shards to the whole tensor of `t.meta_shape`; "auto": "meta_shape" if `t` has
-            one, otherwise "concat".
+            one, otherwise "concat". Of a whole that is cut into fewer shards than the group has
+            replicas, consecutive replicas hold one copy.
 
     Raises:
-        ValueError: an unknown `output_shape`, or "meta_shape" for a tensor that has none.
+        ValueError: an unknown `output_shape`, or "meta_shape" for a tensor that has none, or whose
+            shards the group does not hold.
     """
     if output_shape == "auto":
         output_shape = "meta_shape" if t.meta_shape else "concat"
@@ -154,28 +167,30 @@ def replicated_all_gather(
     rank = t.rank + (output_shape == "new_axis")
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} is out of range for {t.id!r} of shape {t.shape}")
+    group = group_or_all(group)
+    if output_shape == "meta_shape":
+        group = group._divided(shard_count(t.meta_shape, t.nelms, group.group_size))
     attrs = {
-        "group": group_or_all(group),
+        "group": group,
         "axis": axis % rank,
         "shape": output_shape,
-        "meta_shape": t.meta_shape,
+        "meta_shape": tuple(t.meta_shape),
     }
     return emit(ALL_GATHER, [t], attrs)[0]
 
 
 # ---- reduce-scatter -----------------------------------------------------------------------------
 def _lower_scatter(x: jax.Array, op: str, group: ReplicaGrouping, sharded: bool) -> jax.Array:
-    if op in ("add", "mean", "square_add"):
-        part = collective.reduce_scatter(_padded(x * x if op == "square_add" else x, group), group)
-        return part / jnp.asarray(group.group_size, x.dtype) if op == "mean" else part
+    if op in SUMS:
+        return summed(_padded(x, group), op, group, collective.reduce_scatter)
     return _lower_shard(reduce(x, op, group), group)  # type: ignore[arg-type]
 
 
 def _infer_scatter(
     spec: TensorSpec, op: str, group: ReplicaGrouping, sharded: bool
 ) -> list[TensorSpec]:
-    meta = spec.shape if sharded else ()
-    return [TensorSpec((shard_size(math.prod(spec.shape), group),), spec.dtype, meta)]
+    shard = _shard_spec(spec, group)
+    return [shard if sharded else TensorSpec(shard.shape, spec.dtype)]
 
 
 def _scatter_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
@@ -223,16 +238,14 @@ def replicated_reduce_scatter(
 
 # ---- slices -------------------------------------------------------------------------------------
 def _lower_shard(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
-    size = shard_size(x.size, group)
+    size = shard_elements(x.shape, group.group_size)
     return lax.dynamic_slice(_padded(x, group), (collective.rank(group) * size,), (size,))
 
 
 SHARD = define(
     "replica_sharded_slice",
     _lower_shard,
-    infer=lambda spec, group: [
-        TensorSpec((shard_size(math.prod(spec.shape), group),), spec.dtype, spec.shape)
-    ],
+    infer=lambda spec, group: [_shard_spec(spec, group)],
     grad=lambda ctx, op, dy: [
         replicated_all_gather(dy, 0, op.attrs["group"], "concat")[: op.inputs[0].nelms].reshape(
             op.inputs[0].shape

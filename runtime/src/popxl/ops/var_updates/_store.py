@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl._core.opdef import NoGrad
-from popxl.ops._numerics import check_floating
+from popxl.ops._numerics import check_floating, check_number
 from popxl.ops.var_updates import _rounding
 
 NO_GRAD = NoGrad("variable updates are not differentiated")
@@ -18,6 +18,27 @@ def wide(x: Any) -> Any:
     array = jnp.asarray(x)
     check_floating(array)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def operands(t: Any, *values: Any) -> list[Any]:
+    """A variable and what updates it, in the dtype that the update is computed in.
+
+    That is the variable's if all are integers, and float32 otherwise. None remains.
+    """
+    integer = jnp.issubdtype(t.dtype, jnp.integer)
+    given = [_as_array(v, integer) for v in (t, *values)]
+    for x in given:
+        if x is not None:
+            check_number(x)
+    whole = all(jnp.issubdtype(x.dtype, jnp.integer) for x in given if x is not None)
+    return [x if x is None else x.astype(t.dtype if whole else jnp.float32) for x in given]
+
+
+def _as_array(value: Any, integer: bool) -> Any:
+    """A number of a program becomes an integer if it is one and the variable is of integers."""
+    if integer and isinstance(value, float) and value.is_integer():
+        return jnp.asarray(int(value))
+    return value if value is None else jnp.asarray(value)
 
 
 def store(value: Any, t: Any, rounding: tuple[Any, Any] | None = None) -> Any:

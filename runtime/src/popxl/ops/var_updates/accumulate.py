@@ -1,8 +1,9 @@
 """Accumulators: gradient sums and running moments, updated in place.
 
 All of them compute in float32 and round once to the accumulator's dtype, to nearest or at random
-(see `popxl_addons.enable_stochastic_rounding`), so `X` may have another float dtype. Factors are
-numbers or scalar tensors. Each returns the updated tensor, an alias of `t`.
+(see `popxl_addons.enable_stochastic_rounding`), so `X` may have another dtype; where all is
+integer, they compute in integers. Factors are numbers or scalar tensors. Each returns the updated
+tensor, an alias of `t`.
 """
 
 # ruff: noqa: N803 - names of PopXL's arguments
@@ -16,7 +17,7 @@ from popxl._core.opdef import define
 from popxl.ops._args import axis_of
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.gathering import check_indices
-from popxl.ops.var_updates._store import NO_GRAD, store, wide
+from popxl.ops.var_updates._store import NO_GRAD, operands, store
 from popxl.tensor import Tensor
 
 _TAGS = ("elementwise",)
@@ -24,21 +25,23 @@ _TAGS = ("elementwise",)
 
 # ---- sums ---------------------------------------------------------------------------------------
 @with_scalars
-def _accumulate(t: Any, x: Any, f: Any = 1.0, rounding: Any = None) -> Any:
-    return store(wide(t) + wide(f) * wide(x), t, rounding)
+def _accumulate(t: Any, x: Any, f: Any = None, rounding: Any = None) -> Any:
+    value, term, factor = operands(t, x, f)
+    return store(value + (term if factor is None else factor * term), t, rounding)
 
 
 _ACCUMULATE = define("accumulate", _accumulate, grad=NO_GRAD, rounds=True, tags=_TAGS)
 
 
 def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
-    """t += X, or t += f * X."""
+    """t += X, or t += f * X. `X` may have another dtype; the result has that of `t`."""
     return emit_with_scalars(_ACCUMULATE, [t, X], {"f": f}, inplace=0)[0]
 
 
 @with_scalars
 def _accumulate_square(t: Any, x: Any, f: Any = 1.0, rounding: Any = None) -> Any:
-    return store(wide(t) + wide(f) * jnp.square(wide(x)), t, rounding)
+    value, term, factor = operands(t, x, f)
+    return store(value + factor * jnp.square(term), t, rounding)
 
 
 _ACCUMULATE_SQUARE = define(
@@ -54,7 +57,8 @@ def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
 @with_scalars
 def _accumulate_mean(t: Any, x: Any, step: Any, rounding: Any = None) -> Any:
     count = jnp.asarray(step).astype(jnp.float32)
-    return store((wide(t) * count + wide(x)) / (count + 1), t, rounding)
+    value, term, _ = operands(t, x, count)
+    return store((value * count + term) / (count + 1), t, rounding)
 
 
 _ACCUMULATE_MEAN = define(
@@ -73,7 +77,8 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
 
 @with_scalars
 def _accumulate_maximum(t: Any, x: Any, rounding: Any = None) -> Any:
-    return store(jnp.maximum(wide(t), wide(x)), t, rounding)
+    value, other = operands(t, x)
+    return store(jnp.maximum(value, other), t, rounding)
 
 
 _ACCUMULATE_MAXIMUM = define(
@@ -89,7 +94,8 @@ def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
 # ---- moving averages ----------------------------------------------------------------------------
 @with_scalars
 def _moving_average(t: Any, x: Any, f: Any, rounding: Any = None) -> Any:
-    return store(wide(f) * wide(t) + (1 - wide(f)) * wide(x), t, rounding)
+    value, term, factor = operands(t, x, f)
+    return store(factor * value + (1 - factor) * term, t, rounding)
 
 
 _MOVING_AVERAGE = define(
@@ -104,7 +110,8 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tenso
 
 @with_scalars
 def _moving_average_square(t: Any, x: Any, f: Any, rounding: Any = None) -> Any:
-    return store(wide(f) * wide(t) + (1 - wide(f)) * jnp.square(wide(x)), t, rounding)
+    value, term, factor = operands(t, x, f)
+    return store(factor * value + (1 - factor) * jnp.square(term), t, rounding)
 
 
 _MOVING_AVERAGE_SQUARE = define(
@@ -124,9 +131,9 @@ def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: float | Tensor) -
 # ---- scale and zero -----------------------------------------------------------------------------
 @with_scalars
 def _scale(t: Any, f: Any, rounding: Any = None) -> Any:
-    factor = wide(f)
+    value, factor = operands(t, f)
     # A factor of 0 clears the accumulator, also of infinities and NaNs.
-    return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), wide(t) * factor), t, rounding)
+    return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), value * factor), t, rounding)
 
 
 _SCALE = define("accumulator_scale", _scale, grad=NO_GRAD, rounds=True, tags=_TAGS)
@@ -145,16 +152,17 @@ def accumulator_zero_(t: Tensor) -> Tensor:
 # ---- rows ---------------------------------------------------------------------------------------
 @with_scalars
 def _sparse_accumulate(
-    t: Any, x: Any, indices: Any, axis: int, f: Any = 1.0, rounding: Any = None
+    t: Any, x: Any, indices: Any, axis: int, f: Any = None, rounding: Any = None
 ) -> Any:
     if x.shape[axis] != indices.size:
         raise ValueError(f"X has {x.shape[axis]} slices along axis {axis}, but there are "
                          f"{indices.size} indices")  # fmt: skip
-    rows = jnp.moveaxis(wide(x), axis, 0) * wide(f)
+    value, term, factor = operands(t, x, f)
+    rows = jnp.moveaxis(term if factor is None else term * factor, axis, 0)
     size = jnp.asarray(t.shape[axis], indices.dtype)
     valid = (indices >= 0) & (indices < size)
     where = jnp.where(valid, indices, size).reshape(-1)
-    total = jnp.moveaxis(wide(t), axis, 0).at[where].add(rows, mode="drop")
+    total = jnp.moveaxis(value, axis, 0).at[where].add(rows, mode="drop")
     return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
 

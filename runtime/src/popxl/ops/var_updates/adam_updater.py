@@ -81,6 +81,11 @@ def weight_decay_is_required(weight_decay: None | float | Tensor) -> bool:
     return isinstance(weight_decay, Tensor) or bool(weight_decay)
 
 
+def _check_weight(what: str, weight: Tensor | None, weight_decay: float | Tensor | None) -> None:
+    if weight is None and weight_decay_is_required(weight_decay):
+        raise ValueError(f"{what}: weight_decay needs the weight")
+
+
 def _emit_updater(
     defn: OpDef,
     moments: tuple[Tensor, Tensor],
@@ -90,8 +95,6 @@ def _emit_updater(
     **scalars: float | Tensor | None,
 ) -> Tensor:
     decay = weight_decay if weight_decay_is_required(weight_decay) else None
-    if decay is not None and weight is None:
-        raise ValueError(f"{defn.name}: weight_decay needs the weight")
     operands = [*moments]
     if decay is not None and weight is not None:
         operands.append(weight)
@@ -123,6 +126,7 @@ def adam_updater(
     Raises:
         ValueError: weight decay without a weight, or a time step without both betas.
     """
+    _check_weight("adam_updater", weight, weight_decay)
     if time_step is not None and (beta1 is None or beta2 is None):
         raise ValueError("adam_updater: bias correction by time_step needs beta1 and beta2")
     betas = {} if time_step is None else {"beta1": beta1, "beta2": beta2}
@@ -144,6 +148,7 @@ def lamb_updater(
 
     The formula and the arguments are those of `adam_updater`.
     """
+    _check_weight("lamb_updater", weight, weight_decay)
     return adam_updater(
         acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon
     )
@@ -168,6 +173,7 @@ def adamax_updater(
     Raises:
         ValueError: no time step, or weight decay without a weight.
     """
+    _check_weight("adamax_updater", weight, weight_decay)
     if time_step is None:
         raise ValueError("adamax_updater: time_step is needed for the bias correction")
     moments = (acc_first_order, acc_second_order)

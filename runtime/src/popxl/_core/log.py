@@ -1,0 +1,20 @@
+"""The runtime's log. Warnings reach standard error also where no program has set logging up."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+logger = logging.getLogger("popxl")
+
+
+class _ToStandardError(logging.Handler):
+    """Prints what no handler of the program prints there already."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        streams = [getattr(h, "stream", None) for h in logging.getLogger().handlers]
+        if sys.stderr not in streams and sys.__stderr__ not in streams:
+            print(f"{record.levelname}: popxl: {record.getMessage()}", file=sys.stderr)
+
+
+logger.addHandler(_ToStandardError(logging.WARNING))

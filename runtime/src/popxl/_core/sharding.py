@@ -1,0 +1,76 @@
+"""How a tensor is cut over replicas: the one place that knows.
+
+A whole of n elements in `count` shards: the flat whole is padded with zeros and cut into shards of
+ceil(n / count) elements. Over a group of more replicas than shards, consecutive members hold one
+copy: the i-th member of the group has shard i % count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+class MetaShape(tuple[int, ...]):
+    """Shape of the whole of which a tensor is a shard; () for a tensor that is none.
+
+    To programs it is a plain tuple. It also knows into how many shards the whole is cut, so that
+    the number goes wherever programs pass the shape on: buffers, loaded tensors, graph inputs.
+
+    Attributes:
+        shards: None where a program gave a shape alone.
+    """
+
+    shards: int | None
+
+    def __new__(cls, shape: Iterable[int] = (), shards: int | None = None) -> MetaShape:
+        self = super().__new__(cls, map(int, shape))
+        self.shards = getattr(shape, "shards", None) if shards is None else shards
+        return self
+
+
+def shard_elements(shape: Iterable[int], count: int) -> int:
+    """Elements of each of `count` shards of a whole of `shape`."""
+    return -(-math.prod(shape) // count)
+
+
+def shard_count(whole: Iterable[int], elements: int, group_size: int) -> int:
+    """Into how many shards a whole is cut among a group of `group_size` replicas.
+
+    Args:
+        whole: its shape; a `MetaShape` that knows the number decides.
+        elements: of one shard. A shape that a program gave alone means one shard for each replica
+            of the group, or, if shards then have another size, the only number that gives it.
+
+    Raises:
+        ValueError: no number fits, or several do.
+    """
+    known: int | None = getattr(whole, "shards", None)
+    if known is not None:
+        if group_size % known:
+            raise ValueError(
+                f"a tensor of shape {tuple(whole)} is cut into {known} shards, which groups of "
+                f"{group_size} replicas do not hold"
+            )
+        return known
+    shape = tuple(whole)
+    divisors = [n for n in range(1, group_size + 1) if group_size % n == 0]
+    fitting = [n for n in divisors if shard_elements(shape, n) == elements]
+    if group_size in fitting:
+        return group_size
+    if len(fitting) != 1:
+        problem = f"{fitting} shards all" if fitting else f"none of {divisors} shards"
+        raise ValueError(
+            f"of a tensor of shape {shape}, {problem} have {elements} elements: make the buffer "
+            "with popxl.replica_sharded_buffer, which knows the number"
+        )
+    return fitting[0]
+
+
+def common(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The meta shape that tensors share, or (); preferably one that knows the number of shards."""
+    found = [m for m in metas if m]
+    known = [m for m in found if getattr(m, "shards", None) is not None]
+    if len(set(found)) != 1 or len({m.shards for m in known}) > 1:  # type: ignore[attr-defined]
+        return ()
+    return (known or found)[0]
