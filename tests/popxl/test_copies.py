@@ -443,3 +443,31 @@ def test_carried_values_may_change_places():
         return *entries, p, q, v, w
 
     assert _run(build) == [[0, 1, 0, 0, 1, 6, 0]] * 2
+
+
+@pytest.mark.parametrize("how", ["call", "loop", "branch"])
+def test_an_input_that_a_graph_returns_is_still_the_caller_s(how):
+    """Input and output are the same memory: the last use of one is not that of the other."""
+
+    def build(ir):
+        buffer, _ = _small()
+        at = popxl.variable(2, popxl.int32)
+        x = _variable(1, name="x", width=SMALL) * 2.0
+        loaded = ops.remote_load(buffer, at)  # waits for a number: `x` is computed before
+
+        def keep(x):
+            ops.remote_store(buffer, 0, ops.tanh(ops.remote_load(buffer, 2)))
+            return x
+
+        graph = ir.create_graph(keep, x)
+        if how == "branch":
+            (y,) = ops.conditional(popxl.constant(True), graph, graph, [x], [x])
+        else:
+            (y,) = ops.call(graph, x) if how == "call" else ops.repeat(graph, 2, x)
+        v, w = _variable(name="v", width=SMALL), _variable(name="w", width=SMALL)
+        ops.var_updates.copy_var_update_(v, x * 3.0 + loaded)
+        ops.remote_store(buffer, 1, v)
+        ops.var_updates.copy_var_update_(w, y * 5.0 + ops.remote_load(buffer, 1))
+        return v, w
+
+    assert _run(build) == [[9, 19]] * 2

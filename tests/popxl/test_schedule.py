@@ -366,6 +366,26 @@ def test_loads_into_views():
             np.testing.assert_array_equal(session.read_variable_data(v), expected)
 
 
+def test_a_loop_that_changes_an_input_by_value_starts_each_iteration_with_the_same():
+    def build(ir):
+        buffer, _ = entries(f32(3, W))
+        v = popxl.variable(np.ones(W, np.float32))
+
+        def body(row, v):
+            ops.add_(v, ops.remote_load(buffer, row))
+            ops.remote_store(buffer, row, v)
+            return row + 1
+
+        ops.repeat(ir.create_graph(body, number(), v), 3, number(), v)
+        return v, [store(ops.remote_load(buffer, i)) for i in range(3)]
+
+    session, (v, outs) = started(build)
+    with session:
+        found = session.run()
+        np.testing.assert_array_equal(session.read_variable_data(v), np.ones(W))
+        np.testing.assert_array_equal([found[s] for s in outs], f32(3, W) + 1)
+
+
 def test_a_graph_marked_at_one_site_and_looped_at_another():
     """Only the first hands its input over; the loop gives each iteration the same."""
 
