@@ -259,6 +259,18 @@ def test_a_variable_that_is_stored_after_a_change_changes_in_the_next_run():
     assert _run(build, 3) == [[1, 11], [12, 22], [23, 33]]
 
 
+def test_a_variable_stored_in_another_entry_each_run_leaves_the_others():
+    def build(ir):
+        buffer, entries = _small()
+        v, at = _variable(10, width=SMALL), popxl.variable(0, popxl.int32)
+        ops.add_(v, popxl.constant(1.0))
+        ops.remote_store(buffer, at, v)
+        ops.add_(at, popxl.constant(1, popxl.int32))
+        return *entries, v
+
+    assert _run(build) == [[11, 2, 3, 11], [11, 12, 3, 12]]
+
+
 def test_a_value_stored_twice_gives_each_entry_its_own_memory():
     def build(ir):
         buffer, entries = _small()
