@@ -329,25 +329,25 @@ class Session:
 
     def _upload(self) -> None:
         program = self._program
-        self._state = State(
+        state = State(
             {t: self._put_resident(t) for t in program.variables},
             {b: Entries(b, program.mesh) for b in program.buffers},
         )
         for buffer in program.buffers:
             for var in buffer._variables.values():
-                self._put_entry(var)
+                self._put_entry(state, var)
+        self._state = state
         self._mark_stale(False)
 
     def _put_resident(self, t: Variable | Shard) -> jax.Array:
         values = hostdata.device_view(hostdata.replica_values(_variable(t)))
         return hostdata.put_parts(values, per_replica(self._program.mesh))
 
-    def _put_entry(self, var: Variable) -> None:
-        assert self._state is not None
+    def _put_entry(self, state: State, var: Variable) -> None:
         assert var._remote is not None
         buffer, index = var._remote
         values = hostdata.entry_values(var, self._replicas, buffer.tensor_shape)
-        self._state.entries[buffer].put(index, values)
+        state.entries[buffer].put(index, values)
 
     def _mark_stale(self, stale: bool) -> None:
         for var in self._all_variables():
@@ -450,7 +450,7 @@ class Session:
                 resident = _resident(var)
                 self._state.variables[resident] = self._put_resident(resident)
             elif var._remote[0] in self._state.entries:
-                self._put_entry(var)
+                self._put_entry(self._state, var)
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:

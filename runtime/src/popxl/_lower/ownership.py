@@ -97,6 +97,10 @@ class _Owner:
         elif isinstance(step, Branch):
             for passed in step.branches:
                 assert not passed.routine.consumed
+        if any(not _all_owned(passed.routine) for passed in calls(step)):
+            self.owned -= set(step.reads())  # an output may be the same memory
+            for slot in step.reads():
+                giving.pop(slot, None)
 
     def _may_give(self, slot: Slot, index: int, uses: Counter[Slot]) -> bool:
         return slot in self.owned and self.last_use[slot] == index and uses[slot] == 1
@@ -163,6 +167,11 @@ class _Owner:
                 s for s in slots
                 if self.last_use.get(s, i) == i and s not in given and s not in known
             )  # fmt: skip
+
+
+def _all_owned(routine: Routine) -> bool:
+    outputs = {i for i, s in enumerate(routine.outputs) if s in routine.specs}
+    return outputs <= routine.owned and routine.changed.keys() <= routine.owned_changed
 
 
 def keep_apart(routines: Iterable[Routine]) -> None:

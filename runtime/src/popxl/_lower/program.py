@@ -185,7 +185,10 @@ class Program:
             del kept[i]
         slots = walker.routine(main, given)
         state.variables.update((self.variables[i], array) for i, array in kept.items())
-        state.variables.update((self.variables[i], slots[s]) for i, s in main.changed.items())
+        state.variables.update(
+            (self.variables[i], slots[s] if i in main.owned_changed else jnp.copy(slots[s]))
+            for i, s in main.changed.items()
+        )
         if shared.fault is not None:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}

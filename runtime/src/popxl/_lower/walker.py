@@ -191,7 +191,10 @@ class Walker:
                 current.clear()
             else:
                 for i in routine.consumed:
-                    current[i] = None
+                    if i < step.carried or i in body.changed:
+                        current[i] = None
+                    else:  # the next iteration is given the same
+                        given[i] = self._copy(given[i])
             inner = self.routine(routine, given, updates + base + iteration * each)
             outs = [inner[s] for s in routine.outputs]
             changed = {i: inner[routine.changed[i]] for i in body.changed}
