@@ -102,7 +102,7 @@ def build_foreign(a, b):
         (build_conditional, "ops.conditional", ("conditional(", "a: float32[2, 3]")),
         (build_store, "host_store", ("host_store", "a'", "float32[2, 2]")),
         (build_offset, "remote_load", ("offset", "a'", "float32[2, 3]")),
-        (build_ipus, "ops.add", ("add", "different IPUs [1, 2]")),
+        (build_ipus, "ops.add", ("add", "is on IPU 1", "is on IPU 2")),
         (build_foreign, "ops.add", ("add", "'v' belongs to graph 'main'")),
     ],
 )

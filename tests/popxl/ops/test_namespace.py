@@ -43,7 +43,7 @@ def test_helpers_for_custom_ops() -> None:
         with pytest.raises(ValueError, match="belongs to graph"):
             utils.check_in_graph(other, t=t)
         utils.check_tensor_ipu_and_tile_set(t=t)
-        with pytest.raises(ValueError, match="different IPUs"):
+        with pytest.raises(ValueError, match="is on IPU 0, but .* is on IPU 1"):
             utils.check_tensor_ipu_and_tile_set(a=t.copy_to_ipu(0, 0), b=t.copy_to_ipu(1, 0))
         assert utils.cast_if_needed(t, popxl.float32) is t
         assert utils.cast_if_needed(t, popxl.float16).dtype == popxl.float16

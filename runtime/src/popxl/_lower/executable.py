@@ -73,7 +73,8 @@ class LoadedSegment:
     def _check(self, arrays: Sequence[jax.Array]) -> None:
         # XLA trusts its caller: a wrong buffer would be read as if it were the right one.
         for x, s in zip(arrays, self._arguments, strict=True):
-            if (x.shape, x.dtype) != (s.shape, s.dtype) or x.sharding != s.sharding:
+            same = x.sharding == s.sharding or x.sharding.is_equivalent_to(s.sharding, x.ndim)
+            if (x.shape, x.dtype) != (s.shape, s.dtype) or not same:
                 raise TypeError(
                     f"the segment takes {s.dtype}{s.shape} in {s.sharding}, but got "
                     f"{x.dtype}{x.shape} in {x.sharding}"

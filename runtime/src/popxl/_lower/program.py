@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
     from popxl.tensor import Shard, TensorSpec, Variable
+
+logger = logging.getLogger("popxl")
 
 _NUMBERS_KEPT = 2**14
 _AHEAD = {"cpu": 64 * 2**20}  # bytes in flight, by platform
@@ -117,12 +121,14 @@ class Program:
     # ---- compiling ------------------------------------------------------------------------------
     def compile(self) -> None:
         """Load or compile an executable for each segment; equal segments share one."""
-        cache = SegmentCache(self)
+        start, cache = time.perf_counter(), SegmentCache(self)
         keys = {segment: cache.key(segment) for segment in self.schedule.segments}
         first = {keys[s]: s for s in reversed(self.schedule.segments)}
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             made = dict(zip(first, pool.map(cache.load_or_compile, first.values()), strict=True))
         self.executables: dict[Segment, Any] = {s: made[k] for s, k in keys.items()}
+        seconds = time.perf_counter() - start
+        logger.info("compiled or loaded %d executables in %.2f s", len(made), seconds)
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
         """`ShapeDtypeStruct`s with shardings of a segment's arguments and results."""

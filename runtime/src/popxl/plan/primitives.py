@@ -58,6 +58,10 @@ def nbytes(aval: Any) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
+def _is_counter(aval: Any) -> bool:
+    return not getattr(aval, "shape", (1,)) and aval.dtype.kind in "iub"
+
+
 def flops_of(node: Node) -> int:
     """Operations of a matrix product or convolution: 2 for each multiply-add; 0 of others."""
     name, out = node.name, node.outputs[0].aval
@@ -73,8 +77,11 @@ def flops_of(node: Node) -> int:
 
 
 def arithmetic_of(node: Node) -> int:
-    """Other arithmetic operations: one for each element that is computed, or added up."""
+    """Other arithmetic operations: one for each element that is computed, or added up; counters and
+    positions of streams do not count."""
     name = node.name
+    if all(_is_counter(v.aval) for v in node.outputs):
+        return 0
     if name in _FREE or name in _MOVED or name in COLLECTIVES or flops_of(node):
         return 0
     kind = kind_of(name)
