@@ -473,6 +473,7 @@ class Session:
             return
         if self.weights_to_host_on_exit and self.is_attached and self._read_only is None:
             self.weights_to_host()
+        self._program.settle()
         self._state = None
         self._mark_stale(False)
 

@@ -16,6 +16,7 @@ from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, He
 from popxl import TensorSpec
 from popxl_addons.patterns import apply_pre_alias_patterns
 from tests.modelling.harness import small_config
+from tests.popxl.compiled import optimised
 
 CONFIG = small_config(2)
 WIDE, NARROW = (TensorSpec((2, n, 16), popxl.float32) for n in (12, 4))
@@ -57,7 +58,7 @@ def collectives(module: type[addons.Module], specs: list[TensorSpec], gradient: 
         for t in outputs:
             addons.host_store(t)
     apply_pre_alias_patterns(ir)
-    text = popxl.Session(ir, "cpu")._executable.as_text()
+    text = optimised(popxl.Session(ir, "cpu"))
     # An all-reduce of several values, which XLA makes of neighbours, has a type in parentheses.
     reduces = re.findall(r" = (\(?[^=\n]*?) all-reduce(?:-start)?\(", text)
     others = re.findall(r" (?:all-gather|reduce-scatter|collective-permute|all-to-all)\(", text)

@@ -35,7 +35,11 @@ def compile_lowered(lowered: Any, platform: str) -> Any:
             # YNNPACK's matrix products by themselves are right, and faster than Eigen's. Some of
             # 16 bits fail when they run, so code with any of those gets none.
             options[_LIBRARY] = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-        if not _CONTROL_FLOW.search(text):
+        if _CONTROL_FLOW.search(text):
+            # Whole models, such as a loop that generates. The default order of kernels lets
+            # independent ones run at once, and so makes all layers' weights ready in advance.
+            options["xla_cpu_scheduler_type"] = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+        else:
             # Saves copies of donated arrays that several kernels read. With loops it may overwrite
             # an array before a loop that reads it has run.
             options["xla_cpu_copy_insertion_use_region_analysis"] = True

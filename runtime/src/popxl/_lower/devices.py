@@ -108,6 +108,8 @@ def _restart_cpu(count: int) -> list[Any]:
     global _epoch
     from jax.extend import backend
 
+    for array in jax.live_arrays():  # the backend must not go while it computes
+        array.block_until_ready()
     logger.info("restarting the CPU backend with %d virtual devices", count)
     backend.clear_backends()
     _epoch += 1

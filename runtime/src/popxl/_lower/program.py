@@ -87,6 +87,7 @@ class Program:
             segment.facts = self.facts
         self.variables = main_variables(ir)
         self._numbers: dict[Any, jax.Array] = {}
+        self._ahead = Ahead(_AHEAD.get(self.platform, _AHEAD_ELSEWHERE))
 
     @property
     def changed(self) -> list[Variable | Shard]:
@@ -181,9 +182,7 @@ class Program:
             poplar_application_runtime_error: an op found a value that breaks its rule.
         """
         shared = self._globals(inputs, seed)
-        walker = Walker(
-            self._call, self._number, jnp.copy, state.entries, shared, Ahead(self._ahead())
-        )
+        walker = Walker(self._call, self._number, jnp.copy, state.entries, shared, self._ahead)
         main = self.schedule.main
         given = [state.variables.pop(v) for v in self.variables]
         kept = dict(enumerate(given))
@@ -199,8 +198,9 @@ class Program:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}
 
-    def _ahead(self) -> int:
-        return _AHEAD.get(self.platform, _AHEAD_ELSEWHERE)
+    def settle(self) -> None:
+        """Wait until the devices have done what runs have asked for."""
+        self._ahead.settle()
 
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)

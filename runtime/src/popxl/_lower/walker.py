@@ -79,6 +79,14 @@ class Ahead:
                 oldest.block_until_ready()
             self._nbytes -= size
 
+    def settle(self) -> None:
+        """Wait for all of them."""
+        while self._pending:
+            array, _ = self._pending.popleft()
+            if not array.is_deleted():
+                array.block_until_ready()
+        self._nbytes = 0
+
 
 class Walker:
     """One run of a program.
