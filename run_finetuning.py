@@ -10,11 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from checkpoints.origins import ORIGINS
-from config.cli import add_export_option, entry_point, read_command_line
-from modelling.shortage import explained
-from planning.needs import finetuning_needs
+from config.cli import add_export_option, entry_point, path_option, read_command_line
 from planning.options import add_plan_options, planned
-from training.finetune import finetune
 from training.options import RunOptions
 
 
@@ -28,6 +25,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--run-dir",
         metavar="DIR",
+        type=path_option,
         help="where config.yml, metrics.jsonl and the loss curve go; by default what --save names, "
         "else a new directory under runs/",
     )
@@ -44,6 +42,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
     line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, _add_options, ORIGINS)
+    # These take seconds: mistakes in the command line are said before.
+    from modelling.shortage import explained
+    from planning.needs import finetuning_needs
+    from training.finetune import finetune
+
     if planned(line, finetuning_needs):
         return
     given = line.options

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from checkpoints.origins import ORIGINS
-from config.cli import entry_point, read_command_line
+from config.cli import entry_point, path_option, read_command_line
 from config.errors import ConfigError
-from evaluation.generate import answer, asked_rows, asked_texts, is_raw, write_rows
-from modelling.shortage import explained
+from files.writing import check_file
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +21,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--file",
         metavar="FILE",
+        type=path_option,
         help="rows to answer (.jsonl, .csv, .parquet), with the columns of the run's template or "
         "with a column prompt; without it and without a PROMPT, lines of standard input",
     )
     group.add_argument(
-        "--out", metavar="FILE", help="JSON Lines for the answers (default: standard output)"
+        "--out",
+        metavar="FILE",
+        type=path_option,
+        help="JSON Lines for the answers (default: standard output)",
     )
     group.add_argument(
         "--raw",
@@ -42,6 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given, config = line.options, line.config
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")
+    if given.out is not None:
+        check_file("the answers", given.out)
+    # These take seconds: mistakes in the command line are said before.
+    from evaluation.generate import answer, asked_rows, asked_texts, is_raw, write_rows
+    from modelling.shortage import explained
+
     raw = given.raw or is_raw(config)
     if given.file is not None:
         asked = asked_rows(config, given.file, raw)

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 
 from checkpoints.origins import ORIGINS
 from config.cli import entry_point, read_command_line
-from huggingface.side_by_side import side_by_side
-from modelling.shortage import explained
 
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
     line = read_command_line(__doc__, "inference", "gptj_6B_1024_pod64", arguments, origins=ORIGINS)
+    # These take seconds: mistakes in the command line are said before.
+    from huggingface.side_by_side import side_by_side
+    from modelling.shortage import explained
+
     with explained(line.preset, line.config):
         print(side_by_side(line.config).text())
 

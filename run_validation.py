@@ -10,10 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from checkpoints.origins import ORIGINS
-from config.cli import entry_point, read_command_line
-from evaluation.validate import validate
-from modelling.shortage import explained
-from planning.needs import inference_needs
+from config.cli import entry_point, path_option, read_command_line
 from planning.options import add_plan_options, planned
 
 
@@ -21,6 +18,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
+        type=path_option,
         help="where validation.json goes; by default the directory of the checkpoint that is "
         "loaded, else a new one under runs/",
     )
@@ -31,6 +29,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     line = read_command_line(__doc__, "inference", "xxl_pod64", arguments, _add_options, ORIGINS)
+    # These take seconds: mistakes in the command line are said before.
+    from evaluation.validate import validate
+    from modelling.shortage import explained
+    from planning.needs import inference_needs
+
     if not planned(line, inference_needs):
         with explained(line.preset, line.config):
             print(validate(line.config, line.preset, line.options.out).summary())

@@ -22,6 +22,7 @@ short in what matters most here:
 from checkpoints.errors import CheckpointError as CheckpointError
 from checkpoints.errors import CheckpointWarning as CheckpointWarning
 from checkpoints.huggingface import check_is_free as check_is_free
+from checkpoints.huggingface import hf_description as hf_description
 from checkpoints.huggingface import is_hf_directory as is_hf_directory
 from checkpoints.huggingface import read_hf_directory as read_hf_directory
 from checkpoints.huggingface import write_hf_directory as write_hf_directory

@@ -15,9 +15,9 @@ from checkpoints.errors import CheckpointError
 from checkpoints.manifest import is_file_name
 from checkpoints.shards import shards_of, write_json, write_shard
 from checkpoints.tensor_files import TensorFiles
-from files.errors import FileError
+from files.errors import FileError, WriteError
 from files.json_files import read_object
-from files.writing import sync
+from files.writing import check_folder, sync
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -48,6 +48,21 @@ def read_hf_directory(path: str | Path) -> TensorFiles:
             f"no model in {path}: give a Hugging Face model folder with {CONFIG} and {WEIGHTS}"
         )
     return TensorFiles(_weight_files(path))
+
+
+def hf_description(path: str | Path) -> dict[str, Any] | None:
+    """Hugging Face's description of the model in a folder, its config.json; None without one.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = Path(path) / CONFIG
+    if not file.exists():
+        return None
+    try:
+        return read_object(file).data
+    except FileError as error:
+        raise CheckpointError(f"{CONFIG} is damaged: {error}") from error
 
 
 def write_hf_directory(
@@ -96,14 +111,20 @@ def write_hf_directory(
 
 
 def check_is_free(path: str | Path) -> None:
-    """Raise CheckpointError unless nothing, or an empty folder, is at `path`."""
+    """Check that a model folder can be written at `path`.
+
+    Raises:
+        CheckpointError: something is there, and it is no empty folder, or it cannot be written.
+    """
     path = Path(path)
-    if path.is_dir() and not any(path.iterdir()):
-        return
-    if path.exists():
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise CheckpointError(
             f"{path} is there and is not empty: give a new folder for the model, or delete that one"
         )
+    try:
+        check_folder("the model folder", path)
+    except WriteError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -15,16 +15,30 @@ from checkpoints import (
     CheckpointError,
     TensorFiles,
     has_checkpoint,
+    hf_description,
     load_checkpoint,
     read_hf_directory,
 )
 from checkpoints.hub import local_model
 from config.sections import RunConfig
-from files.shown import shown
+from files.json_files import Fields
+from files.shown import shown, shown_path
+from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, Computed, WeightTable
 
 Tensors = Mapping[str, np.ndarray]
 RANDOM = "random"
+
+MODEL = "model"
+"""Name under which a checkpoint's metadata have Hugging Face's description of its model."""
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_NO_MATTER = {
+    "architectures", "attn_pdrop", "bos_token_id", "decoder_start_token_id", "dropout_rate",
+    "embd_pdrop", "eos_token_id", "initializer_range", "n_positions", "pad_token_id",
+    "resid_pdrop", "tie_word_embeddings",
+}  # fmt: skip
+"""Entries of a description that say nothing of what the weights compute."""
 
 
 @dataclass(frozen=True)
@@ -66,44 +80,57 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
     load, save = config.checkpoint.load, config.checkpoint.save
     if save is not None and not fresh and has_checkpoint(save):
         checkpoint = load_checkpoint(save)
-        saved = checkpoint.metadata.get("config", {})
-        if not _is_within(load, save) or saved.get("checkpoint", {}).get("load") == load:
+        saved = _flat(_mapping(_metadata(checkpoint), "config") or {})
+        if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
-            return _continued(checkpoint, table, save, "--fresh starts over")
+            return _continued(config, checkpoint, table, save, "--fresh starts over")
     if load is None or load == RANDOM:
         return Start(table.initial(config.model.seed))
     if not has_checkpoint(load):
-        return _of_model(table, load)
+        return _of_model(config, table, load)
     checkpoint = load_checkpoint(load)
     if not config.checkpoint.load_optimizer:
-        weights = _weights(checkpoint, table, load)
+        weights = _weights(config, checkpoint, table, load)
         return Start(weights, source=f"the weights of step {checkpoint.step} in {load}")
     advice = "--checkpoint.load_optimizer false starts a new run from its weights"
-    return _continued(checkpoint, table, load, advice)
+    return _continued(config, checkpoint, table, load, advice)
 
 
-def _of_model(table: WeightTable, name: str) -> Start:
+def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     """The weights of a Hugging Face model."""
     folder = local_model(name)
+    _check_model(config, hf_description(folder), name)
     tensors = read_hf_directory(folder)
     _check_fit(table, tensors, tensors, name)
-    return Start(table.renamed(tensors), source=name)
+    return Start(_finite(config, table.renamed(tensors), name), source=name)
 
 
-def _continued(checkpoint: Checkpoint, table: WeightTable, folder: str, advice: str) -> Start:
-    _weights(checkpoint, table, folder)  # which checks that they fit
+def _continued(
+    config: RunConfig, checkpoint: Checkpoint, table: WeightTable, folder: str, advice: str
+) -> Start:
+    _weights(config, checkpoint, table, folder)  # which checks that they fit
     if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
         )
+    metadata = _metadata(checkpoint)
     return Start(
-        checkpoint.tensors,
+        _finite(config, checkpoint.tensors, folder),
         checkpoint.step,
-        checkpoint.metadata.get("data"),
+        _mapping(metadata, "data"),
         f"step {checkpoint.step} in {folder}",
-        checkpoint.metadata.get("skipped_steps", 0),
-        checkpoint.metadata.get("best"),
+        metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
+        _mapping(metadata, "best"),
     )
+
+
+def _metadata(checkpoint: Checkpoint) -> Fields:
+    return Fields(checkpoint.metadata, f"the manifest of {shown_path(checkpoint.path)}")
+
+
+def _mapping(metadata: Fields, name: str) -> dict[str, Any] | None:
+    """An object among the metadata; None if there is none."""
+    return None if metadata.data.get(name) is None else metadata.mapping(name)
 
 
 def _is_within(load: str | None, save: str) -> bool:
@@ -112,17 +139,19 @@ def _is_within(load: str | None, save: str) -> bool:
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
-    """Raise CheckpointError if the run in a folder has another model, or other data."""
-    now = config.to_dict()
-    for section in ("model", "data"):
-        before, after = _flat(saved.get(section, {})), _flat(now[section])
-        for name in before.keys() & after.keys():
-            if before[name] != after[name]:
-                raise CheckpointError(
-                    f"{folder} has a run with {section}.{name} {shown(before[name])}, but this one "
-                    f"has {shown(after[name])}: continue that run as it was, give another --save, "
-                    "or --fresh to delete it and start over"
-                )
+    """Raise CheckpointError if the run in a folder has another model, or other data.
+
+    Args:
+        saved: that run's configuration by dotted names, as far as it is known.
+    """
+    now = _flat(config.to_dict())
+    for name in sorted(saved.keys() & now.keys()):
+        if name.startswith(("model.", "data.")) and saved[name] != now[name]:
+            raise CheckpointError(
+                f"{folder} has a run with {name} {shown(saved[name])}, but this one has "
+                f"{shown(now[name])}: continue that run as it was, give another --save, or "
+                "--fresh to delete it and start over"
+            )
 
 
 def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -149,9 +178,9 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     if not has_checkpoint(load):
         if needs_scales:
             raise _no_scales(load)
-        return _of_model(table, load)
+        return _of_model(config, table, load)
     checkpoint = load_checkpoint(load)
-    weights = _weights(checkpoint, table, load)
+    weights = _weights(config, checkpoint, table, load)
     if needs_scales:
         weights = _with_scales(weights, checkpoint.tensors, load)
     return Start(weights, checkpoint.step, None, f"step {checkpoint.step} in {load}")
@@ -172,17 +201,58 @@ def _no_scales(load: str) -> CheckpointError:
     )
 
 
-def _weights(checkpoint: Checkpoint, table: WeightTable, load: str) -> Tensors:
+def _weights(config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str) -> Tensors:
     """The weights alone of a checkpoint, each read when it is asked for."""
+    _check_model(config, checkpoint.metadata.get(MODEL), load)
     tensors = checkpoint.tensors
     names = [n for n in tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
     _check_fit(table, tensors, names, load)
-    return Computed({n: partial(tensors.__getitem__, n) for n in names})
+    return _finite(config, Computed({n: partial(tensors.__getitem__, n) for n in names}), load)
+
+
+def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
+    """Raise CheckpointError if weights were made for a model that computes something else.
+
+    Args:
+        theirs: Hugging Face's description of that model, as far as there is one. What it leaves
+            out is not compared; shapes are compared with the weights themselves.
+    """
+    if not isinstance(theirs, dict):
+        return
+    ours = family_of(config).hf_config(config)
+    for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
+        if theirs[name] is not None and theirs[name] != ours[name]:
+            raise CheckpointError(
+                f"the weights in {load} belong to a model with {name} {shown(theirs[name])}, but "
+                f"the configuration has {ours[name]}: use the configuration they were made with"
+            )
+
+
+def _finite(config: RunConfig, tensors: Tensors, load: str) -> Tensors:
+    """The tensors, which raise CheckpointError when one with NaN or infinity is read."""
+
+    def read(name: str) -> np.ndarray:
+        array = tensors[name]
+        if not config.checkpoint.nonfinite and not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{name} in {load} has NaN or infinity: take weights of an earlier step, or "
+                "accept them by --checkpoint.nonfinite"
+            )
+        return array
+
+    return Computed({name: partial(read, name) for name in tensors})
 
 
 def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:
     """Raise CheckpointError unless the weights `names` of `files` are those of the model."""
+    specs = {name: files.spec(name) for name in names}
+    wrong = [name for name, spec in specs.items() if spec.dtype.name not in _FLOATS]
+    if wrong:
+        raise CheckpointError(
+            f"{wrong[0]} in {load} is {specs[wrong[0]].dtype.name}, but weights are one of "
+            f"{', '.join(_FLOATS)}"
+        )
     try:
-        table.check_shapes({name: files.spec(name).shape for name in names})
+        table.check_shapes({name: spec.shape for name, spec in specs.items()})
     except ValueError as error:
         raise CheckpointError(f"{load}: {error}") from error

@@ -15,20 +15,25 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, NoReturn, Protocol
 
 from config.errors import ConfigError, Notice, UserError
 from config.families import config_class_of
 from config.flags import add_field_flags, field_overrides, spell_flags
 from config.help import field_help, formatter
+from config.interrupts import Interrupted, exit_code, interruptible, sentence
 from config.presets import merge, preset_data, preset_names
 from config.sections import RunConfig
+from config.values import PathText, ValueType
+from files.shown import shown_name, shown_path
 
 
 class Main(Protocol):
@@ -60,7 +65,7 @@ class Origins(Protocol):
 
 
 USER_ERROR = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,20 @@ def read_command_line(
     )
 
 
+def path_option(text: str) -> str:
+    """The type of an option that names a file or folder."""
+    try:
+        return str(ValueType.of(PathText).check(text, "it"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_export_option(parser: argparse.ArgumentParser) -> None:
     """The option that writes a model for Hugging Face."""
     parser.add_argument(
         "--save-hf",
         metavar="DIR",
+        type=path_option,
         help="a new folder for the model, in the form that Hugging Face's from_pretrained loads",
     )
 
@@ -139,9 +153,10 @@ def entry_point(
 ) -> Callable[[Main], EntryPoint]:
     """Make a script's main return an exit code, and say a person's mistake in one sentence.
 
-    `UserError`, and what `user_errors` names, end with the message on stderr and code 2;
-    an interrupt from the keyboard ends with code 130. Every other exception is a defect of ours
-    and keeps its traceback. A `Notice` is shown as one line.
+    `UserError`, and what `user_errors` names, end with the message on stderr and code 2, and so do
+    a file or disk that fails and memory that runs out. SIGINT ends with code 130, SIGTERM with
+    143. Every other exception is a defect of ours and keeps its traceback. A `Notice` is shown as
+    one line.
     """
 
     expected: tuple[type[Exception], ...] = (UserError, *user_errors)
@@ -150,19 +165,41 @@ def entry_point(
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
             try:
-                with _plain_notices():
+                with interruptible(), _plain_notices():
                     main(arguments)
+                    sys.stdout.flush()
             except expected as error:
-                print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-                return USER_ERROR
-            except KeyboardInterrupt:
-                print("interrupted", file=sys.stderr)
-                return INTERRUPTED
+                return _say(f"error: {' '.join(str(error).split())}", USER_ERROR)
+            except BrokenPipeError:  # such as `| head`
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
+                return NOBODY_READS
+            except OSError as error:
+                return _say(f"error: {_failure(error)}", USER_ERROR)
+            except MemoryError as error:
+                what = " ".join(str(error).split()) or "an array does not fit"
+                return _say(f"error: there is not enough memory: {what}", USER_ERROR)
+            except Interrupted as signal:
+                return _say(str(signal), exit_code(signal.number))
+            except KeyboardInterrupt:  # before, or where signals are somebody else's
+                return _say(sentence(SIGINT), exit_code(SIGINT))
             return 0
 
         return run
 
     return decorate
+
+
+def _say(text: str, code: int) -> int:
+    """Print the last line on stderr, if it can be, and return the exit code."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    return code
+
+
+def _failure(error: OSError) -> str:
+    """One sentence about a file, disk or connection that fails where nobody foresaw it."""
+    reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    return f"{shown_path(error.filename)}: {reason}" if error.filename else reason
 
 
 @contextmanager
@@ -240,4 +277,4 @@ class _Parser(argparse.ArgumentParser):
         return [action.dest for action in self._actions]
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see --help")
+        raise ConfigError(f"{shown_name(message, 200)}; see --help")

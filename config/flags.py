@@ -13,6 +13,7 @@ from typing import Any
 
 from config.base import Leaf, Section, leaves
 from config.errors import ConfigError, close_names
+from files.shown import shown_name
 
 ALIASES = {
     "load": "checkpoint.load",
@@ -158,7 +159,7 @@ def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> Conf
     ending = [f"--{flag_of(field)}" for field in fields if field.endswith(f".{name}")]
     close = ending or [known[other] for other in close_names(name, known)]
     hint = f"did you mean {_one_of(close)}?" if close else "--help-all lists all of them"
-    return ConfigError(f"unknown option --{name}; {hint}")
+    return ConfigError(f"unknown option --{shown_name(name)}; {hint}")
 
 
 def _one_of(flags: Iterable[str]) -> str:

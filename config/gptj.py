@@ -8,7 +8,7 @@ from typing import Literal
 from config.base import Section
 from config.errors import ConfigError
 from config.sections import Data, Embedding, Model, Optimizer, RunConfig, Training
-from config.values import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from config.values import LayerCount, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GPTJAttention(Section):
 class GPTJModel(Model):
     """The model. The defaults are GPT-J 6B."""
 
-    layers: PositiveInt = 28
+    layers: LayerCount = 28
     """Number of layers. HF: n_layer."""
 
     hidden_size: PositiveInt = 4096
@@ -139,6 +139,20 @@ class GPTJConfig(RunConfig):
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {
             "model.attention.heads": self.model.attention.heads
+        }
+
+    def least_weights(self) -> int:
+        m = self.model
+        a_layer = 4 * m.hidden_size + 2 * m.inner_size
+        return m.hidden_size * (m.layers * a_layer + 2 * m.embedding.vocab_size)
+
+    def least_bytes(self) -> dict[str, int]:
+        m, lengths = self.model, self.model.sequence_length + self.model.output_length
+        return super().least_bytes() | {
+            "the attention scores": self.score_bytes(m.attention.heads),
+            "the caches of generation": (
+                self._samples_at_once * lengths * m.hidden_size * 2 if m.eval else 0
+            ),
         }
 
     def linear_inputs(self) -> dict[str, int]:

@@ -12,8 +12,10 @@ from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError, nearest
+from config.least import GRADIENT_AND_MOMENTS, ITEM_BYTES, check_any_memory
 from config.values import (
     Fraction,
+    LayerCount,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -35,6 +37,7 @@ METRICS = {
 """Metrics of an evaluation, and whether more is better."""
 
 MetricName = Literal["loss", "perplexity", "accuracy", "exact_match", "rouge_l", "bleu"]
+MOST_REPLICAS = 2**14
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Embedding(Section):
 class Model(Section):
     """What every model has; a family adds its own fields."""
 
-    layers: PositiveInt = 8
+    layers: LayerCount = 8
     """Number of layers; an encoder-decoder has as many in each stack. HF: num_layers, n_layer."""
 
     hidden_size: PositiveInt = 512
@@ -260,6 +263,9 @@ class Checkpoint(Section):
     """Continue the run in `load`, with its optimizer's state and step; false: a new run, from its
     weights alone."""
 
+    nonfinite: bool = False
+    """Accept weights, when they are loaded, that have NaN or infinity among them."""
+
 
 @dataclass(frozen=True)
 class Data(Section):
@@ -387,7 +393,46 @@ class RunConfig(Section):
     def _samples_at_once(self) -> int:
         return self.execution.micro_batch_size * self.execution.data_parallel
 
+    @property
+    def _batch(self) -> int:
+        """Samples whose activations exist at a time, over all replicas."""
+        return self._samples_at_once if self.model.eval else self.training.global_batch_size
+
+    def least_bytes(self) -> dict[str, int]:
+        """Bytes that a run takes at the least, over all devices, by what they are.
+
+        A family adds its own. They are bounds from below: see `config.least`.
+        """
+        m, e = self.model, self.execution
+        item = ITEM_BYTES[m.precision]
+        tokens = self._batch * m.sequence_length
+        kept = 1 if m.eval else m.layers
+        elements = self.least_weights()
+        return {
+            "the weights": elements // 2 if m.quantisation else elements * item,
+            "gradients and moments": 0 if m.eval else elements * GRADIENT_AND_MOMENTS,
+            "the activations": kept * tokens * m.hidden_size * item,
+            "the inputs of a run": e.device_iterations * tokens * 4,
+        }
+
+    def least_weights(self) -> int:
+        """Weights of the model at the least; a family counts its own."""
+        m = self.model
+        return m.hidden_size * (m.embedding.vocab_size + m.layers)
+
+    def score_bytes(self, heads: int) -> int:
+        """Bytes of the attention scores that exist at a time on all devices, in float32."""
+        m, e = self.model, self.execution
+        queries = m.sequence_length // e.attention_serialisation
+        return self._samples_at_once * heads * queries * m.sequence_length * 4
+
     def validate(self) -> None:
+        check_any_memory(self.least_bytes())
+        if self.replicas > MOST_REPLICAS:
+            raise ConfigError(
+                f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
+                f"{self.execution.tensor_parallel} must be at most {MOST_REPLICAS:,} devices"
+            )
         if self.checkpoint.keep_best is not None and self.evaluation.steps is None:
             raise ConfigError(
                 "checkpoint.keep_best needs evaluations while training: set evaluation.steps"

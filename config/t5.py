@@ -88,6 +88,22 @@ class T5Config(RunConfig):
             "model.d_ff": self.model.d_ff,
         }
 
+    def least_weights(self) -> int:
+        m = self.model
+        inner = m.attention.heads * m.attention.d_kv
+        a_layer = 3 * 4 * inner + 2 * 3 * m.d_ff  # of encoder and decoder
+        return m.hidden_size * (m.layers * a_layer + 2 * m.embedding.vocab_size)
+
+    def least_bytes(self) -> dict[str, int]:
+        m, heads = self.model, self.model.attention.heads
+        answers = self._batch * self.execution.device_iterations * self.data.examples_per_row
+        return super().least_bytes() | {
+            "the attention scores": self.score_bytes(heads),
+            "the answers of a run": answers * m.decoder_sequence_length * 4,
+            "the positions of the answers": 4 * m.decoder_sequence_length**2,
+            "the relative positions": heads * m.attention.relative_attention_num_buckets * 4,
+        }
+
     def linear_inputs(self) -> dict[str, int]:
         attention, parts = self.model.attention, self.execution.tensor_parallel
         return super().linear_inputs() | {

@@ -30,7 +30,14 @@ class Rule:
 LARGEST_INT = 2**63 - 1
 """Of every integer: what 64 bits hold, and so NumPy, JAX and the formats of files."""
 
+MOST_LAYERS = 1024
+"""Layers of a model: the deepest published transformers have 1,000. Each is a graph's calls, which
+take time and memory even in a plan."""
+
 PositiveInt = Annotated[int, Rule("a positive integer", lambda value: value > 0)]
+LayerCount = Annotated[
+    int, Rule(f"an integer from 1 to {MOST_LAYERS}", lambda value: 0 < value <= MOST_LAYERS)
+]
 NonNegativeInt = Annotated[int, Rule("an integer, 0 or more", lambda value: value >= 0)]
 PositiveFloat = Annotated[float, Rule("a positive number", lambda value: value > 0)]
 NonNegativeFloat = Annotated[float, Rule("a number, 0 or more", lambda value: value >= 0)]

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.errors import UserError
+from files.json_files import read_object
+from files.shown import shown_name, shown_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
 
 SECONDS_TO_ANSWER = 5.0
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "config.json",
+)  # fmt: skip
 
 
 class DataUnavailable(UserError, ValueError):
@@ -60,24 +67,41 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     Raises:
         DataUnavailable: there is no such folder, it is not cached, and the hub cannot be reached.
     """
-    from pathlib import Path
-
     from transformers import AutoTokenizer
 
     local = Path(name).is_dir()
+    if local:
+        _check_tokenizer_files(Path(name))
     reachable = not local and is_reachable()
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=not reachable)
-    except (OSError, ValueError) as error:
+        # Without the argument, it asks at the terminal whether to run code from the folder.
+        return AutoTokenizer.from_pretrained(
+            name, local_files_only=not reachable, trust_remote_code=False
+        )
+    except Exception as error:  # the library of tokenizers raises just that for damaged files
         if local:
             raise DataUnavailable(
-                f"folder {name} holds no tokenizer that transformers can load: "
+                f"folder {shown_path(name)} holds no tokenizer that transformers can load "
+                f"({shown_name(str(error).partition(chr(10))[0])}): "
                 "give one with tokenizer.json and tokenizer_config.json"
             ) from error
         raise DataUnavailable(
             f"tokenizer {name} is no folder, and cannot be had from the Hugging Face hub"
             f"{_why(reachable, error)}: connect to the network, or give a folder with --tokenizer"
         ) from error
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    """Raise UserError, with file and line, for files of a tokenizer that are damaged or want to run
+    code that is in the folder."""
+    for name in TOKENIZER_FILES:
+        if not (folder / name).exists():
+            continue
+        if "auto_map" in read_object(folder / name):
+            raise DataUnavailable(
+                f"{shown_path(folder / name)} asks to run code of its own (auto_map), which is "
+                "never done: give a tokenizer of a class that transformers has"
+            )
 
 
 def _why(reachable: bool, error: Exception) -> str:

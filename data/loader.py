@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from data.lengths import Cuts
+from files.json_files import Fields
 
 
 class Samples(Protocol):
@@ -89,14 +90,19 @@ class Loader:
 
         Raises:
             ValueError: the state belongs to another data set.
+            FileError: it is no such state.
         """
-        if state["samples"] != len(self._samples):
+        found = Fields(dict(state), "the saved data position")
+        seed, epoch, position, samples = map(found.count, ("seed", "epoch", "position", "samples"))
+        if samples != len(self._samples):
             raise ValueError(
-                f"the data position was saved with {state['samples']} samples, but there are "
+                f"the data position was saved with {samples} samples, but there are "
                 f"{len(self._samples)}: continue with the same data set, or start anew"
             )
-        self._seed = state["seed"]
-        self._go_to(state["epoch"], state["position"])
+        if position >= samples:
+            raise ValueError(f"the saved data position {position} is not among {samples} samples")
+        self._seed = seed
+        self._go_to(epoch, position)
 
     def _go_to(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position

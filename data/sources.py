@@ -43,15 +43,20 @@ class File:
     name: str
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        path = Path(self.name)
-        reader = _READERS[path.suffix.lower()]
+        path, name = Path(self.name), shown_path(self.name)
+        reader = _READERS.get(path.suffix.lower())
+        if reader is None:
+            raise DataError(
+                f"{name} is not a kind of file that is known: give one of {', '.join(_READERS)}"
+            )
         try:
+            check_regular(path)
             for number, row in reader(path):
-                yield f"{path}, {number}", row
+                yield f"{name}, {number}", row
         except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+            raise DataError(f"cannot read {name}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 text: save it in that encoding") from error
+            raise DataError(f"{name} is not UTF-8 text: save it in that encoding") from error
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,6 @@ def source_of(given: str, split: str) -> Source:
         split: of the hub's data set, where none is given.
     """
     if Path(given).suffix.lower() in _READERS or Path(given).exists():
-        if Path(given).suffix.lower() not in _READERS:
-            raise DataError(
-                f"{given} is not a kind of file that is known: give one of {', '.join(_READERS)}"
-            )
         return File(given)
     whole, _, named = given.partition("@")
     path, _, subset = whole.partition(":")
@@ -91,7 +92,6 @@ def source_of(given: str, split: str) -> Source:
 
 # ---- files --------------------------------------------------------------------------------------
 def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
-    check_regular(path)
     with path.open("rb") as lines:
         for number, row in json_lines(path, lines):
             if not isinstance(row, dict):

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from config.sections import Data
 from data.sources import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, Template
+from files.shown import shown_name
 
 Split = Literal["train", "validation"]
 
@@ -102,7 +103,7 @@ class Task:
         assert self.labels is not None
         if answer in self.labels:
             return answer
-        if answer.isdecimal() and int(answer) < len(self.labels):
+        if answer.isdecimal() and len(answer) < 10 and int(answer) < len(self.labels):
             return self.labels[int(answer)]
         raise ColumnError(f"the label {answer!r:.40} is none of {', '.join(self.labels)}")
 
@@ -125,9 +126,10 @@ class Task:
         for prompt, target in USUAL_FORMS:
             if {*prompt.columns, *target.columns} <= row.keys():
                 return self.prompt or prompt, self.target or target
+        columns = shown_name(", ".join(map(str, row)) or "none")
         raise DataError(
-            f"{place}: the columns are {', '.join(map(str, row)) or 'none'}, which have no usual "
-            "meaning: say what the model reads and writes, such as "
+            f"{place}: the columns are {columns}, which have no usual meaning: say what "
+            "the model reads and writes, such as "
             "--data.prompt 'summarize: {text}' --data.target '{summary}'"
         )
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from files.shown import shown, shown_name
+
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 
 
@@ -69,16 +71,12 @@ class Instruction:
 def text_in(row: Mapping[str, Any], column: str) -> str:
     """The text or number in a column, as text."""
     if column not in row:
-        there = ", ".join(map(str, row)) or "none"
-        raise ColumnError(f"there is no column {column!r}, but: {there}")
+        there = shown_name(", ".join(map(str, row)) or "none")
+        raise ColumnError(f"there is no column {shown(column)}, but: {there}")
     value = row[column]
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise ColumnError(f"column {column!r} holds {_short(value)}, but must hold text")
-
-
-def _short(value: Any) -> str:
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    found = "null" if value is None else shown(value)
+    raise ColumnError(f"column {shown(column)} holds {found}, but must hold text")

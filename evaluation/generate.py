@@ -21,6 +21,7 @@ from files.writing import write_text
 from modelling.compiling import compiled
 from modelling.devices import announce_devices
 from modelling.inference import Inference
+from modelling.memory import check_least
 from modelling.spec import family_of
 from modelling.text import load_tokenizer
 
@@ -49,6 +50,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     """
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
+    check_least(config)
     announce_devices(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))

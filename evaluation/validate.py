@@ -12,7 +12,9 @@ from config.screen import say
 from config.sections import RunConfig
 from evaluation.evaluator import Evaluator
 from evaluation.report import Report
+from files.writing import check_folder
 from modelling.devices import announce_devices
+from modelling.memory import check_least
 from modelling.spec import family_of
 from records.run_directory import choose_path
 
@@ -27,6 +29,9 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Report:
     Raises:
         UserError: for anything a person can mend.
     """
+    directory = _directory(config, name, out)
+    check_folder("the report to", directory)
+    check_least(config)
     announce_devices(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
@@ -36,7 +41,7 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Report:
     seconds = time.perf_counter() - begin
     facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
     report = replace(report, facts=facts | dict(report.facts))
-    path = report.write(_directory(config, name, out))
+    path = report.write(directory)
     say(f"evaluated in {seconds:.1f} s; details are in {path}")
     return report
 

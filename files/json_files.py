@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,14 +34,24 @@ def read_object(path: Path, most: int = 64 * MEBIBYTE) -> Fields:
     return Fields(read_json(path, most), shown_path(path))
 
 
-def read_json_lines(path: Path) -> list[Any]:
-    """The data of each line of a JSON Lines file. Raises as `json_lines`."""
+def read_json_lines(path: Path) -> list[Fields]:
+    """The objects of a JSON Lines file, one from each line that is not blank.
+
+    Raises:
+        FileError: as `json_lines`, or a line is no object, or the file has none.
+    """
     check_regular(path)
     try:
         with path.open("rb") as lines:
-            return [data for _, data in json_lines(path, lines)]
+            rows = [
+                Fields(data, f"{shown_path(path)}, line {number}")
+                for number, data in json_lines(path, lines)
+            ]
     except OSError as error:
         raise FileError(f"cannot read {shown_path(path)}: {error.strerror}") from None
+    if not rows:
+        raise FileError(f"{shown_path(path)} has no rows: it is empty")
+    return rows
 
 
 def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
@@ -124,14 +135,28 @@ class Fields:
         """An integer from 0 to 2^63 - 1."""
         value = self._value(name)
         if type(value) is not int or not 0 <= value < 2**63:
-            raise self._error(name, "an integer, 0 or more")
+            raise self.error(name, "an integer, 0 or more")
         return value
+
+    def integer(self, name: str) -> int:
+        """An integer of 64 bits."""
+        value = self._value(name)
+        if type(value) is not int or not -(2**63) <= value < 2**63:
+            raise self.error(name, "an integer")
+        return value
+
+    def number(self, name: str) -> float:
+        """A finite number."""
+        value = self._value(name)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.error(name, "a number")
+        return float(value)
 
     def counts(self, name: str) -> list[int]:
         """A list of such integers."""
         values = self._of(name, list, "a list of integers")
         if not all(type(value) is int and 0 <= value < 2**63 for value in values):
-            raise self._error(name, "a list of integers, 0 or more")
+            raise self.error(name, "a list of integers, 0 or more")
         return values
 
     def object(self, name: str) -> Fields:
@@ -158,7 +183,7 @@ class Fields:
     def _of(self, name: str, kind: type, noun: str) -> Any:
         value = self._value(name)
         if not isinstance(value, kind):
-            raise self._error(name, noun)
+            raise self.error(name, noun)
         return value
 
     def _value(self, name: str) -> Any:
@@ -166,6 +191,7 @@ class Fields:
             raise FileError(f"{self._where}: {shown_name(name)} is missing")
         return self.data[name]
 
-    def _error(self, name: str, noun: str) -> FileError:
+    def error(self, name: str, noun: str) -> FileError:
+        """What to raise where a field is not what it must be; `noun` completes "must be"."""
         value = shown(self.data[name])
         return FileError(f"{self._where}: {shown_name(name)} is {value}, but must be {noun}")

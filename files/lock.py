@@ -21,7 +21,7 @@ from files.json_files import Fields, parse_json
 from files.shown import shown_name, shown_path
 from files.writing import writing
 
-FILE_NAME = ".lock"
+FILE_NAME = "writer.lock"
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 

@@ -119,5 +119,5 @@ def _mode(path: Path) -> int | None:
     """Kind and permissions of what is at a path; None if nothing is."""
     try:
         return os.stat(path).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None

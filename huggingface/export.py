@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkpoints import write_hf_directory
+from checkpoints import check_is_free, write_hf_directory
 from checkpoints.origins import ORIGINS
 from checkpoints.start import load_weights
 from config.cli import add_export_option, entry_point, read_command_line
@@ -17,6 +17,8 @@ from config.errors import ConfigError
 from config.screen import say
 from config.sections import RunConfig
 from data.hub import DataUnavailable
+from modelling.memory import check_least
+from modelling.shortage import explained
 from modelling.spec import ModelFamily, family_of
 from modelling.text import load_tokenizer
 from modelling.weights import Arrays
@@ -52,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if line.options.save_hf is None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
     config = line.config
+    check_is_free(line.options.save_hf)
+    with explained(line.preset, config):
+        check_least(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
     export(config, family, start.tensors, line.options.save_hf)

@@ -13,6 +13,7 @@ from data.prompts import Prompts
 from huggingface.torch_model import generate, model_of, need_torch
 from modelling.compiling import compiled
 from modelling.inference import Inference
+from modelling.memory import check_least
 from modelling.spec import family_of
 from modelling.text import answering, load_corpus, load_tokenizer
 
@@ -69,6 +70,7 @@ def side_by_side(config: RunConfig) -> SideBySide:
     need_torch()
     e = replace(config.execution, data_parallel=1, device_iterations=1)
     config = replace(config, execution=e)
+    check_least(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
     tokenizer = load_tokenizer(config, family)

@@ -6,7 +6,13 @@ import os
 from pathlib import Path
 
 import popxl
+from config.errors import ConfigError
+from config.sections import RunConfig
+from modelling import devices
 from popxl.session import DeviceDesc
+
+MOST_VIRTUAL = 1024
+"""Virtual CPU devices; each has threads of its own, and 8,000 take seconds and a gigabyte."""
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -25,6 +31,25 @@ class NotEnoughMemoryError(Exception):
     def __init__(self, place: str, needed: int, available: int, parts: str) -> None:
         self.place, self.needed, self.available, self.parts = place, needed, available, parts
         super().__init__(f"needs {needed} bytes of {place} memory, of which {available} are there")
+
+
+def check_least(config: RunConfig) -> None:
+    """Check, before anything is built, that bounds from below fit the host.
+
+    Raises:
+        NotEnoughMemoryError: they do not.
+        ConfigError: more virtual devices than a host can start.
+    """
+    e, platform = config.execution, devices.device_desc(config)
+    if config.replicas > MOST_VIRTUAL and popxl.plan.device_memory(platform, 1) is None:
+        raise ConfigError(
+            f"execution.data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel} are "
+            f"{config.replicas} devices, but a CPU stands in for {MOST_VIRTUAL} at most: lower "
+            "them, or use a machine that has the devices"
+        )
+    available = host_memory()
+    if available is not None:
+        _compare("host", config.least_bytes(), available)
 
 
 def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
@@ -52,7 +77,8 @@ def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
 def _compare(place: str, needs: dict[str, int], available: int) -> None:
     needed = sum(needs.values())
     if needed > available:
-        parts = ", ".join(f"{n / 1e9:.1f} GB {what}" for what, n in needs.items() if n >= 1e8)
+        largest = sorted(needs.items(), key=lambda item: -item[1])[:2]
+        parts = ", ".join(f"{n / 1e9:.1f} GB {what}" for what, n in largest if n >= 1e8)
         raise NotEnoughMemoryError(place, needed, available, parts or "all of it small")
 
 

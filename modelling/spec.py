@@ -55,7 +55,8 @@ class ModelFamily:
         tokens: number of tokens that a global batch holds, padding left out; by default, of those
             that have a label: `tokens(config, batch)`.
         separator: text between a prompt and what the model writes.
-        complete_tokenizer: adds what the model needs to a tokenizer that was loaded.
+        complete_tokenizer: adds what the model needs to a tokenizer that was loaded. Raises
+            ConfigError if it is not one for the family.
         generate: training samples of random tokens, for benchmarks: `generate(config, count,
             mean_tokens)`; see `data.generated`.
         training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of

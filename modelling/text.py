@@ -24,16 +24,23 @@ def load_tokenizer(config: RunConfig, family: ModelFamily) -> PreTrainedTokenize
     """The configured tokenizer, by default that of the task for the family.
 
     Raises:
-        UserError: it cannot be had, or has tokens that the model does not.
+        UserError: it cannot be had, lacks what training needs, or has tokens that the model does
+            not.
     """
     data = config.data
     default = family.tokenizers[data.dataset]
     tokenizer = hub.load_tokenizer(default if data.tokenizer is None else data.tokenizer)
     tokenizer = family.complete_tokenizer(config, tokenizer)
-    if len(tokenizer) > config.model.embedding.vocab_size:
+    for name in ("eos_token", "pad_token"):
+        if getattr(tokenizer, f"{name}_id") is None:
+            raise ConfigError(
+                f"the tokenizer has no {name}: give one whose tokenizer_config.json names it"
+            )
+    needed = max(len(tokenizer), *(i + 1 for i in tokenizer.get_vocab().values()))
+    if needed > config.model.embedding.vocab_size:
         raise ConfigError(
-            f"the tokenizer has {len(tokenizer)} tokens, but model.embedding.vocab_size is "
-            f"{config.model.embedding.vocab_size}: set it to {len(tokenizer)} or more"
+            f"the tokenizer has {needed} tokens, but model.embedding.vocab_size is "
+            f"{config.model.embedding.vocab_size}: set it to {needed} or more"
         )
     return tokenizer
 

@@ -7,15 +7,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from config.cli import CommandLine
+from config.cli import CommandLine, path_option
 from config.sections import RunConfig
 from files.writing import check_file, write_text
 from planning.machines import Machine, machine, machines
-from planning.needs import Needs
-from planning.picture import draw_plan
-from planning.report import Report, report
-from planning.text import as_text
+
+if TYPE_CHECKING:  # what makes plans takes seconds to import, and the options are read before
+    from planning.needs import Needs
+    from planning.report import Report
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +27,12 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what the program needs and how long it takes, and stop; needs no devices",
     )
-    group.add_argument("--plan-json", metavar="FILE", help="write the plan as JSON, and stop")
-    group.add_argument("--plan-picture", metavar="FILE", help="draw the plan as PNG, and stop")
+    group.add_argument(
+        "--plan-json", metavar="FILE", type=path_option, help="write the plan as JSON, and stop"
+    )
+    group.add_argument(
+        "--plan-picture", metavar="FILE", type=path_option, help="draw the plan as PNG, and stop"
+    )
     group.add_argument(
         "--machine",
         metavar="NAME",
@@ -48,6 +53,10 @@ def planned(line: CommandLine, needs_of: Callable[[RunConfig], Needs]) -> bool:
     for what, path in (("the plan", options.plan_json), ("the picture", options.plan_picture)):
         if path is not None:
             check_file(what, path)
+    from planning.picture import draw_plan
+    from planning.report import report
+    from planning.text import as_text
+
     target = machine(options.machine) if options.machine else default_machine(line.config)
     made = report(line.preset, needs_of(line.config), target)
     if options.plan:

@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,13 +52,12 @@ class MetricsFile:
             before = file.tell()
             line = _line(row).encode()
             try:
-                complete = file.write(line) == len(line)
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                file.truncate(before)
+                with suppress(OSError):
+                    file.truncate(before)
                 raise
-            if not complete:
-                file.truncate(before)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_metrics(path: Path) -> list[Row]:

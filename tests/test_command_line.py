@@ -128,7 +128,10 @@ def test_a_run_exports_at_its_end_what_it_saved(tmp_path, mistake):
         (["--config", "no/such.yml"], r"cannot read no/such\.yml: No such file"),
         (["--config", "tiny", "--hiden_size", "32"], r"--hiden_size; did you mean --hidden_size"),
         (["--config", "tiny", "--layers", "two"], r"model\.layers is 'two', but must be .*integer"),
-        (["--config", "tiny", "--layers", "0"], r"model\.layers is 0, but must be a positive"),
+        (
+            ["--config", "tiny", "--layers", "0"],
+            r"model\.layers is 0, but must be an integer from 1",
+        ),
         (["--config", "tiny", "--precision", "f16"], r"one of float32, float16, bfloat16"),
         (["--config", "tiny", "--layers"], r"--layers: expected one argument; see --help"),
         (["--config", "tiny", "--tensor_parallel", "3"], r"128 must be divisible by .*parallel 3"),

@@ -270,6 +270,7 @@ WRITTEN_BY_RUNS = {
     "best/",
     "config.yml",
     "metrics.jsonl",
+    "metrics.damaged.jsonl",
     "validation.json",
     "loss_curve.png",
     "runs/",

@@ -10,6 +10,7 @@ from typing import Any
 from checkpoints import CheckpointStore
 from config.screen import say
 from config.sections import METRICS, RunConfig
+from files.json_files import Fields
 from files.yaml_files import yaml_text
 from modelling.weights import Arrays
 
@@ -29,8 +30,10 @@ class Best:
         self._metric = config.checkpoint.keep_best or "loss"
         self._value: float | None = None
         self._step = self._since = 0
-        if state is not None and state["metric"] == self._metric:
-            self._value, self._step, self._since = state["value"], state["step"], state["since"]
+        found = None if state is None else Fields(state, "the best evaluation of the checkpoint")
+        if found is not None and found.text("metric") == self._metric:
+            self._value = None if found.data.get("value") is None else found.number("value")
+            self._step, self._since = found.count("step"), found.count("since")
         save = config.checkpoint.save
         kept = save is not None and config.checkpoint.keep_best is not None
         self._folder = Path(save or "") / FOLDER if kept else None

@@ -16,10 +16,13 @@ from config.screen import say
 from config.sections import RunConfig
 from data.loader import Loader
 from evaluation.evaluator import Evaluator
+from files.lock import locked
+from files.writing import check_folder
 from huggingface.export import export
 from modelling.compiling import compiled
 from modelling.devices import announce_devices
 from modelling.finetuning import FineTuning
+from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.text import training_samples
 from modelling.weights import without_optimizer
@@ -41,10 +44,31 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
     """
+    path = choose_path(options.run_dir, config.checkpoint.save, options.name)
+    _check(config, options, path)
+    announce_devices(config)
+    with ExitStack() as stack:
+        for folder in {path, Path(config.checkpoint.save or path)}:
+            stack.enter_context(locked(folder))
+        _finetune(config, options, path)
+
+
+def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
+    """What can be said before any work is done."""
+    if config.model.eval:
+        raise ConfigError(
+            "model.eval is true, which is for generation: a model that trains has it false"
+        )
     _check_iterations(config)
+    check_folder("the run directory", path)
+    if config.checkpoint.save is not None:
+        check_folder("checkpoints to", config.checkpoint.save)
     if options.save_hf is not None:
         check_is_free(options.save_hf)
-    announce_devices(config)
+    check_least(config)
+
+
+def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     family = family_of(config)
     samples = training_samples(config, family)
     loader = Loader(samples, config.training.global_batch_size, config.model.seed)
@@ -55,7 +79,7 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
     if start.step >= config.training.steps:
         _say_done(config, family, start, options)
         return
-    _Run.of(config, family, options, loader, start).train()
+    _Run.of(config, family, options, loader, start, path).train()
 
 
 @dataclass(frozen=True)
@@ -81,6 +105,7 @@ class _Run:
         options: RunOptions,
         loader: Loader,
         start: Start,
+        path: Path,
     ) -> _Run:
         """Compile the programs."""
         model = compiled(lambda: FineTuning(config, family), "the training program")
@@ -88,7 +113,6 @@ class _Run:
         evaluator = None if config.evaluation.steps is None else Evaluator(config, family)
         say(f"starting from {start.source}")
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
-        path = choose_path(options.run_dir, config.checkpoint.save, options.name)
         return cls(
             config, family, options, loader, start, model, evaluator,
             Best(config, start.best), skipped, path,

@@ -6,11 +6,13 @@ from importlib import metadata
 from typing import Any, Self
 
 from checkpoints import CheckpointStore
+from checkpoints.start import MODEL
 from config.screen import say
 from config.sections import RunConfig
 from data.loader import Loader
 from files.yaml_files import yaml_text
 from modelling.finetuning import FineTuning
+from modelling.spec import family_of
 from records.run_directory import CONFIG
 from training.best import Best
 from training.skipped_steps import SkippedSteps
@@ -69,6 +71,7 @@ class Checkpoints:
             "skipped_steps": self._skipped.total,
             "best": self._best.state(),
             "config": self._config.to_dict(),
+            MODEL: family_of(self._config).hf_config(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
         }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from config.errors import ConfigError
 from config.t5 import T5Config
 from data.encoding import encode, padded_prompts, target_ids
 from data.generated import generated_examples
@@ -25,6 +26,17 @@ TOKENIZERS = {
     "sample": str(SAMPLE_FOLDER / "t5_tokenizer"),
     "mnli": "google/flan-t5-small",  # all sizes of FLAN-T5 have the same tokenizer
 }
+
+
+def complete_tokenizer(config: T5Config, tokenizer: Any) -> Any:
+    """The tokenizer, which must have the special tokens of T5."""
+    found = tokenizer.pad_token_id, tokenizer.eos_token_id
+    if found != (SPECIAL_TOKENS.pad, SPECIAL_TOKENS.end):
+        raise ConfigError(
+            f"the tokenizer has the padding and end tokens {found[0]} and {found[1]}, but T5's are "
+            f"{SPECIAL_TOKENS.pad} and {SPECIAL_TOKENS.end}: give a tokenizer of T5"
+        )
+    return tokenizer
 
 
 def encode_samples(config: T5Config, examples: Sequence[Example], tokenizer: Any) -> Samples:
@@ -151,6 +163,7 @@ FAMILY = ModelFamily(
     tokenizers=TOKENIZERS,
     encode=encode_samples,
     evaluated=encode_samples,
+    complete_tokenizer=complete_tokenizer,
     prompts=prompts_of,
     answers=target_ids,
     output_field="decoder_sequence_length",

@@ -146,9 +146,9 @@ def main(arguments=None):
             "--checkpoint 3",
             "--checkpoint is a section; set a field of it: --load or --save or "
             "--checkpoint.steps or --to_keep or --checkpoint.keep_best or "
-            "--checkpoint.save_optimizer or --checkpoint.load_optimizer",
+            "--checkpoint.save_optimizer or --checkpoint.load_optimizer or --checkpoint.nonfinite",
         ),
-        ("--layers x", "model.layers is 'x', but must be a positive integer"),
+        ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
         ("--layers", "argument --layers: expected one argument; see --help"),
         ("--model.eval maybe", "model.eval is 'maybe', but must be true or false"),
         ("--dataset imdb", "data.dataset is 'imdb', but must be one of sample, mnli"),
@@ -183,7 +183,7 @@ def test_help_fits_two_screens_and_all_of_it_can_be_had(capsys):
 def test_other_endings(capsys):
     assert main([]) == 0
     assert main(["--wandb"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err == ("interrupted by SIGINT: what was saved before is intact\n")
 
 
 def test_defects_keep_their_traceback():

@@ -1,0 +1,93 @@
+"""Ending a program by SIGINT (Ctrl-C) or SIGTERM: with a sentence, whatever it is doing.
+
+Python runs a signal's handler when the main thread is back in Python. A compilation or a step on
+the devices may keep it away for minutes, so a second thread watches: if the handler has not run
+after a moment, it ends the process in its place. What is written half then has a hidden name, as
+after a kill.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SECONDS_TO_ANSWER = 1.5
+
+
+class Interrupted(BaseException):
+    """A signal asks the program to end. Like KeyboardInterrupt, no `except Exception` stops it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(sentence(number))
+
+
+def sentence(number: int) -> str:
+    """What is said at the end."""
+    return f"interrupted by {signal.Signals(number).name}: what was saved before is intact"
+
+
+def exit_code(number: int) -> int:
+    """The code of a program that a signal ends, as shells count: 130 for SIGINT, 143."""
+    return 128 + number
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the context SIGINT and SIGTERM raise `Interrupted`, or end the process.
+
+    They do the latter where Python does not come to raise anything. Whoever sets another handler
+    inside, such as `training.signals.StopSignal`, has it respected. Outside the main thread, and
+    for signals that are ignored, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {n: signal.getsignal(n) for n in SIGNALS}
+    ours = [n for n in SIGNALS if previous[n] not in (signal.SIG_IGN, None)]
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    answered = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        answered.set()
+        raise Interrupted(number)
+
+    watch = threading.Thread(
+        target=_watch, args=(reader, handle, answered), name="signals", daemon=True
+    )
+    watch.start()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        for number in ours:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, previous[number])
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # ends the thread
+        watch.join()
+
+
+def _watch(reader: int, handle: object, answered: threading.Event) -> None:
+    """End the process for a signal that `handle`, while it is in charge, does not answer."""
+    received = 0
+    while byte := os.read(reader, 1):
+        number = byte[0]
+        if number not in SIGNALS:
+            continue
+        received += 1
+        # A handler that only notes the first signal, to end soon, is left to it; not the second.
+        if (signal.getsignal(number) is handle or received > 1) and not answered.wait(
+            SECONDS_TO_ANSWER
+        ):
+            print(sentence(number), file=sys.stderr, flush=True)
+            os._exit(exit_code(number))
+    os.close(reader)

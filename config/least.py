@@ -1,0 +1,32 @@
+"""What a run takes of memory at the least, by arithmetic alone.
+
+Nothing is made of the sizes yet, so that numbers which no memory can hold are refused in an
+instant. What a program needs exactly is computed from the program (docs/planning.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from config.errors import ConfigError
+
+MOST_BYTES = 2**50
+"""A petabyte: what no host has, and no plan is asked for."""
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+GRADIENT_AND_MOMENTS = 12
+"""Bytes of a weight's float32 gradient and of Adam's two moments."""
+
+
+def check_any_memory(needs: Mapping[str, int]) -> None:
+    """Raise ConfigError if one of the needs, in bytes by name, is past any machine's memory."""
+    what, most = max(needs.items(), key=lambda item: item[1])
+    if most > MOST_BYTES:
+        raise ConfigError(
+            f"{what} would take {_size(most)} of memory: lower the sizes that they are the "
+            "product of"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e12:.3g} TB" if count < 10**30 else "more than 10^18 TB"

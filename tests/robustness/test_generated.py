@@ -1,0 +1,322 @@
+"""Generated mistakes: every one ends in acceptance or in one sentence, soon and in little memory.
+
+Every flag and every field of every section gets bad values, and every file that is read is damaged
+at random. The smaller number of cases is for a quick look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from checkpoints import CheckpointStore, write_hf_directory
+from checkpoints.start import MODEL
+from config.base import leaves
+from config.families import FAMILIES
+from config.t5 import T5Config
+from data.task import SAMPLE_FOLDER
+from files.yaml_files import yaml_text
+from modelling.spec import family_of
+from tests.robustness.damage import damaged, replaced, texts, yaml_values
+from tests.robustness.forks import Forks, Outcome
+
+MOST_SECONDS, MOST_MEGABYTES, LONGEST = 1.0, 200, 300
+PATH_OPTIONS = ("--save", "--run-dir", "--save-hf", "--plan-json", "--plan-picture")
+SMALL = {
+    "family": "t5",
+    "data": {"dataset": "sample"},
+    "model": {"layers": 1, "hidden_size": 8, "d_ff": 8, "embedding": {"vocab_size": 16},
+              "attention": {"heads": 2, "d_kv": 4}},
+    "training": {"global_batch_size": 4},
+}  # fmt: skip
+
+pytestmark = pytest.mark.slow
+few = pytest.mark.parametrize("cases", [40, 800])
+many = pytest.mark.parametrize("cases", [160, 1500])
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("here")) as server:
+        yield server
+
+
+def examine(cases: int, drawn: st.SearchStrategy, check: Callable[..., None]) -> None:
+    """Call `check` with as many drawn values."""
+
+    @settings(
+        max_examples=cases,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawn)
+    def run(value: object) -> None:
+        check(value)
+
+    run()
+
+
+def check_outcome(outcome: Outcome, codes: tuple[int, ...] = (0, 2)) -> None:
+    """Accepted, or refused in one sentence; soon and in little memory."""
+    assert "Traceback" not in outcome.text
+    assert outcome.code in codes, outcome
+    if outcome.code == 2:
+        *_, last = outcome.text.rstrip("\n").split("\n")
+        assert last.startswith("error: ")
+        assert len(last) <= LONGEST
+        assert last.isprintable()
+    assert outcome.seconds < MOST_SECONDS
+    assert outcome.megabytes < MOST_MEGABYTES
+
+
+# ---- command lines and configurations ------------------------------------------------------------
+@pytest.mark.parametrize("family", FAMILIES)
+@many
+def test_every_flag(family, cases, forks, tmp_path):
+    names = [leaf.dotted for leaf in leaves(FAMILIES[family].config)]
+    presets = {"t5": "tiny", "gptj": "gptj_tiny"}
+    places = {
+        "run_finetuning": ["--run-dir", str(tmp_path / "run")],
+        "run_validation": ["--out", str(tmp_path / "out")],
+        "huggingface.export": ["--save-hf", str(tmp_path / "hf")],
+    }
+    flags = st.lists(st.tuples(st.sampled_from(names), texts), min_size=1, max_size=3)
+
+    def check(drawn):
+        script, pairs = drawn
+        given = [f"--{name}={text}" for name, text in pairs]
+        arguments = ["--config", presets[family], *given, *places[script]]
+        check_outcome(forks.run("command", script=script, arguments=arguments))
+
+    examine(cases, st.tuples(st.sampled_from(sorted(places)), flags), check)
+
+
+@few
+def test_whole_command_lines(cases, forks, tmp_path):
+    some = ["--config", "tiny", "--wandb", "--model", "--steps", "--eval", "--save"]
+    words = st.one_of(texts, texts.map(lambda text: f"--{text}"), st.sampled_from(some))
+    place = ["--run-dir", str(tmp_path / "run")]
+
+    def check(arguments):
+        check_outcome(forks.run("command", script="run_finetuning", arguments=[*arguments, *place]))
+
+    examine(cases, st.lists(words, max_size=6), check)
+
+
+@few
+def test_places_to_write_to(cases, forks, tmp_path):
+    (tmp_path / "file").write_text("x")
+    here = [tmp_path, tmp_path / "file", tmp_path / "file" / "x", tmp_path / ("n" * 256)]
+    elsewhere = ["/proc/x", "/proc/1/x/y", "/dev/null/x", "/dev/full", "/sys/x", "a/" * 2100]
+    odd = st.text(alphabet="\0\n\t \ud800ab/.", max_size=6)
+    places = st.one_of(
+        st.sampled_from([*map(str, here), *elsewhere, "", " ", "\0", "\udcff"]),
+        odd.map(lambda text: f"{tmp_path}/{text}"),
+    )
+
+    def check(drawn):
+        option, text = drawn
+        arguments = ["--config", "tiny", "--run-dir", str(tmp_path / "run"), f"{option}={text}"]
+        if option.startswith("--plan"):  # a good place would be planned for
+            arguments += ["--layers", "0"]
+        check_outcome(forks.run("command", script="run_finetuning", arguments=arguments))
+
+    examine(cases, st.tuples(st.sampled_from(PATH_OPTIONS), places), check)
+
+
+@many
+def test_configurations_in_yaml(cases, forks, tmp_path):
+    config = T5Config.from_dict({"family": "t5", "data": {"dataset": "sample"}})
+    lines = yaml_text(config.to_dict()).splitlines()
+    path = tmp_path / "config.yml"
+
+    @st.composite
+    def files(draw: st.DrawFn) -> bytes:
+        if draw(st.integers(0, 3)) == 0:
+            return draw(damaged("\n".join(lines).encode()))
+        at = draw(st.integers(0, len(lines) - 1))
+        name = lines[at].partition(":")[0]
+        new = f"{name}: {draw(yaml_values)}"
+        return "\n".join([*lines[:at], new, *lines[at + 1 :]]).encode(errors="replace")
+
+    def check(content):
+        path.write_bytes(content)
+        arguments = ["--config", str(path), "--run-dir", str(tmp_path / "run")]
+        outcome = forks.run("command", script="run_finetuning", arguments=arguments)
+        check_outcome(outcome)
+
+    examine(cases, files(), check)
+
+
+# ---- checkpoints and models ----------------------------------------------------------------------
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A configuration, to load with; whatever is to be loaded goes to `load`."""
+    (tmp_path / "config.yml").write_text(yaml_text(SMALL))
+    return tmp_path
+
+
+def weights() -> dict[str, np.ndarray]:
+    return dict(family_of(CONFIG).weights(CONFIG).initial(1))
+
+
+CONFIG = T5Config.from_dict(SMALL)
+DATA = {"seed": 1, "epoch": 0, "position": 4, "samples": 10}
+METADATA = {"data": DATA, "skipped_steps": 0, MODEL: family_of(CONFIG).hf_config(CONFIG)}
+
+
+def save_steps(path: Path) -> Path:
+    """Checkpoints of two steps. Returns the folder of the newest."""
+    tensors = weights() | {f"optimizer/first_order/{n}": w for n, w in weights().items()}
+    with CheckpointStore(path) as store:
+        for step in (1, 2):
+            store.save(step, tensors, METADATA, wait=True, texts={"config.yml": yaml_text(SMALL)})
+    (newest,) = path.glob("*-step-2")
+    return newest
+
+
+@many
+def test_manifests_with_a_right_digest(cases, forks, model):
+    """Whoever can write a manifest can make a digest; what it says is still checked."""
+    path = save_steps(model / "load") / "manifest.json"
+    content = json.loads(path.read_text())["content"]
+    works = st.sampled_from(["start", "weights"])
+
+    def check(drawn):
+        work, found = drawn
+        digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps({"sha256": digest, "content": found}))
+        check_outcome(forks.run(work, path=str(model)))
+
+    examine(cases, st.tuples(works, replaced(content)), check)
+
+
+@many
+def test_files_of_a_checkpoint(cases, forks, model):
+    """What comes back is what was saved: the newest step, or the one before with a warning."""
+    newest = save_steps(model / "load")
+    files = {path: path.read_bytes() for path in newest.iterdir()}
+
+    @st.composite
+    def file(draw: st.DrawFn) -> tuple[Path, bytes]:
+        path = draw(st.sampled_from(sorted(files)))
+        return path, draw(damaged(files[path]))
+
+    def check(drawn):
+        path, content = drawn
+        path.write_bytes(content)
+        outcome = forks.run("start", path=str(model))
+        path.write_bytes(files[path])
+        check_outcome(outcome, codes=(0,))
+        assert content == files[path] or "the checkpoint of step 2 is damaged" in outcome.text
+
+    examine(cases, file(), check)
+
+
+@many
+def test_files_of_a_hugging_face_model(cases, forks, model):
+    folder = model / "load"
+    described = family_of(CONFIG).hf_config(CONFIG)
+    write_hf_directory(folder, weights(), described, shard_bytes=2000)
+    files = {path: path.read_bytes() for path in folder.iterdir()}
+    data = {path: json.loads(c) for path, c in files.items() if path.suffix == ".json"}
+
+    @st.composite
+    def file(draw: st.DrawFn) -> tuple[Path, bytes]:
+        path = draw(st.sampled_from(sorted(files)))
+        if path in data and draw(st.booleans()):
+            return path, json.dumps(draw(replaced(data[path]))).encode()
+        return path, draw(damaged(files[path]))
+
+    def check(drawn):
+        path, content = drawn
+        path.write_bytes(content)
+        outcome = forks.run("weights", path=str(model))
+        path.write_bytes(files[path])
+        check_outcome(outcome)
+
+    examine(cases, file(), check)
+
+
+# ---- data, tokenizers, records -------------------------------------------------------------------
+@few
+def test_files_of_a_tokenizer(cases, forks, tmp_path):
+    folder = Path(shutil.copytree(SAMPLE_FOLDER / "t5_tokenizer", tmp_path / "tokenizer"))
+    files = {path: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"}
+
+    @st.composite
+    def file(draw: st.DrawFn) -> tuple[Path, bytes]:
+        path = draw(st.sampled_from(sorted(files)))
+        if draw(st.booleans()):
+            return path, json.dumps(draw(replaced(json.loads(files[path])))).encode()
+        return path, draw(damaged(files[path]))
+
+    def check(drawn):
+        path, content = drawn
+        path.write_bytes(content)
+        outcome = forks.run("tokenizer", path=str(folder))
+        path.write_bytes(files[path])
+        check_outcome(outcome)
+
+    examine(cases, file(), check)
+
+
+@many
+def test_rows_of_data(cases, forks, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"premise": "a \u2028 b", "hypothesis": "c", "label": 1}
+
+    @st.composite
+    def content(draw: st.DrawFn) -> bytes:
+        rows = [row] * 5
+        rows[draw(st.integers(0, 4))] = draw(replaced(row))
+        text = "\n".join(json.dumps(r, ensure_ascii=draw(st.booleans())) for r in rows)
+        whole = text.encode(errors="replace")
+        return draw(damaged(whole)) if draw(st.booleans()) else whole
+
+    def check(drawn):
+        path.write_bytes(drawn)
+        outcome = forks.run("rows", path=str(path))
+        check_outcome(outcome)
+        assert outcome.code == 0 or str(path.name) in outcome.text
+
+    examine(cases, content(), check)
+
+
+@many
+def test_metrics(cases, forks, tmp_path):
+    """A damaged record never stops a run, and no whole row is lost."""
+    rows = [json.dumps({"step": i, "loss": 1.5, "odd": "nan"}).encode() for i in range(20)]
+    path = tmp_path / "metrics.jsonl"
+
+    def check(content):
+        path.write_bytes(content)
+        outcome = forks.run("metrics", path=str(tmp_path))
+        check_outcome(outcome, codes=(0,))
+        kept = set(path.read_bytes().split(b"\n"))
+        assert {line for line in content.split(b"\n")[:-1] if line in rows} <= kept
+
+    examine(cases, damaged(b"\n".join([*rows, b""])), check)
+
+
+@few
+def test_what_a_lock_says(cases, forks, tmp_path):
+    """The note in it is for people; the kernel has the lock."""
+    note = b'{"process": 1, "host": "h", "since": "now"}'
+
+    def check(content):
+        (tmp_path / "writer.lock").write_bytes(content)
+        check_outcome(forks.run("lock", path=str(tmp_path)), codes=(0,))
+
+    examine(cases, damaged(note), check)

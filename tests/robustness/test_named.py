@@ -1,0 +1,446 @@
+"""Each class of mistake, once by name. The generated tests try the same places with much more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import run_finetuning
+import run_validation
+import training.finetune
+from checkpoints import CheckpointError, CheckpointStore, write_hf_directory
+from checkpoints.start import MODEL, load_weights, starting_point
+from config.errors import ConfigError, Notice
+from config.gptj import GPTJConfig
+from config.presets import load_config, preset_data
+from config.t5 import T5Config
+from data.hub import DataUnavailable, load_tokenizer
+from data.loader import Loader
+from files.errors import FileError, WriteError
+from files.json_files import read_json, read_json_lines
+from files.lock import locked
+from files.writing import check_file, check_folder, write_text
+from modelling.spec import family_of
+from records.metrics import MetricsFile, read_metrics
+from records.report import Report
+from training.options import RunOptions
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--config", "tiny"]
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch) -> Callable[..., str]:
+    """Runs a script, which must end with one sentence before it reads any data."""
+
+    def no_data(*_: object) -> None:
+        raise AssertionError("data are read before the mistake is said")
+
+    monkeypatch.setattr(training.finetune, "training_samples", no_data)
+
+    def run(main: Callable[..., int], *arguments: str) -> str:
+        assert main([*TINY, *arguments]) == 2
+        *_, last = capsys.readouterr().err.strip().splitlines()
+        assert last.startswith("error: ")
+        return last
+
+    return run
+
+
+# ---- records -------------------------------------------------------------------------------------
+def test_damaged_metrics_are_set_aside(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    good = [b'{"step": 0, "loss": 3.0}', b'{"step": 1, "loss": 2.0}']
+    bad = [
+        b"\0" * 40,
+        b'{"step": 1, "lo',
+        b'{"loss": \xff}',
+        b'{"step": true}',
+        b"[1]",
+        b"\xe2\x80",
+    ]
+    path.write_bytes(b"\n".join([good[0], *bad, good[1], b'{"step": 2, "l']))
+    with pytest.warns(Notice, match="6 damaged lines of .* went to metrics.damaged.jsonl") as said:
+        MetricsFile(path, first_step=2)
+    assert len(said) == 1
+    assert [row["step"] for row in read_metrics(path)] == [0, 1]
+    assert (tmp_path / "metrics.damaged.jsonl").read_bytes() == b"".join(b + b"\n" for b in bad)
+
+
+@pytest.fixture
+def config() -> T5Config:
+    return load_config(T5Config, "finetuning", "tiny")
+
+
+def test_a_run_goes_on_without_records_that_cannot_be_written(tmp_path, config, capsys):
+    """/dev/full gives what a full disk gives; the picture's place is taken by a folder."""
+    with Report(config, tmp_path, RunOptions("tiny")) as report:
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+        (tmp_path / "loss_curve.png").mkdir()
+        for step in range(3):
+            report.step(step, loss=1.0, learning_rate=0.1)
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0, "learning_rate": 0.1}\n')
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert len(said) == 2
+    assert "metrics.jsonl is not written, the run goes on: cannot write" in said[0]
+    assert "No space left" in said[0]
+    assert "the loss curve is not written" in said[1]
+
+
+def test_a_disk_that_fills_up_leaves_the_newest_good_step(tmp_path):
+    """The kernel refuses the second save: a file may not grow past what is allowed."""
+    program = f"""
+import resource, sys
+import numpy as np
+from checkpoints import CheckpointStore
+from config.cli import entry_point
+
+@entry_point()
+def main(arguments=None):
+    with CheckpointStore({str(tmp_path)!r}) as store:
+        store.save(1, {{"a": np.ones(100_000, np.float32)}}, {{}}, wait=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        store.save(2, {{"a": np.zeros(100_000, np.float32)}}, {{}}, wait=True)
+
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: cannot save step 2 in {tmp_path}: ")
+    assert done.stderr.count("\n") == 1
+    found = CheckpointStore(tmp_path).load()
+    assert found.step == 1
+    np.testing.assert_array_equal(found.tensors["a"], np.ones(100_000, np.float32))
+    assert not list(tmp_path.glob(".draft*"))
+
+
+def test_a_configuration_beside_the_tensors_is_covered_by_the_digest(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        for step in (1, 2):
+            store.save(step, {"a": np.ones(3)}, {}, wait=True, texts={"config.yml": "a: 1\n"})
+    (newest,) = tmp_path.glob("*-step-2")
+    (newest / "config.yml").write_text("a: 2\n")
+    with pytest.warns(Notice, match=r"step 2 is damaged .*config.yml is not what was saved"):
+        assert CheckpointStore(tmp_path).load().step == 1
+
+
+# ---- checked before work begins ------------------------------------------------------------------
+PLACES = [("--run-dir", "the run directory"), ("--save", "the run directory"),
+          ("--save-hf", "the model folder"), ("--plan-json", "the plan"),
+          ("--plan-picture", "the picture")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "what"), PLACES)
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("/proc/x", "No such file"), ("{}/file/x", "is not a folder"), ("{}/" + "n" * 256, "")],
+)
+def test_places_that_cannot_be_written(option, what, place, reason, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    said = refused(run_finetuning.main, option, place.format(tmp_path))
+    assert reason in said
+    assert what in said or "must be text that can be a path" in said
+    assert "n" * 100 not in said
+
+
+def test_a_picture_is_not_written_into_the_name_of_a_folder(refused, tmp_path):
+    (tmp_path / "plans").mkdir()
+    said = refused(run_finetuning.main, "--plan-picture", str(tmp_path / "plans"))
+    assert "it is a folder: name a file in it" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["plans"]
+
+
+def test_checks_leave_nothing_behind(tmp_path):
+    check_folder("x", tmp_path / "a" / "b")
+    check_file("x", tmp_path / "a" / "b.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_replaced_whole_or_stays(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    write_text("the report", path, "first")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(WriteError, match="cannot write the report .*: full"):
+            write_text("the report", path, "second")
+    assert path.read_text() == "first"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--layers", "1000000"], "must be an integer from 1 to 1024"),
+        (["--d_ff", "10000000000"], "GB of host memory"),
+        (["--hidden_size", str(2**62)], "gradients and moments would take 3.68e+11 TB"),
+        (["--hidden_size", str(2**63)], "must be an integer below 2^63"),
+        (["--sequence_length", "1000000"], "the attention scores would take"),
+        (["--decoder_sequence_length", "1000000"], "positions of the answers"),
+        (["--examples_per_row", "1000000000000"], "the answers of a run"),
+        (["--global_batch_size", str(2**40)], "activations"),
+        (["--device_iterations", str(2**40), "--steps", str(2**40)], "the inputs of a run"),
+        (["--data_parallel", "4096", "--global_batch_size", "4096", "--micro_batch_size", "1"],
+         "a CPU stands in for 1024 at most"),
+        (["--data_parallel", "100000", "--micro_batch_size", "1"], "at most 16,384 devices"),
+        (["--seed", str(2**64)], "must be an integer below 2^63"),
+    ],
+)  # fmt: skip
+def test_sizes_that_fit_no_memory(flags, said, refused):
+    assert said in refused(run_finetuning.main, *flags)
+
+
+def test_training_of_a_model_for_generation(refused):
+    assert "model.eval is true" in refused(run_finetuning.main, "--model.eval", "true")
+
+
+# ---- one writer ----------------------------------------------------------------------------------
+HOLD = """
+import sys, time
+from pathlib import Path
+from files.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_writer(tmp_path, refused):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    said = refused(run_finetuning.main, "--save", str(tmp_path))
+    assert f"is in use: process {holder.pid} on" in said
+    holder.kill()
+    holder.communicate()
+    with locked(tmp_path):  # what is killed holds nothing
+        pass
+
+
+# ---- YAML and JSON from outside ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: {layers: [1]}", r"line 2: model.layers is \[1\], but must be"),
+        ("model: {layers: 2026-11-21}", "line 2: model.layers is '2026-11-21'"),
+        ("model: {layers: " + "9" * 5000 + "}", "line 2: model.layers is '9999"),
+        ("model: {layers: 0x" + "f" * 5000 + "}", "is an integer of about 6021 digits"),
+        ("model: " + "[" * 100_000, "line 2: nested deeper than 20 levels"),
+        ("a: &a [x]\nb: [*a, *a]", "line 2: &a is an anchor"),
+        ("model: {layers: \0}", "line 2: has a zero character"),
+        ("model: {layers: 1}\nmodel: {layers: 2}", "line 3: the key 'model' stands twice"),
+        ("model: !!set {a}", "line 2: the tag .*set is not read"),
+        ("model: {seed: 36893488147419103232}", "line 2: model.seed is 36893488147419103232, but"),
+        ("? [a]\n: b", "line 2: a name must be text"),
+        ("checkpoint: {load: ''}", "line 2: checkpoint.load is '', but must be text that can be"),
+    ],
+)
+def test_yaml_from_outside(text, said, tmp_path):
+    path = tmp_path / "some.yml"
+    path.write_text(f"family: t5\n{text}\n")
+    start = time.process_time()
+    with pytest.raises(ConfigError, match=said) as error:
+        T5Config.from_dict(preset_data("finetuning", str(path)))
+    assert time.process_time() - start < 1
+    assert len(str(error.value)) < 300
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"a": 1,\n "a": 2}', "the name 'a' stands twice"),
+        (b'{"a":\n 1', "line 2 is not JSON"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"9" * 5000, "is not JSON: Exceeds the limit"),
+        (b'"\\ud800"', "half a character"),
+        (b"\xff", "line 1: is not UTF-8"),
+        (b'{"a": NaN}', "NaN is no number"),
+    ],
+)
+def test_json_from_outside(content, said, tmp_path):
+    (tmp_path / "some.json").write_bytes(content)
+    with pytest.raises(FileError, match=said) as error:
+        read_json(tmp_path / "some.json")
+    assert len(str(error.value)) < 300
+    assert "some.json" in str(error.value)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="pipe: it is not a regular file"):
+        read_json(tmp_path / "pipe")
+    with pytest.raises(FileError, match="it is a folder"):
+        read_json(tmp_path)
+
+
+# ---- data and tokenizers -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "rows.jsonl has no rows: it is empty"),
+        (b'{"a": "\xe2\x80\xa8"}\n\n{"a": ', "rows.jsonl, line 3 is not JSON"),
+        (b'{"a": "x"}\n\xff\xfe', "line 2: is not UTF-8"),
+        (b'{"a": "x"}\n{"b": "x"}', "line 2: a is missing"),
+        (b'\xef\xbb\xbf{"a": "x"}\n{"a": null}', "line 2: a is None, but must be text"),
+        (b'{"a": "x"}\n3', "line 2 is 3, but must be an object"),
+    ],
+)
+def test_rows_from_outside(content, said, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(FileError, match=said):
+        [row.text("a") for row in read_json_lines(tmp_path / "rows.jsonl")]
+
+
+def test_a_tokenizer_runs_no_code_of_its_folder(tmp_path):
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    auto_map = {"AutoTokenizer": ["own.Tokenizer", None]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
+    with pytest.raises(DataUnavailable, match="asks to run code of its own"):
+        load_tokenizer(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_damaged_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model":\n')
+    with pytest.raises(FileError, match="tokenizer.json, line 2 is not JSON"):
+        load_tokenizer(str(tmp_path))
+
+
+# ---- accepted in silence -------------------------------------------------------------------------
+SIZES = {"layers": 1, "hidden_size": 16, "embedding": {"vocab_size": 32}, "end_token": 1,
+         "pad_token": 0}  # fmt: skip
+
+
+def gptj(heads: int, rotary_dim: int, **checkpoint: object) -> GPTJConfig:
+    attention = {"heads": heads, "rotary_dim": rotary_dim}
+    return GPTJConfig.from_dict(
+        {"family": "gptj", "model": SIZES | {"attention": attention}, "checkpoint": checkpoint}
+    )
+
+
+def initial(config: GPTJConfig) -> dict[str, np.ndarray]:
+    return dict(family_of(config).weights(config).initial(1))
+
+
+@pytest.mark.parametrize("kind", ["Hugging Face", "checkpoint"])
+@pytest.mark.parametrize(("heads", "rotary", "name"), [(4, 4, "n_head"), (2, 2, "rotary_dim")])
+def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path):
+    """All shapes are equal, and every number that comes out would be wrong."""
+    made = gptj(2, 4)
+    description = family_of(made).hf_config(made)
+    if kind == "checkpoint":
+        with CheckpointStore(tmp_path) as store:
+            store.save(1, initial(made), {MODEL: description}, wait=True)
+    else:
+        write_hf_directory(tmp_path / "hf", initial(made), description)
+    load = str(tmp_path / "hf" if kind == "Hugging Face" else tmp_path)
+    table = family_of(made).weights(made)
+    load_weights(gptj(2, 4, load=load), table)
+    with pytest.raises(CheckpointError, match=f"a model with {name} "):
+        load_weights(gptj(heads, rotary, load=load), table)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite(value, tmp_path):
+    config = gptj(2, 4, load=str(tmp_path / "hf"))
+    table, description = family_of(config).weights(config), family_of(config).hf_config(config)
+    write_hf_directory(tmp_path / "hf", initial(config), description)
+    file = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.bias"][3] = value
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match="lm_head.bias in .* has NaN or infinity"):
+        dict(starting_point(config, table).tensors)
+    asked = gptj(2, 4, load=str(tmp_path / "hf"), nonfinite=True)
+    assert len(dict(starting_point(asked, table).tensors)) == len(tensors)
+
+
+class Ten:
+    truncated = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {"indices": indices}
+
+
+@pytest.mark.parametrize(
+    "change", [{"position": 10}, {"position": -1}, {"epoch": "1"}, {"seed": None}, {"samples": 9}]
+)
+def test_a_place_in_the_data_that_cannot_be(change):
+    """A position past the end would look for the next sample for ever."""
+    loader = Loader(Ten(), 4, seed=1)
+    with pytest.raises((ValueError, FileError)):
+        loader.restore(loader.state() | change)
+
+
+# ---- signals during start-up ---------------------------------------------------------------------
+@pytest.mark.slow  # four starts of a run
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [1.0, 4.0])
+def test_a_signal_while_a_run_starts(number, seconds, tmp_path):
+    """Importing, reading data or compiling: whatever it is doing then."""
+    run = subprocess.Popen(
+        [sys.executable, str(ROOT / "run_finetuning.py"), *TINY, "--save", str(tmp_path / "run")],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"POPXL_CACHE_DIR": ""},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    time.sleep(seconds)
+    run.send_signal(number)
+    _, said = run.communicate(timeout=120)
+    assert "Traceback" not in said
+    assert said.splitlines()[-1] == (
+        f"interrupted by {number.name}: what was saved before is intact"
+    )
+    assert run.returncode == 128 + number
+    assert not list(tmp_path.glob("run/*-step-*"))
+
+
+AWAY = """
+import hashlib, sys
+from config.cli import entry_point
+
+@entry_point()
+def main(arguments=None):
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes outside Python, as XLA compiles
+
+sys.exit(main())
+"""
+
+
+def test_a_signal_while_python_is_away():
+    run = subprocess.Popen(
+        [sys.executable, "-c", AWAY], cwd=ROOT,
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    run.stdout.readline()
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=30)
+    assert said == "interrupted by SIGTERM: what was saved before is intact\n"
+    assert run.returncode == 143
+
+
+def test_validation_checks_its_place_first(refused, monkeypatch):
+    monkeypatch.setattr("evaluation.validate.load_weights", lambda *_: pytest.fail("too late"))
+    assert "cannot write the report to" in refused(run_validation.main, "--out", "/proc/x")

@@ -1,0 +1,134 @@
+"""What is tried with damaged input: the scripts and the readers, as they are used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import evaluation.validate
+import huggingface.export
+import run_finetuning
+import run_validation
+import training.finetune
+from checkpoints.start import load_weights, starting_point
+from config.cli import entry_point
+from config.presets import load_config
+from config.sections import RunConfig
+from config.t5 import T5Config
+from data.loader import Loader
+from data.sources import File
+from data.task import TASKS
+from files.lock import locked
+from modelling.spec import family_of
+from modelling.text import load_tokenizer
+from records.metrics import MetricsFile, read_metrics
+
+SCRIPTS = {
+    "run_finetuning": run_finetuning.main,
+    "run_validation": run_validation.main,
+    "huggingface.export": huggingface.export.main,
+}
+
+
+class Accepted(BaseException):
+    """What was given is good: the work itself would begin."""
+
+
+def _accept(*_: object, **__: object) -> None:
+    raise Accepted
+
+
+# The work begins where weights and data are read; what is checked before stays.
+training.finetune.training_samples = _accept
+evaluation.validate.load_weights = _accept
+huggingface.export.load_weights = _accept
+
+
+def command(script: str, arguments: Sequence[str]) -> int:
+    """Run a script up to where its work would begin."""
+    try:
+        return SCRIPTS[script](arguments)
+    except Accepted:
+        return 0
+
+
+def _as_a_script(work: Callable[[Path], None]) -> Callable[[str], int]:
+    """`work` on a path, ending as a script ends."""
+
+    def run(path: str) -> int:
+        return entry_point()(lambda _: work(Path(path)))([])
+
+    return run
+
+
+def _config(path: Path) -> RunConfig:
+    config = load_config(T5Config, "finetuning", str(path / "config.yml"))
+    return replace(config, checkpoint=replace(config.checkpoint, load=str(path / "load")))
+
+
+def _start(path: Path) -> None:
+    """Start a run from `load`, with all its tensors, and its place in the data."""
+    config = _config(path)
+    start = starting_point(config, family_of(config).weights(config))
+    for name in start.tensors:
+        start.tensors[name]
+    if start.data is not None:
+        loader = Loader(_Samples(), 4, seed=1)
+        loader.restore(start.data)
+        loader.next_batch()
+
+
+class _Samples:
+    truncated = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def take(self, indices: object) -> dict:
+        return {}
+
+
+def _weights(path: Path) -> None:
+    config = _config(path)
+    weights = load_weights(config, family_of(config).weights(config)).tensors
+    for name in weights:
+        weights[name]
+
+
+def _metrics(path: Path) -> None:
+    """Go on with metrics.jsonl."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        MetricsFile(path / "metrics.jsonl", first_step=1000).append({"step": 1000, "loss": 1.0})
+    print(f"{len(read_metrics(path / 'metrics.jsonl'))} rows")
+
+
+def _tokenizer(path: Path) -> None:
+    data = {"family": "t5", "data": {"dataset": "sample", "tokenizer": str(path)}}
+    config = T5Config.from_dict(data)
+    tokenizer = load_tokenizer(config, family_of(config))
+    tokenizer(["mnli hypothesis: a b c", ""])["input_ids"]
+
+
+def _rows(path: Path) -> None:
+    """Read rows of one's own as those of the sample task."""
+    task = replace(TASKS["sample"], sources={"train": File(str(path))})
+    print(len(task.corpus("train").examples))
+
+
+def _lock(path: Path) -> None:
+    with locked(path):
+        pass
+
+
+WORKS: dict[str, Callable[..., int | None]] = {
+    "command": command,
+    "start": _as_a_script(_start),
+    "weights": _as_a_script(_weights),
+    "metrics": _as_a_script(_metrics),
+    "tokenizer": _as_a_script(_tokenizer),
+    "rows": _as_a_script(_rows),
+    "lock": _as_a_script(_lock),
+}
