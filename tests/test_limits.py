@@ -143,8 +143,10 @@ def test_the_application_leaves_private_attributes_alone():
                 base = node.value
                 if not (isinstance(base, ast.Name) and base.id in ("self", "cls")):
                     found.append(f"{place(path, node.lineno)} uses .{node.attr}")
-    # argparse gives its groups a type, which stands in an annotation, but no public name for it.
-    assert [use for use in found if not use.endswith("._ArgumentGroup")] == []
+    # argparse gives its groups a type, which stands in an annotation, but no public name for it;
+    # os._exit is public in spite of its name.
+    public = ("._ArgumentGroup", "._exit")
+    assert [use for use in found if not use.endswith(public)] == []
 
 
 def _defined_names(node: ast.AST) -> list[str]:
