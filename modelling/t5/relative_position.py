@@ -116,4 +116,5 @@ def _along_diagonals(t: Tensor, rows: int, columns: int) -> Tensor:
     copies = t.reshape((heads, 1, period)) * popxl.constant(np.ones((rows, 1)), t.dtype, "copies")
     line = copies.reshape((heads, rows * period))
     skewed = ops.slice(line, 0, rows * (period - 1), axis=1).reshape((heads, rows, period - 1))
-    return ops.slice(skewed, 0, columns, axis=2).reshape((1, heads, rows, columns))
+    # The index arithmetic is done once, not in each pass over the scores.
+    return ops.materialise(ops.slice(skewed, 0, columns, axis=2).reshape((1, heads, rows, columns)))

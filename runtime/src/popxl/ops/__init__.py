@@ -84,6 +84,7 @@ from popxl.ops.placement import code_copy as code_copy
 from popxl.ops.placement import init as init
 from popxl.ops.placement import io_tile_copy as io_tile_copy
 from popxl.ops.placement import ipu_copy as ipu_copy
+from popxl.ops.placement import materialise as materialise
 from popxl.ops.placement import print_tensor as print_tensor
 from popxl.ops.placement import remote_code_load as remote_code_load
 from popxl.ops.pooling import average_pool as average_pool
@@ -219,6 +220,7 @@ __all__ = [
     "logical_or",
     "logsum",
     "logsumexp",
+    "materialise",
     "matmul",
     "matmul_pow2scaled",
     "max",

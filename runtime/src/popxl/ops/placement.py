@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from popxl import dtypes
 from popxl._core.effects import Effects
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
 from popxl._core.sharding import MetaShape
+from popxl.ops._folds import traced_for
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -48,6 +50,32 @@ def init(
     attrs = {"shape": tuple(shape), "dtype": dtype, "meta_shape": MetaShape(meta_shape or ()),
              "init_type": init_type}  # fmt: skip
     return emit(_INIT, [], attrs, names=[name])[0]
+
+
+# ---- values in memory ---------------------------------------------------------------------------
+def _materialise(x: jax.Array) -> jax.Array:
+    """Its argument, behind a boundary that XLA fuses nothing across."""
+    if traced_for() != "cpu":
+        return lax.optimization_barrier(x)
+    from jax.experimental.scheduling_groups import xla_metadata_call
+
+    # On CPU, XLA takes barriers away before it fuses. A function that must not be inlined stays,
+    # and is not even a copy.
+    return xla_metadata_call(lambda y: y, inlineable="false")(x)
+
+
+_MATERIALISE = define(
+    "materialise", _materialise, infer=lambda spec: [spec], grad=lambda ctx, op, dy: [dy]
+)
+
+
+def materialise(t: Tensor) -> Tensor:
+    """The same value, written to memory once instead of being computed in each of its uses.
+
+    For values that are dear to compute for each element, such as those picked by index arithmetic,
+    and used more than once. What stands before and after is not fused.
+    """
+    return emit(_MATERIALISE, [t])[0]
 
 
 # ---- copies between devices and tile sets -------------------------------------------------------

@@ -51,6 +51,7 @@ RECORDS = [
     OpRecord("cast_from_int", lambda t: ops.cast(t, popxl.float32), [np.arange(4, dtype=np.int32)],
              lambda t: t.double(), ("float32",), False, "integer input"),
     OpRecord("identity", ops.identity, [ANY], lambda t: t),
+    OpRecord("materialise", ops.materialise, [ANY], lambda t: t),
     OpRecord("rename", lambda t: ops.rename(t, "named"), [ANY], lambda t: t),
     OpRecord("detach", lambda t: ops.add(t, ops.detach(t)), [ANY], lambda t: t + t.detach()),
     OpRecord("detach_", lambda t: ops.mul(t, ops.detach_(t)), [ANY], lambda t: t * t.detach()),
