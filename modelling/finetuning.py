@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from data.feed import per_replica
 from modelling.phases.training import build_training
 from modelling.running import RunningModel
-from modelling.spec import Batch, ModelFamily
+from modelling.spec import Batch, ModelFamily, family_of
 from popxl.random_seed import two_uint32_to_uint64
 
 
@@ -39,9 +39,16 @@ class StepResult:
 class FineTuning(RunningModel):
     """Trains a model. Use it as a context; weights must be written before the first step."""
 
-    def __init__(self, config: RunConfig, family: ModelFamily, gradients: bool = False) -> None:
-        """Args: `gradients`: make the gradients of the last step readable."""
-        self._family = family
+    def __init__(
+        self, config: RunConfig, family: ModelFamily | None = None, gradients: bool = False
+    ) -> None:
+        """Build and compile the program.
+
+        Args:
+            family: default: that of the configuration.
+            gradients: make the gradients of the last step readable.
+        """
+        self._family = family = family_of(config) if family is None else family
         self._table = family.weights(config)
         self.program = build_training(config, family.layout, gradients)
         super().__init__(config, self.program.ir)

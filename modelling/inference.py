@@ -13,7 +13,7 @@ from data.rows import EMPTY, fill_rows, pack_rows
 from modelling.generation import Strategy, build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.running import RunningModel
-from modelling.spec import ModelFamily
+from modelling.spec import ModelFamily, family_of
 from popxl_addons import NamedTensors
 
 
@@ -25,15 +25,20 @@ class Inference(RunningModel):
     """
 
     def __init__(
-        self, config: RunConfig, family: ModelFamily, strategy: Strategy | None = None
+        self,
+        config: RunConfig,
+        family: ModelFamily | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         """Build and compile the program.
 
         Args:
             config: one for training serves as well.
+            family: default: that of the configuration.
             strategy: how tokens are chosen; None: as `generation` of the configuration says.
         """
         config = replace(config, model=replace(config.model, eval=True))
+        family = family_of(config) if family is None else family
         self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy
         self.program = build_generation(config, family.generator, self._strategy)
