@@ -48,7 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out is not None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
-    from evaluation.generate import answer, asked_rows, asked_texts, is_raw, write_rows
+    from evaluation.generate import (
+        answer,
+        asked_rows,
+        asked_texts,
+        is_raw,
+        json_lines,
+        write_rows,
+    )
     from modelling.shortage import explained
 
     raw = given.raw or is_raw(config)
@@ -59,10 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked = asked_texts(config, texts, raw)
     with explained(line.preset, config):
         answers = list(answer(config, asked))
-    if given.file is None and given.out is None:
-        print("\n".join(answers))
+    if given.out is not None:
+        write_rows(given.out, asked, answers)
+    elif given.file is not None:
+        print(json_lines(asked, answers), end="")
     else:
-        write_rows(given.out or "/dev/stdout", asked, answers)
+        print("\n".join(answers))
 
 
 if __name__ == "__main__":

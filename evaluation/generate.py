@@ -34,7 +34,7 @@ class Asked:
     """A prompt as it was given.
 
     Attributes:
-        row: columns; a text has none.
+        row: columns; of a text, the column `prompt`.
         text: what the model reads.
     """
 
@@ -80,8 +80,9 @@ def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Aske
     """
     form = task_of(config.data).prompt
     one = None if form is None or raw or len(form.columns) != 1 else form
-    asked = [one.render({one.columns[0]: text}) if one else text for text in texts]
-    return [Asked({}, text + _separator(config, raw)) for text in asked]
+    end = _separator(config, raw)
+    read = (one.render({one.columns[0]: text}) if one else text for text in texts)
+    return [Asked({"prompt": text}, prompt + end) for text, prompt in zip(texts, read, strict=True)]
 
 
 def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
@@ -100,15 +101,22 @@ def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
     return asked
 
 
+def json_lines(prompts: Sequence[Asked], answers: Sequence[str]) -> str:
+    """JSON Lines: each row as it was given, and the answer as `generated`.
+
+    What JSON has no form for, such as the dates of Parquet, becomes text.
+    """
+    rows = ({**a.row, GENERATED: text} for a, text in zip(prompts, answers, strict=True))
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+
+
 def write_rows(path: str, prompts: Sequence[Asked], answers: Sequence[str]) -> None:
-    """Write JSON Lines: each row as it was given, and the answer as `generated`.
+    """Write them to a file.
 
     Raises:
         WriteError: it cannot be written.
     """
-    rows = ({**a.row, GENERATED: text} for a, text in zip(prompts, answers, strict=True))
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_text("the answers", Path(path), lines)
+    write_text("the answers", Path(path), json_lines(prompts, answers))
 
 
 def is_raw(config: RunConfig) -> bool:

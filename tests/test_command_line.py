@@ -5,6 +5,7 @@ A mistake is one line on stderr, the last one, and exit code 2.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 
 import huggingface.export
 import run_finetuning
+import run_generation
 import run_validation
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
@@ -455,6 +457,55 @@ def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     assert report["step"] == 8
 
 
+# ---- answers -------------------------------------------------------------------------------------
+PROMPTS = ["mnli hypothesis: Anna slept.", "mnli hypothesis: Nina moved the hat."]
+
+
+def test_prompts_come_as_arguments_rows_or_lines(trained, tmp_path, capsys, monkeypatch):
+    """And what is on the screen or in a file before stays there."""
+    file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows = [{"id": i, "prompt": text} for i, text in enumerate(PROMPTS)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def answers(*arguments: str) -> list[str]:
+        capsys.readouterr()
+        assert run_generation.main(["--load", str(trained), *arguments]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    given = answers(*PROMPTS)
+    assert len(given) == 2
+    wanted = [{**row, "generated": text} for row, text in zip(rows, given, strict=True)]
+    assert [json.loads(line) for line in answers("--file", str(file))] == wanted
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n" for text in PROMPTS)))
+    assert answers("--out", str(out)) == []
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert written == [{"prompt": row["prompt"], "generated": row["generated"]} for row in wanted]
+
+
+def test_answers_are_appended_to_what_a_file_holds(trained, tmp_path):
+    """By a shell's >>, which opens the file and hands it on as standard output."""
+    file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    file.write_text(json.dumps({"prompt": PROMPTS[0]}) + "\n")
+    out.write_text("what was here\n")
+    with out.open("a") as stream:
+        subprocess.run(
+            [sys.executable, "run_generation.py", "--load", str(trained), "--file", str(file)],
+            cwd=ROOT, stdout=stream, stderr=subprocess.DEVNULL, check=True, timeout=300,
+        )  # fmt: skip
+    first, second = out.read_text().splitlines()
+    assert first == "what was here"
+    assert set(json.loads(second)) == {"prompt", "generated"}
+
+
+def test_there_must_be_prompts_in_one_place(trained, mistake, monkeypatch):
+    load = ("--load", str(trained))
+    said = mistake(run_generation.main, *load, "--file", "rows.jsonl", "a prompt")
+    assert "prompts as arguments and in --file: give one of them" in said
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "there are no prompts" in mistake(run_generation.main, *load)
+
+
+# ---- benchmarks ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("benchmark", [finetuning_benchmark, inference_benchmark])
 def test_a_benchmark_needs_a_run(benchmark, capsys):
     assert benchmark.main(["--config", "tiny", "--runs", "0"]) == 2

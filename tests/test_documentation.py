@@ -78,8 +78,10 @@ def test_programs_run(page, tmp_path):
         assert done.stdout in blocks(page, "text"), f"the page does not show: {done.stdout}"
 
 
-def test_the_readme_has_a_program_that_prints():
-    assert any("print(" in code for code in blocks(README, "python"))
+def test_a_page_shows_what_its_program_prints():
+    """Else the check above would compare nothing."""
+    programs = [(page, "\n".join(blocks(page, "python"))) for page in WITH_PROGRAMS]
+    assert any("print(" in program and blocks(page, "text") for page, program in programs)
 
 
 # ---- commands -----------------------------------------------------------------------------------
