@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked_texts,
         is_raw,
         json_lines,
+        lines_of_standard_input,
         write_rows,
     )
     from modelling.shortage import explained
@@ -62,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.file is not None:
         asked = asked_rows(config, given.file, raw)
     else:
-        texts = given.prompts or [text.rstrip("\n") for text in sys.stdin]
-        asked = asked_texts(config, texts, raw)
+        asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw)
     with explained(line.preset, config):
         answers = list(answer(config, asked))
     if given.out is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,6 +100,18 @@ def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
             raise DataError(f"{place}: {error}") from None
         asked.append(Asked(row, f"{text}{_separator(config, raw)}"))
     return asked
+
+
+def lines_of_standard_input() -> list[str]:
+    """A prompt on each line.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        return [line.rstrip("\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
 
 
 def json_lines(prompts: Sequence[Asked], answers: Sequence[str]) -> str:

@@ -503,6 +503,8 @@ def test_there_must_be_prompts_in_one_place(trained, mistake, monkeypatch):
     assert "prompts as arguments and in --file: give one of them" in said
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert "there are no prompts" in mistake(run_generation.main, *load)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Gr\xfc\xdfe\n"), "utf-8"))
+    assert "standard input is not UTF-8 text" in mistake(run_generation.main, *load)
 
 
 # ---- benchmarks ----------------------------------------------------------------------------------
