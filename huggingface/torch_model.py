@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from checkpoints.manifest import is_file_name
 from config.errors import UserError
+from files.json_files import read_object
 from files.shown import shown_name
 
 
@@ -85,28 +87,58 @@ def generate(
     return found[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].numpy()
 
 
-BIN = "pytorch_model*.bin"
+BIN, ONE_BIN, BIN_INDEX = "pytorch_model*.bin", "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     """The tensors of a folder's `pytorch_model*.bin` files, whose pickles may hold nothing else.
 
     Raises:
-        UserError: a file cannot be read, or holds more than tensors.
+        UserError: a file is missing, cannot be read, or holds more than tensors.
     """
+    return {
+        name: _array(value, f"{name} of {path}")
+        for path in _bin_files(folder)
+        for name, value in _unpickled(path).items()
+    }
+
+
+def _bin_files(folder: Path) -> list[Path]:
+    """One file, else those of the index, as transformers chooses them."""
+    if (folder / ONE_BIN).is_file():
+        return [folder / ONE_BIN]
+    if not (folder / BIN_INDEX).is_file():
+        return sorted(folder.glob(BIN))
+    names = read_object(folder / BIN_INDEX).texts("weight_map").values()
+    if not all(map(is_file_name, names)):
+        raise UserError(f"{folder / BIN_INDEX} is damaged: it names files of other folders")
+    return [folder / name for name in sorted(set(names))]
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    """Without running code that is in it: torch builds tensors and plain values only."""
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"cannot read {path}: {shown_name(reason)}") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise UserError(f"{path} holds no tensors by name: give a model's state_dict")
+    return found
+
+
+def _array(value: Any, name: str) -> np.ndarray:
     import ml_dtypes
     import torch
 
-    found: dict[str, np.ndarray] = {}
-    for path in sorted(folder.glob(BIN)):
-        try:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many kinds for a damaged file
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"cannot read {path}: {shown_name(reason)}") from error
-        for name, tensor in tensors.items():
-            if tensor.dtype == torch.bfloat16:
-                found[name] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-            else:
-                found[name] = tensor.contiguous().numpy()
-    return found
+    if not isinstance(value, torch.Tensor):
+        raise UserError(f"{name} is no tensor: give the file of a model alone")
+    tensor = value.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    try:
+        return tensor.numpy()
+    except TypeError as error:  # such as float8
+        raise UserError(f"{name} is {tensor.dtype}, which cannot be converted") from error

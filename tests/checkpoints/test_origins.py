@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+import huggingface.convert
 import huggingface.export
 import run_finetuning
-from checkpoints import load_checkpoint
+from checkpoints import load_checkpoint, read_hf_directory
 from tests.data.corpora import sample_tokenizer
 
 SAMPLE = ["--data.dataset", "sample", "--device", "cpu"]
@@ -94,3 +96,71 @@ def test_a_folder_of_bin_files_says_how_to_convert_it(tmp_path, capsys):
     assert run_finetuning.main(["--model", str(tmp_path), "--config", "tiny"]) == 2
     said = capsys.readouterr().err
     assert f"python3 -m huggingface.convert {tmp_path}" in said
+
+
+def save_bin(kind: str, folder: Path, files: int = 1, dtype: torch.dtype = torch.float32):
+    """A folder as transformers wrote them before safetensors: pickles, with an index if several."""
+    model = save(kind, folder).to(dtype)
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    state = model.state_dict()
+    if files == 1:
+        torch.save(state, folder / "pytorch_model.bin")
+        return model
+    places = {n: f"pytorch_model-{i % files + 1}-of-{files}.bin" for i, n in enumerate(state)}
+    for place in set(places.values()):
+        torch.save({n: state[n] for n in state if places[n] == place}, folder / place)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "dtype"),
+    [("t5", 1, torch.float32), ("t5", 3, torch.bfloat16), ("gptj", 2, torch.float16)],
+)
+def test_a_folder_of_bin_files_is_converted(kind, files, dtype, tmp_path):
+    model = save_bin(kind, tmp_path / "old", files, dtype)
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    assert huggingface.convert.main([old, new]) == 0
+    again, found = type(model).from_pretrained(new, dtype=dtype, output_loading_info=True)
+    assert not found["missing_keys"]
+    state = again.state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(state[name], value), name
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
+    assert not any(".bin" in name for name in names)
+    if kind == "gptj":  # and ours takes it
+        table = read_hf_directory(new)
+        assert table["lm_head.weight"].dtype == np.float16
+
+
+class Harm:
+    def __reduce__(self):
+        return print, ("this ran",)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"weight": torch.zeros(2), "epoch": 3}, "epoch of .*pytorch_model.bin is no tensor"),
+        ([torch.zeros(2)], "holds no tensors by name"),
+        ({"weight": Harm()}, "cannot read .*pytorch_model.bin: "),
+    ],
+)
+def test_bin_files_with_more_than_tensors_are_refused(content, said, tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    assert huggingface.convert.main([str(tmp_path), str(tmp_path / "new")]) == 2
+    out, err = capsys.readouterr()
+    assert re.search(said, err)
+    assert "this ran" not in out
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_bin_file_that_is_missing_is_named(tmp_path, capsys):
+    save_bin("gptj", tmp_path / "old", 2)
+    (tmp_path / "old" / "pytorch_model-2-of-2.bin").unlink()
+    assert huggingface.convert.main([str(tmp_path / "old"), str(tmp_path / "new")]) == 2
+    assert "pytorch_model-2-of-2.bin" in capsys.readouterr().err
