@@ -126,7 +126,7 @@ def test_a_run_exports_at_its_end_what_it_saved(tmp_path, mistake):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--config", "tinny"], r"unknown preset 'tinny' in \w+\.yml; did you mean tiny\?"),
+        (["--config", "tinny"], r"unknown preset 'tinny' in \w+\.yml; did you mean tiny\b"),
         (["--config", "no/such.yml"], r"cannot read no/such\.yml: No such file"),
         (["--config", "tiny", "--hiden_size", "32"], r"--hiden_size; did you mean --hidden_size"),
         (["--config", "tiny", "--layers", "two"], r"model\.layers is 'two', but must be .*integer"),
