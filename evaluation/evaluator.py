@@ -36,8 +36,8 @@ class Evaluator:
         """
         task = task_of(config.data)
         self.metrics = wanted_metrics(config, task)
+        corpus = load_corpus(config, family, "validation")  # first: its advice helps offline
         self._tokenizer = load_tokenizer(config, family)
-        corpus = load_corpus(config, family, "validation")
         examples = corpus.examples[: config.evaluation.samples]
         self._labels, self._targets = task.labels, [example.target for example in examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
