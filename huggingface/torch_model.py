@@ -136,9 +136,9 @@ def _array(value: Any, name: str) -> np.ndarray:
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{name} is no tensor: give the file of a model alone")
     tensor = value.detach().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    is_bfloat16 = tensor.dtype == torch.bfloat16
     try:
-        return tensor.numpy()
+        array: np.ndarray = (tensor.view(torch.int16) if is_bfloat16 else tensor).numpy()
     except TypeError as error:  # such as float8
         raise UserError(f"{name} is {tensor.dtype}, which cannot be converted") from error
+    return array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
