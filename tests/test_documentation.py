@@ -19,12 +19,16 @@ import benchmarks.finetuning
 import benchmarks.inference
 import benchmarks.phased
 import docs.plans
+import evaluation.generate
+import evaluation.validate
 import huggingface.export
+import huggingface.side_by_side
 import planning.options
 import run_finetuning
 import run_generation
 import run_inference
 import run_validation
+import training.finetune
 from checkpoints.origins import SavedOrModel
 from config.families import FAMILIES
 from config.presets import preset_data
@@ -102,17 +106,17 @@ COMMANDS = [
     for words in commands(page)
 ]
 SCRIPTS = {
-    # the script: its main, and the module and function that would do the work
-    "run_finetuning.py": (run_finetuning.main, run_finetuning, "finetune"),
-    "run_validation.py": (run_validation.main, run_validation, "validate"),
-    "run_inference.py": (run_inference.main, run_inference, "side_by_side"),
-    "run_generation.py": (run_generation.main, run_generation, "answer"),
-    "huggingface.export": (huggingface.export.main, huggingface.export, "load_weights"),
-    "finetuning.py": (benchmarks.finetuning.main, benchmarks.finetuning, "measure"),
-    "inference.py": (benchmarks.inference.main, benchmarks.inference, "measure"),
-    "benchmarks.finetuning": (benchmarks.finetuning.main, benchmarks.finetuning, "measure"),
-    "benchmarks.inference": (benchmarks.inference.main, benchmarks.inference, "measure"),
-    "benchmarks.phased": (benchmarks.phased.main, benchmarks.phased, "measure_all"),
+    # the script: the module of its main, and the module and function that would do the work
+    "run_finetuning.py": (run_finetuning, training.finetune, "finetune"),
+    "run_validation.py": (run_validation, evaluation.validate, "validate"),
+    "run_inference.py": (run_inference, huggingface.side_by_side, "side_by_side"),
+    "run_generation.py": (run_generation, evaluation.generate, "is_raw"),
+    "huggingface.export": (huggingface.export, huggingface.export, "check_least"),
+    "finetuning.py": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
+    "inference.py": (benchmarks.inference, benchmarks.inference, "measure"),
+    "benchmarks.finetuning": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
+    "benchmarks.inference": (benchmarks.inference, benchmarks.inference, "measure"),
+    "benchmarks.phased": (benchmarks.phased, benchmarks.phased, "measure_all"),
 }
 
 
@@ -132,12 +136,12 @@ class OfPresets(SavedOrModel):
 
 
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    main, module, work = SCRIPTS[script]
-    monkeypatch.setattr(module, "ORIGINS", OfPresets(), raising=False)
+    runs, module, work = SCRIPTS[script]
+    monkeypatch.setattr(runs, "ORIGINS", OfPresets(), raising=False)
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
-        main(arguments)
+        runs.main(arguments)
 
 
 def make_targets() -> set[str]:

@@ -143,8 +143,9 @@ def assert_one_sentence(result: tuple[int, str, str], *words: str) -> None:
     code, out, err = result
     assert code == 2
     assert out == ""
-    assert err.startswith("error: ")
-    assert len(err.splitlines()) == 1
+    *before, last = err.splitlines()
+    assert last.startswith("error: ")
+    assert all(line.startswith("running on ") for line in before)
     for word in words:
         assert word in err
 

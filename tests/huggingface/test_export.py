@@ -17,12 +17,11 @@ import huggingface.export
 import run_finetuning
 from checkpoints import CheckpointStore
 from config.cli import read_command_line
-from config.gptj import GPTJModel
 from config.sections import RunConfig
 from data.task import NLI_LABELS
 from evaluation.report import Report
 from evaluation.validate import validate
-from modelling.spec import family_of
+from modelling.spec import family_named, family_of
 
 PRESETS = {"tiny": "T5ForConditionalGeneration", "gptj_tiny": "GPTJForCausalLM"}
 SMALL = ["--layers", "1"]
@@ -60,8 +59,9 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     model = getattr(transformers, PRESETS[preset]).from_pretrained(folder).eval()
     side = "right" if model.config.is_encoder_decoder else "left"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
-    longest = max(len(tokenizer(word)["input_ids"]) for word in NLI_LABELS)
-    most = longest if model.config.is_encoder_decoder else GPTJModel().output_length
+    # As many tokens as the longest answer has, with the end token.
+    family = "t5" if model.config.is_encoder_decoder else "gptj"
+    most = max(map(len, family_named(family).answers(list(NLI_LABELS), tokenizer)))
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
         batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")
