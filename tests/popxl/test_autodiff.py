@@ -13,6 +13,7 @@ from popxl import ops
 from popxl._core.verify import verify_ir
 from popxl.errors import popart_exception
 from popxl.transforms import ExpectedConnectionType, GradGraphInfo, autodiff
+from popxl.transforms import gradients as gradients_module
 from tests.popxl.programs import as_list, f32, graph_of, run, run_ir, store
 
 X, W, B = f32(4, 3), f32(3, 3, seed=1), f32(3, seed=2)
@@ -441,3 +442,67 @@ def test_second_derivatives():
         return torch.autograd.grad(y.sum(), [x, w], create_graph=True)
 
     check(gradient, reference, X, W)
+
+
+# ---- what gradient graphs are made of -----------------------------------------------------------
+def test_the_text_of_what_autodiff_returns():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        text = repr(autodiff(ir.create_graph(lambda x: x * x, popxl.variable(X))))
+    assert re.fullmatch(
+        r"GradGraphInfo\[\s*graph=.*expected_inputs=\[\(FwdGrad.*\(Fwd,.*"
+        r"expected_outputs=\[\(FwdGrad.*\]\s*\]",
+        text,
+        re.DOTALL,
+    )
+
+
+def test_a_constant_used_several_times_is_one_in_the_gradient_graph():
+    def build(x):
+        c = popxl.constant(W, name="c")
+        return ((x @ c) @ c) @ c + x * popxl.constant(3.0)
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        info = autodiff(ir.create_graph(build, popxl.variable(X)))
+    assert sum(np.array_equal(c._data, W) for c in info.graph.constants) == 1
+    (found, dx), w = gradients(build, X), W.astype(np.float64)
+    np.testing.assert_allclose(found, X @ w @ w @ w + 3 * X, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(dx, np.ones_like(X) @ (w @ w @ w).T + 3, rtol=2e-4, atol=2e-5)
+
+
+def test_what_is_observed_takes_one_look_at_each_op(monkeypatch):
+    """A long graph that calls a long graph often: the looks grow with the ops, not their square."""
+    looks = 0
+    entered = gradients_module._entered
+
+    def counted(op, index):
+        nonlocal looks
+        looks += 1
+        return entered(op, index)
+
+    monkeypatch.setattr(gradients_module, "_entered", counted)
+    length = 50
+
+    def inner(x):
+        for _ in range(length):
+            x = ops.add(x, x)
+        return x
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(X)
+        called = ir.create_graph(inner, x)
+
+        def outer(x):
+            for _ in range(length):
+                (y,) = ops.call(called, x)
+                x = ops.add(x, y)
+            return x
+
+        graph = ir.create_graph(outer, x)
+        assert gradients_module.observed_tensors(graph) == set()
+        assert looks == 5 * length
+        looks = 0
+        autodiff(graph)
+        assert looks <= 7 * length  # the called graph is looked at again for its own gradient

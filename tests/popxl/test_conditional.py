@@ -14,7 +14,7 @@ BOTH = pytest.mark.parametrize("taken", [True, False])
 
 
 @BOTH
-@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
 def test_the_condition_chooses_the_branch(taken, shape):
     def build(cond, x, y):
         then = graph_of(lambda a: (a * 2, a), x)

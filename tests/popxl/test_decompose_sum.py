@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 import popxl
 from popxl import ops
@@ -109,3 +110,36 @@ def test_sums_of_graph_inputs_only_start_the_graph():
         results = list(map(store, grads))
     for found, n in zip(run_ir(ir, results), (2, 2, 1), strict=True):
         np.testing.assert_array_equal(found, np.full(X.shape, n))
+
+
+def test_a_sum_of_sums_and_two_outputs_of_one_op():
+    """Terms that stand at one place, and a sum that another sum needs."""
+
+    def build(x):
+        a, b = ops.split(x, 2, 1)
+        h = ops.add(ops.add(a, b), ops.add(a, ops.mul(a, b)))
+        return ops.add(ops.concat([h, h], 1), ops.add(x, x))
+
+    def reference(x):
+        a, b = torch.split(x, 2, 1)
+        h = a + b + a + a * b
+        return torch.cat([h, h], 1) + x + x
+
+    data = f32(3, 4)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(data)
+        graph = ir.create_graph(build, x)
+        info = autodiff(graph)
+        sums = sum(op.name == "grad_sum" for op in info.graph.ops)
+        assert sums >= 3
+        decompose_sum(info.graph)
+        assert not [op for op in info.graph.ops if op.name == "grad_sum"]
+        call = ops.call_with_info(graph, x)
+        seed = popxl.constant(np.ones(data.shape, np.float32))
+        (dx,) = ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))
+        out = store(dx)
+    (found,) = run_ir(ir, [out])
+    t = torch.tensor(data, dtype=torch.float64, requires_grad=True)
+    reference(t).sum().backward()
+    np.testing.assert_allclose(found, t.grad.numpy(), rtol=1e-5, atol=1e-6)

@@ -55,6 +55,19 @@ def test_nested_entry_does_nothing():
     assert v._data.tolist() == [2, 2]
 
 
+def test_outside_the_with_block_variables_are_those_of_the_host_and_it_can_be_entered_again():
+    ir, v, _, out = _counting()
+    session = popxl.Session(ir)
+    session.write_variable_data(v, np.full(2, 5, np.float32))
+    assert session.get_tensor_data(v).tolist() == [5, 5]
+    for attached in (6, 7):
+        with session, session:
+            np.testing.assert_allclose(session.run()[out], attached + f32(2), rtol=1e-6)
+        assert session.get_tensor_data(v).tolist() == [attached, attached]
+        with pytest.raises(ValueError, match="with session"):
+            session.run()
+
+
 def test_leaving_by_an_error_also_brings_back():
     ir, v, *_ = _counting()
     session = popxl.Session(ir)
@@ -78,7 +91,9 @@ def test_weights_stay_on_the_device_when_asked():
     assert session.get_tensor_data(v).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("what", ["run", "weights_to_host", "weights_from_host"])
+@pytest.mark.parametrize(
+    "what", ["run", "run_with_outputs", "weights_to_host", "weights_from_host"]
+)
 def test_outside_the_with_block_the_message_says_how_to_attach(what):
     session = popxl.Session(_counting()[0])
     with pytest.raises(ValueError, match="with session"):

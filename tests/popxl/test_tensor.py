@@ -27,6 +27,15 @@ def test_tensors_are_equal_only_to_themselves(ir):
     assert "a" not in ir.main_graph
 
 
+def test_a_tensor_is_found_after_its_graph_or_name_changes(ir):
+    graph = ir.create_empty_graph("g")
+    with graph:
+        t = popxl.constant(1.0, name="c")
+    places = {t: "here"}
+    t._graph, t._name = ir.main_graph, "other"
+    assert places[t] == "here"
+
+
 def test_shape_facts(ir):
     x = popxl.variable(np.ones((2, 3, 4), np.float32))
     assert (x.rank, x.nelms, len(x), x.strides()) == (3, 24, 2, (12, 4, 1))

@@ -7,8 +7,15 @@ import torch
 import popxl
 from popxl import ops
 from popxl._core.verify import verify_ir
-from popxl_addons import Module, NamedTensors, autodiff, autodiff_with_accumulation, recompute_graph
-from popxl_addons.grad_info import is_fwd
+from popxl_addons import (
+    GraphWithNamedArgs,
+    Module,
+    NamedTensors,
+    autodiff,
+    autodiff_with_accumulation,
+    recompute_graph,
+)
+from popxl_addons.grad_info import fwd_grad, is_fwd, make_grad_graph_info
 from popxl_addons.layers import Linear
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.transforms.autodiff import remap_grad_info
@@ -114,6 +121,68 @@ def test_recomputing_keeps_the_order_of_gradients_then_inputs():
         kinds = [is_fwd(c) for c in grad.grad_graph_info.expected_inputs]
         assert kinds == [False] + [True] * len(fwd.graph.inputs)
         assert grad.grad_graph_info.outputs == autodiff(fwd).grad_graph_info.outputs
+
+
+def _stores(x, total):
+    ops.host_store(popxl.d2h_stream(x.shape, x.dtype), x)
+    return x * x
+
+
+def _loads(x, total):
+    return x * ops.host_load(popxl.h2d_stream(x.shape, x.dtype))
+
+
+def _prints(x, total):
+    return x * ops.print_tensor(x)
+
+
+def _puts_away(x, total):
+    ops.remote_store(popxl.remote_buffer(x.shape, x.dtype, 1), 0, x)
+    return x * x
+
+
+def _counts(x, total: popxl.TensorByRef):
+    ops.var_updates.accumulate_(total, x)
+    return x * x
+
+
+def _written_by_hand(forward, graph):
+    """`graph` as the gradient graph of `forward`, for its first output and input."""
+    info = make_grad_graph_info(
+        graph, forward, [fwd_grad(forward.outputs[0])], [fwd_grad(forward.inputs[0])]
+    )
+    return GraphWithNamedArgs.from_grad_graph(info)
+
+
+@pytest.mark.parametrize("effect", [_stores, _loads, _prints, _puts_away, _counts])
+def test_recomputing_what_has_an_effect_is_refused(effect):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        inner = ir.create_graph(effect, SPEC, SPEC)
+        fwd = ir.create_graph(lambda x, total: ops.call(inner, x, total), SPEC, SPEC)
+        written = ir.create_graph(lambda dy: dy * 1.0, SPEC)
+        for graph in (inner, fwd):
+            grad = _written_by_hand(graph, written)
+            if graph is fwd and effect is _counts:  # its change stays inside this graph
+                recompute_graph(grad)
+                continue
+            with pytest.raises(ValueError, match=r"has an effect .* happen twice"):
+                recompute_graph(grad)
+
+
+def test_recomputing_changes_of_its_own_values_and_remote_loads_is_fine():
+    def build(x):
+        buffer = popxl.remote_buffer(x.shape, x.dtype, 1)
+        own = x * 2.0
+        ops.add_(own, x)
+        return own * ops.remote_load(buffer, 0)
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        fwd = ir.create_graph(build, SPEC)
+        written = ir.create_graph(lambda dy: dy * 1.0, SPEC)
+        grad = recompute_graph(_written_by_hand(fwd, written))
+        assert len(grad.graph.inputs) == 2
 
 
 def test_autodiff_takes_plain_graphs_and_gradients_of_called_graphs():

@@ -367,8 +367,7 @@ class Tensor:
     def __repr__(self) -> str:
         return f"{type(self).__name__}[{self.id} {self.dtype!r} {self.shape}]"
 
-    def __hash__(self) -> int:
-        return hash((id(self._graph), self._name))
+    __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
         return self is other

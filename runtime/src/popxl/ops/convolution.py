@@ -217,7 +217,8 @@ def _infer_transpose(
         defn = _TRANSPOSE_SCALED if rest else _TRANSPOSE
         (found,) = abstract_outputs(defn, (x, w, *rest), attrs)
         return [TensorSpec(found.shape, dtypes.dtype.as_dtype(found.dtype))]
-    return [TensorSpec._unchecked((x.shape[0], w.shape[1] * groups, *sizes), x.dtype)]
+    dtype = dtypes.float16 if rest else x.dtype
+    return [TensorSpec._unchecked((x.shape[0], w.shape[1] * groups, *sizes), dtype)]
 
 
 # ---- public functions ---------------------------------------------------------------------------

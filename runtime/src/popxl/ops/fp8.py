@@ -208,7 +208,7 @@ def linear(
     """x @ weight, with both in FP8, and gradients from products in FP8.
 
     Gradients go straight through the rounding. That of `scale` is the amax of each of `OPERANDS`
-    in this call, float32 (3,): see `popxl.transforms.is_observed`.
+    in this call, float32 (3,): see `popxl.transforms.observed_tensors`.
 
     Args:
         x: (..., in_features), of any float type but float8.

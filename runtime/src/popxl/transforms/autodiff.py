@@ -21,7 +21,13 @@ from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant
 from popxl.transforms.flow import branch_grad, loop_grad
-from popxl.transforms.gradients import by_output, generic_grad, is_observed, rule_of, total
+from popxl.transforms.gradients import (
+    by_output,
+    generic_grad,
+    observed_tensors,
+    rule_of,
+    total,
+)
 from popxl.transforms.saveable import may_save
 
 
@@ -270,6 +276,7 @@ class GradContext:
     ) -> None:
         self._session, self._forward, self._graph = session, forward, grad_graph
         self._needed = dependents(forward, required)
+        self._observed = observed_tensors(forward)
         self._grads: dict[Tensor, list[Tensor]] = {}
         self._known: dict[Tensor, Tensor] = {}
         self.expected: list[ExpectedConnection] = []
@@ -378,7 +385,7 @@ class GradContext:
         terms = self._grads.get(t)
         if not terms:
             return None
-        maximum = len(terms) > 1 and is_observed(t)
+        maximum = len(terms) > 1 and t in self._observed
         self._grads[t] = [total(terms, maximum)]
         return self._grads[t][0]
 

@@ -19,33 +19,33 @@ def decompose_sum(graph: Graph) -> Graph:
     Returns:
         The same graph.
     """
-    for op in [op for op in graph._ops if op.defn is GRAD_SUM]:
-        _decompose(graph, op)
+    # Each op has a place: where it stood, or for an addition, the place of the last op that it
+    # needs and its number among the additions.
+    places = {op: (i, 0) for i, op in enumerate(graph._ops)}
+    sums = [op for op in graph._ops if op.defn is GRAD_SUM]
+    for op in sums:
+        _decompose(graph, op, places)
+    for op in sums:
+        del places[op]
+    graph._ops[:] = sorted(places, key=places.__getitem__)
     verify_if_asked(graph.ir)
     return graph
 
 
-def _decompose(graph: Graph, op: Op) -> None:
-    position = {o: i for i, o in enumerate(graph._ops)}
-    terms = sorted(op.inputs, key=lambda t: position.get(t._producer, -1))  # type: ignore[arg-type]
+def _decompose(graph: Graph, op: Op, places: dict[Op, tuple[int, int]]) -> None:
+    def place(t: Tensor) -> tuple[int, int]:
+        return (-1, 0) if t._producer is None else places[t._producer]
+
+    terms = sorted(op.inputs, key=place)
     total = terms[0]
     for i, term in enumerate(terms[1:]):
-        last = i == len(terms) - 2
         with graph:
             add = Op(registry()["add"], graph, [total, term], {})
-        if last:
+        if i == len(terms) - 2:
             out = op.outputs[0]
             out._producer = add
         else:
             out = Tensor._make(graph, op.outputs[0].spec, "sum", producer=add)
         add.outputs.append(out)
-        _insert_after_inputs(graph, add)
+        places[add] = max(place(total), place(term))[0], len(places)
         total = out
-    graph._ops.remove(op)
-
-
-def _insert_after_inputs(graph: Graph, op: Op) -> None:
-    """Put `op` right after the last of the producers of its inputs."""
-    after = [t._producer for t in op.inputs if t._producer is not None]
-    at = max((graph._ops.index(p) for p in after), default=-1)
-    graph._ops.insert(at + 1, op)

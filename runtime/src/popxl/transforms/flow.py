@@ -23,7 +23,7 @@ from popxl.errors import popart_exception
 from popxl.graph import Graph
 from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
-from popxl.transforms.gradients import is_observed
+from popxl.transforms.gradients import observed_tensors
 
 if TYPE_CHECKING:
     from popxl._lower.machine import Frame
@@ -181,10 +181,11 @@ def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[
     returned = list(dict.fromkeys(body._outputs[i] for i in provided))
     info = ctx.gradient_of(body, returned, [body._inputs[i] for i in sorted(needed)])
     wanted = tuple(i for i in sorted(needed) if ctx.needs(op, i))
+    observed = observed_tensors(body)
     attrs = {
         "forward": body, "backward": info.graph, "count": op.attrs["count"], "carried": carried,
         "feed": _feed(info), "targets": _targets(info), "provided": provided, "wanted": wanted,
-        "maxima": tuple(i for i in wanted if is_observed(body._inputs[i])),
+        "maxima": tuple(i for i in wanted if body._inputs[i] in observed),
     }  # fmt: skip
     given = _or_zeros(grads, op.outputs, provided)
     return _spread(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))

@@ -39,26 +39,30 @@ GRAD_MAXIMUM = define(
 
 
 def total(terms: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
-    """The sum of the gradients of one tensor, or their maximum (see `observes`)."""
+    """The sum of the gradients of one tensor, or their maximum (see `observed_tensors`)."""
     if len(terms) == 1:
         return terms[0]
     return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, terms)[0]
 
 
-def observes(op: Op, index: int) -> bool:
-    """Whether the gradient of input `index` of `op` is an observed maximum: see `OpDef.maxima`.
+def observed_tensors(graph: Graph, known: dict[Graph, set[Tensor]] | None = None) -> set[Tensor]:
+    """Tensors of `graph` for which gradient graphs return an observed maximum.
 
-    So it is if the op says so, or if a graph that it runs uses its input for that.
+    They are those that an op uses as `OpDef.maxima` says, itself or in a graph that it runs.
+
+    Args:
+        known: what was found for graphs before; what is found is added to it.
     """
-    if index in op.defn.maxima:
-        return True
-    return any(is_observed(t) for t in _entered(op, index))
-
-
-def is_observed(t: Tensor) -> bool:
-    """Whether what gradient graphs return for tensor `t` is an observed maximum."""
-    uses = ((op, i) for op in t._graph._ops for i, x in enumerate(op.inputs) if x is t)
-    return any(observes(op, i) for op, i in uses)
+    known = {} if known is None else known
+    if graph not in known:
+        known[graph] = {
+            t
+            for op in graph._ops
+            for i, t in enumerate(op.inputs)
+            if i in op.defn.maxima
+            or any(inner in observed_tensors(inner._graph, known) for inner in _entered(op, i))
+        }
+    return known[graph]
 
 
 def _entered(op: Op, index: int) -> list[Tensor]:

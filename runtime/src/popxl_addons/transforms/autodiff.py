@@ -51,7 +51,7 @@ def autodiff_with_accumulation(
 
     The accumulators are by-reference inputs. Each holds the mean over the calls since it was zero
     together with the counter, whose value is the number of calls; or the maximum, where gradients
-    are observed maxima (see `popxl.transforms.is_observed`).
+    are observed maxima (see `popxl.transforms.observed_tensors`).
 
     Args:
         graph: the forward graph.
@@ -119,10 +119,11 @@ def _accumulate(
         into = dict(zip(accumulated, args.tensors, strict=False))  # the counter is left over
         counter = args.get(_COUNTER)
         outputs = ops.call(info.graph, *inputs)
+        observed = popxl.transforms.observed_tensors(info.forward_graph)
         returned = []
         for connection, gradient in zip(info.expected_outputs, outputs, strict=True):
             source = connection.fwd_tensor
-            if source in into and popxl.transforms.is_observed(source):
+            if source in into and source in observed:
                 ops.var_updates.accumulate_maximum_(into[source], gradient)
             elif source in into:
                 ops.var_updates.accumulate_mean_(into[source], gradient, counter)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import popxl
 from popxl import ops
+from popxl._core.aliases import owners
+from popxl._core.effects import op_effects
+from popxl._core.op import Op
 from popxl.transforms import GradGraphInfo
 from popxl_addons.grad_info import Connection, fwd, fwd_grad, is_fwd, make_grad_graph_info
 from popxl_addons.graph import GraphWithNamedArgs
@@ -35,6 +38,25 @@ def add_recompute_inputs(
     return connections, made
 
 
+def _check_no_effects(graph: popxl.Graph) -> None:
+    for op in graph.ops:
+        if _has_effect(op):
+            raise ValueError(
+                f"recompute_graph: {op.name} ({op.location}) in graph {graph.id!r} has an effect "
+                "outside the graph, which would happen twice: move it out of the graph, or use the "
+                "gradient graph as it is, with activations"
+            )
+
+
+def _has_effect(op: Op) -> bool:
+    """Whether running `op` changes more than values inside its graph. Remote loads do not."""
+    effects = op_effects(op)
+    if effects.writes or effects.loads or effects.stores or effects.impure:
+        return True
+    changed = (t for i in op.modified_inputs() for t in owners(op.inputs[i]))
+    return any(t._by_ref for t in changed)
+
+
 def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
     """Create a gradient graph that runs the forward graph first.
 
@@ -45,9 +67,15 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
         A graph with the same outputs and named arguments. It expects only the gradients and the
         inputs of the forward graph, in this order, before the other inputs of `grad_graph`, such
         as accumulators.
+
+    Raises:
+        ValueError: the forward graph has effects, which running it again would repeat: it loads or
+            stores for the host, stores to remote buffers, prints, or changes what it holds by
+            reference.
     """
     info = grad_graph.grad_graph_info
     forward = info.forward_graph
+    _check_no_effects(forward)
     graph = forward.ir.create_empty_graph(suffix_graph_name(info.graph.name, "recomp"))
     with graph:
         connections, made = add_recompute_inputs(info)
