@@ -56,7 +56,7 @@ def test_a_negative_size_can_be_written() -> None:
         x, w = (popxl.variable(np.ones((1, 1, 2, 2), np.float32)) for _ in range(2))
         assert ops.conv_transpose(x, w, padding=(2, 2, 2, 2)).shape == (1, 1, -1, -1)
         zero = popxl.constant(0, popxl.int32)
-        x, w = (ops.pow2scale_cast_to_fp8(t, zero) for t in (x, w))
+        x, w = (ops.pow2scale_cast_to_fp8(t, zero, popxl.float8_143) for t in (x, w))
         scaled = ops.conv_transpose_pow2scaled(x, w, zero, padding=(2, 2, 2, 2))
         assert (scaled.shape, scaled.dtype) == ((1, 1, -1, -1), popxl.float16)
 
@@ -66,7 +66,7 @@ def test_what_float8_convolutions_refuse(op: Any) -> None:
     with popxl.Ir().main_graph:
         full = popxl.variable(np.ones((1, 1, 2, 2), np.float32))
         zero = popxl.constant(0, popxl.int32)
-        small = ops.pow2scale_cast_to_fp8(full, zero)
+        small = ops.pow2scale_cast_to_fp8(full, zero, popxl.float8_143)
         assert op(small, small, zero).dtype == popxl.float16
         for operands in ((full, full), (full, small), (small, full)):
             with pytest.raises(TypeError, match="float8"):
