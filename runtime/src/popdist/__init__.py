@@ -1,34 +1,79 @@
-"""The names of popdist that programs use: who this process is in a distributed run.
+"""Several processes that run one program: who this one is, and how they meet.
 
-The environment is read from `POPDIST_NUM_INSTANCES`, `POPDIST_INSTANCE_INDEX` and
-`POPDIST_NUM_TOTAL_REPLICAS`. A value that is no number raises ValueError.
+A process is one of several if it was told so: by arguments of `init`, by the environment variables
+`POPDIST_NUM_INSTANCES`, `POPDIST_INSTANCE_INDEX` and `POPDIST_COORDINATOR` (which `python3 -m
+popdist.run` sets), by Open MPI's `mpirun` or by Slurm's `srun`. `popxl.Session` calls `init` for a
+program that is for all of them, `popxl.Ir(replication="popdist")`.
+
+Names in capitals and small letters are PopDist's; `gather`, `leave` and `end` are additions.
 """
 
 from __future__ import annotations
 
-import os
+import os as _os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
 
-_INSTANCES = "POPDIST_NUM_INSTANCES"
+from popdist._group import Group as _Group
+from popdist._place import NUM_INSTANCES as _NUM_INSTANCES
+from popdist._place import TOTAL_REPLICAS as _TOTAL_REPLICAS
+from popdist._place import DistributedError as DistributedError
+from popdist._place import Place as _Place
+from popdist._place import number as _number
+from popdist._place import place_given as _place_given
+from popdist._place import place_of_environment as _place_of_environment
+
+_joined: _Group | None = None
+
+
+def init(
+    processes: int | None = None, process: int | None = None, coordinator: str | None = None
+) -> None:
+    """Meet the other processes, if there are any. Does nothing if that was done.
+
+    To be called before JAX starts its devices.
+
+    Args:
+        processes, process, coordinator: how many there are, which of them this is, from 0, and
+            HOST:PORT of process 0, where they meet. Default: as the environment says.
+
+    Raises:
+        DistributedError: they do not fit together, or the others do not come.
+        ValueError: a number in the environment is none.
+    """
+    global _joined
+    if _joined is not None:
+        return
+    if (processes, process, coordinator) == (None, None, None):
+        place = _place_of_environment()
+    elif processes is None or process is None or coordinator is None:
+        raise DistributedError(
+            "processes, process and coordinator are given together or not at all"
+        )
+    else:
+        place = _place_given(processes, process, coordinator)
+    if place.count > 1:
+        _joined = _Group(place)
 
 
 def isPopdistEnvSet() -> bool:  # noqa: N802 - popdist's name
-    """Whether the process was started as one of several instances."""
-    return _INSTANCES in os.environ
+    """Whether the process was started as one of some instances."""
+    return _NUM_INSTANCES in _os.environ or _place().count > 1
 
 
 def getNumInstances() -> int:  # noqa: N802
     """Number of processes of the run."""
-    return _number(_INSTANCES, 1)
+    return _place().count
 
 
 def getInstanceIndex() -> int:  # noqa: N802
     """Which of them this is, from 0."""
-    return _number("POPDIST_INSTANCE_INDEX", 0)
+    return _place().index
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
-    """Replicas of all instances; default: one for each instance."""
-    return _number("POPDIST_NUM_TOTAL_REPLICAS", getNumInstances())
+    """Replicas of all instances (`POPDIST_NUM_TOTAL_REPLICAS`); default: one for each."""
+    return _number(_TOTAL_REPLICAS, getNumInstances())
 
 
 def getNumLocalReplicas() -> int:  # noqa: N802
@@ -44,10 +89,37 @@ def getNumIpusPerReplica() -> int:  # noqa: N802
     return 1
 
 
-def _number(variable: str, default: int) -> int:
-    value = os.environ.get(variable, "")
-    if not value:
-        return default
-    if not value.isdecimal():
-        raise ValueError(f"the environment variable {variable} is {value!r}: set it to a number")
-    return int(value)
+# ---- additions ----------------------------------------------------------------------------------
+def gather(value: Any, channel: str = "main") -> list[Any]:
+    """Every process's value, in the order of the processes. All of them call it.
+
+    Args:
+        value: something small that JSON can hold.
+        channel: which calls belong together; threads that call at the same time name their own.
+    """
+    return [value] if _joined is None else _joined.gather(value, channel)
+
+
+def together() -> AbstractContextManager[None]:
+    """A context for work that needs the other processes: if it fails since one of them is gone,
+    this process says which, and ends."""
+    return nullcontext() if _joined is None else _joined.together()
+
+
+def leave() -> None:
+    """Part from the other processes at the end of the work; done at exit by itself."""
+    if _joined is not None:
+        _joined.leave()
+
+
+def end(code: int) -> NoReturn:
+    """End this process at once, after a failure. The others notice, and end too."""
+    if _joined is None:
+        raise SystemExit(code)
+    _joined.end(code)
+
+
+def _place() -> _Place:
+    if _joined is not None:
+        return _Place(_joined.index, _joined.count)
+    return _place_of_environment()

@@ -11,24 +11,26 @@ import jax
 from popxl._lower.devices import replica_mesh
 
 
-def device_kinds(device_desc: str, replicas: int) -> list[str]:
+def device_kinds(device_desc: str, replicas: int, instances: int = 1) -> list[str]:
     """The kind of each replica's device, such as "NVIDIA H100 80GB HBM3" or "cpu".
 
     Args:
         device_desc: as for `popxl.Session`.
+        instances: processes that share the replicas.
 
     Raises:
         DeviceError: there are fewer devices.
     """
-    return [device.device_kind for device in replica_mesh(device_desc, replicas).devices.flat]
+    mesh = replica_mesh(device_desc, replicas, instances)
+    return [device.device_kind for device in mesh.devices.flat]
 
 
-def peak_device_bytes(device_desc: str, replicas: int) -> int | None:
-    """Most memory that any of the replicas' devices had in use so far.
+def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> int | None:
+    """Most memory that any of the replicas' devices had in use so far, of those of this process.
 
     None where the platform does not tell, as on CPU.
     """
-    devices = replica_mesh(device_desc, replicas).devices.flat
+    devices = replica_mesh(device_desc, replicas, instances).local_devices
     found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
     return max((n for n in found if n), default=None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import jax
 import numpy as np
 
+import popdist
 from popxl._core.dot import FINAL, checkpoint
 from popxl._core.handles import DeviceInfo, SessionHandle
 from popxl._core.verify import (
@@ -23,6 +25,7 @@ from popxl._core.verify import (
 from popxl._lower import hostdata, hostvalues
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
 from popxl._lower.entries import Entries
+from popxl._lower.exchange import parts_everywhere
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
@@ -91,7 +94,8 @@ class Session:
         self._startup = stopwatch.read()
 
     def _compile(self) -> None:
-        self._program = Program(self.ir, replica_mesh(self._device_desc, self._replicas))
+        mesh = replica_mesh(self._device_desc, self._replicas, self.ir._instances)
+        self._program = Program(self.ir, mesh)
         self._epoch = backend_epoch()
         self._program.compile()
 
@@ -107,6 +111,11 @@ class Session:
     @property
     def _replicas(self) -> int:
         return self.ir.replication_factor
+
+    @property
+    def _local_replicas(self) -> int:
+        """Those of this process, whose data streams take and give."""
+        return self.ir.instance_replication_factor
 
     @property
     def is_attached(self) -> bool:
@@ -177,16 +186,21 @@ class Session:
         # The program takes the state over. If it fails the state is gone, and the session detached.
         seed, state = self._next_seed(), self._state
         self._state = None
-        try:
-            results = self._program.run(state, data, seed)
-        except poplar_application_runtime_error:
-            self._keep(state)  # a value broke a rule; the run is complete all the same
-            raise
-        self._keep(state)
-        for stream, target in targets.items():
-            shape = (self._replicas, self.ir.num_host_transfers, *stream.shape)
-            value = np.moveaxis(hostdata.fetch(results[stream]).reshape(shape), 0, 1)
-            target[...] = value.reshape(target.shape).view(target.dtype)
+        with self._together():
+            try:
+                results = self._program.run(state, data, seed)
+            except poplar_application_runtime_error:
+                self._keep(state)  # a value broke a rule; the run is complete all the same
+                raise
+            self._keep(state)
+            for stream, target in targets.items():
+                shape = (self._local_replicas, self.ir.num_host_transfers, *stream.shape)
+                value = np.moveaxis(hostdata.own_part(results[stream]).reshape(shape), 0, 1)
+                target[...] = value.reshape(target.shape).view(target.dtype)
+
+    def _together(self) -> AbstractContextManager[None]:
+        """A context for what the processes of the program do together."""
+        return popdist.together() if self.ir._instances > 1 else nullcontext()
 
     def _keep(self, state: State) -> None:
         """Take the state back after a run, and note what it has changed."""
@@ -213,7 +227,7 @@ class Session:
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
-        leading = (self.ir.num_host_transfers, self.ir.instance_replication_factor)
+        leading = (self.ir.num_host_transfers, self._local_replicas)
         return (*(n for n in leading if n > 1), *shape)
 
     def _device_inputs(
@@ -229,11 +243,12 @@ class Session:
             )
         sharding = per_replica(self._program.mesh)
         out = {}
+        first = popdist.getInstanceIndex() * self._local_replicas if self.ir._instances > 1 else 0
         for stream in expected:
             array = self._normalise(stream, inputs[stream], downcast)
-            out[stream] = hostdata.put_parts(
-                hostdata.device_view(np.moveaxis(array, 1, 0)), sharding
-            )
+            parts = hostdata.device_view(np.moveaxis(array, 1, 0))
+            own = dict(enumerate(parts, first))
+            out[stream] = hostdata.put_parts(own.__getitem__, parts[0], sharding)
         return out
 
     def _normalise(
@@ -250,7 +265,7 @@ class Session:
                     f"{stream.dtype!r}"
                 )
             array = array.astype(wanted)
-        t, r = self.ir.num_host_transfers, self._replicas
+        t, r = self.ir.num_host_transfers, self._local_replicas
         shape = stream.shape
         leading = {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
                    () if t == r == 1 else (t, r)}  # fmt: skip
@@ -272,7 +287,7 @@ class Session:
         }
 
     def _check_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
-        t, r = self.ir.num_host_transfers, self._replicas
+        t, r = self.ir.num_host_transfers, self._local_replicas
         for s in self._program.d2h:
             if s not in outputs:
                 raise ValueError(f"run: no array for the output stream {s.tensor_id!r}")
@@ -340,14 +355,12 @@ class Session:
         self._mark_stale(False)
 
     def _put_resident(self, t: Variable | Shard) -> jax.Array:
-        values = hostdata.device_view(hostdata.replica_values(_variable(t)))
-        return hostdata.put_parts(values, per_replica(self._program.mesh))
+        return hostdata.put_variable(_variable(t), t.shape, per_replica(self._program.mesh))
 
     def _put_entry(self, state: State, var: Variable) -> None:
         assert var._remote is not None
         buffer, index = var._remote
-        values = hostdata.entry_values(var, self._replicas, buffer.tensor_shape)
-        state.entries[buffer].put(index, values)
+        state.entries[buffer].put(index, var)
 
     def _mark_stale(self, stale: bool) -> None:
         for var in self._all_variables():
@@ -368,8 +381,11 @@ class Session:
             buffer, index = var._remote
             array = self._state.entries[buffer].array(index)
         held = _resident(var).shape if var._remote is None else var._remote[0].tensor_shape
-        parts = hostdata.replica_parts(array, self._replicas, held)
-        value = hostdata.host_value(var, parts.__getitem__)
+        with self._together():
+            parts = hostdata.replica_parts(array, self._replicas, held)
+            needed = hostdata.replicas_needed(var)
+            everyones = parts_everywhere(parts, needed, self._program.mesh)
+        value = hostdata.host_value(var, everyones.__getitem__)
         return value.view(var.dtype.as_numpy())
 
     # ---- variables: user ------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import popdist
 from popxl._core.log import logger
 from popxl._lower.compile import prepare_environment
 from popxl.errors import DeviceError
@@ -41,17 +43,54 @@ def platform_of(device_desc: str) -> str:
     )
 
 
-def replica_mesh(device_desc: str, replicas: int) -> Mesh:
+def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
     """A mesh of one device for each replica.
 
+    Args:
+        instances: processes that share the replicas equally, in order; with 1, this process alone.
+
     Raises:
-        DeviceError: the machine has fewer devices, or none of the platform.
+        DeviceError: a process has fewer devices than its replicas, or none of the platform.
+        DistributedError: there are not so many processes.
     """
     prepare_environment()
+    if instances > 1:
+        return _mesh_over_processes(device_desc, replicas, instances)
     _make_cpu_devices(max(_processors(), replicas))
+    devices = _devices(device_desc, replicas, jax.local_devices)
+    may_restart = devices[0].platform == "cpu" and jax.process_count() == 1
+    if len(devices) < replicas and may_restart and not _cpu_devices_are_given():
+        devices = _restart_cpu(replicas)
+    if len(devices) < replicas:
+        raise _too_few(devices, replicas, "there are")
+    return Mesh(np.asarray(devices[:replicas]), (AXIS,))
+
+
+def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mesh:
+    """The mesh of a program that all processes run."""
+    popdist.init()
+    if popdist.getNumInstances() != instances or replicas % instances:
+        raise popdist.DistributedError(
+            f"the program has {replicas} replicas for {instances} processes, but there are "
+            f"{popdist.getNumInstances()}: each process needs the same number of replicas"
+        )
+    each = replicas // instances
+    _make_cpu_devices(max(each, popdist.getNumLocalReplicas()))
+    found = _devices(device_desc, replicas, jax.devices)
+    chosen: list[Any] = []
+    for process in range(instances):
+        own = [d for d in found if d.process_index == process]
+        if len(own) < each:
+            raise _too_few(own, each, f"for process {process} of {instances} there are")
+        chosen += own[:each]
+    return Mesh(np.asarray(chosen), (AXIS,))
+
+
+def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) -> list[Any]:
+    """The devices of a platform, of which there is at least one."""
     platform = platform_of(device_desc)
     try:
-        devices = jax.devices(platform)
+        return find(backend=platform)
     except RuntimeError as error:
         raise DeviceError(
             f"the session needs {replicas} {platform} device(s), but JAX finds none: install the "
@@ -60,19 +99,18 @@ def replica_mesh(device_desc: str, replicas: int) -> Mesh:
             replicas,
             found=0,
         ) from error
-    may_restart = platform == "cpu" and jax.process_count() == 1 and not _cpu_devices_are_given()
-    if len(devices) < replicas and may_restart:
-        devices = _restart_cpu(replicas)
-    if len(devices) < replicas:
-        raise DeviceError(
-            f"the program has {replicas} replicas, but there are {len(devices)} {platform} "
-            "device(s): lower data_parallel x tensor_parallel (the replication factor), or use a "
-            "machine with more devices, or device_desc='cpu' for virtual ones",
-            platform,
-            replicas,
-            len(devices),
-        )
-    return Mesh(np.asarray(devices[:replicas]), (AXIS,))
+
+
+def _too_few(devices: Sequence[Any], needed: int, there_are: str) -> DeviceError:
+    platform = devices[0].platform if devices else "cpu"
+    return DeviceError(
+        f"the program has {needed} replicas, but {there_are} {len(devices)} {platform} "
+        "device(s): lower data_parallel x tensor_parallel (the replication factor), or use a "
+        "machine with more devices, or device_desc='cpu' for virtual ones",
+        platform,
+        needed,
+        len(devices),
+    )
 
 
 def _processors() -> int:

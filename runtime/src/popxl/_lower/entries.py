@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from popxl._lower.devices import global_shape, per_replica
-from popxl._lower.hostdata import put, put_parts
+from popxl._lower.hostdata import put, put_variable
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
 
     from popxl.remote_buffer import RemoteBuffer
+    from popxl.tensor import Variable
 
 Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
 
@@ -113,10 +114,10 @@ class Entries:
             self._arrays[index] = put(np.broadcast_to(zero, self._shape), self._sharding(index))
         return self._arrays[index]
 
-    def put(self, index: int, values: np.ndarray) -> None:
-        """Fill an entry with (replicas, *entry shape)."""
+    def put(self, index: int, var: Variable) -> None:
+        """Fill an entry with the value of a variable on the host."""
         self._check(index)
-        self._arrays[index] = put_parts(values, self._sharding(index))
+        self._arrays[index] = put_variable(var, self.buffer.tensor_shape, self._sharding(index))
 
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """This process's part of an array, by replica."""

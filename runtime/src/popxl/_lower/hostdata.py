@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -37,19 +38,26 @@ def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
     ).block_until_ready()
 
 
-def put_parts(parts: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """As `put`, of (replicas, *shape): what each replica has (see `global_shape`)."""
-    replicas, *shape = parts.shape
-    whole = global_shape(replicas, tuple(shape))
-    if not parts.size:
-        return put(np.zeros(whole, parts.dtype), sharding)
+def put_parts(
+    part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
+) -> jax.Array:
+    """As `put`, of what each replica has (see `global_shape`).
+
+    Args:
+        part: gives what a replica has; called for those of this process.
+        spec: an array of the shape and dtype that each has.
+    """
+    replicas = sharding.mesh.devices.size
+    whole = global_shape(replicas, spec.shape)
+    if not spec.size:
+        return put(np.zeros(whole, spec.dtype), sharding)
     rows = whole[0] // replicas
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-        found = parts[(index[0].start or 0) // rows]
-        return _to_be_copied(found if found.ndim else found[None])
+    def found(index: tuple[slice, ...]) -> np.ndarray:
+        value = part((index[0].start or 0) // rows)
+        return _to_be_copied(value if value.ndim else value[None])
 
-    return jax.make_array_from_callback(whole, sharding, part).block_until_ready()
+    return jax.make_array_from_callback(whole, sharding, found).block_until_ready()
 
 
 def _to_be_copied(x: np.ndarray) -> np.ndarray:
@@ -75,14 +83,12 @@ def staging(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def fetch(x: jax.Array) -> np.ndarray:
-    """The value of an array, or of this process's part of it (other parts are zeros)."""
+def own_part(x: jax.Array) -> np.ndarray:
+    """What this process has of an array that is cut along its first axis."""
     if x.is_fully_addressable:
         return np.asarray(x)
-    out = np.zeros(x.shape, x.dtype)
-    for shard in x.addressable_shards:
-        out[shard.index] = np.asarray(shard.data)
-    return out
+    shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
+    return np.concatenate([np.asarray(s.data) for s in shards])
 
 
 def _members(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
@@ -90,16 +96,6 @@ def _members(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
     const = var._grouping.const_rg
     members = const.groups[const.assignment[replica]]
     return members, members.index(replica)
-
-
-def replica_values(var: Variable) -> np.ndarray:
-    """(replicas, ...): what each replica holds of a variable on the device at first."""
-    value, groups = var._value(), var._grouping.assignment
-    if var._sharded:
-        return np.stack([stored_entry(var, value, replica) for replica in range(len(groups))])
-    if var._grouping.num_groups == 1:
-        return np.broadcast_to(value, (len(groups), *value.shape))
-    return value[np.asarray(groups)]
 
 
 def _shard(whole: np.ndarray, shards: int, index: int) -> np.ndarray:
@@ -121,23 +117,25 @@ def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
     return _shard(data, shards, _members(var, replica)[1] % shards)
 
 
-def entry_values(var: Variable, replicas: int, shape: tuple[int, ...]) -> np.ndarray:
-    """(replicas, *shape): what each replica stores of a remote variable's value."""
+def put_variable(var: Variable, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+    """What the replicas of this process store of a variable's value, in the given shape."""
     value = var._value()
-    if var._grouping.num_groups == 1 and not var._sharded:
-        return np.broadcast_to(device_view(value.reshape(shape)), (replicas, *shape))
-    parts = [stored_entry(var, value, replica) for replica in range(replicas)]
-    return np.stack([device_view(part.reshape(shape)) for part in parts])
+    spec = np.broadcast_to(device_view(np.zeros(1, value.dtype)).reshape(()), shape)
+    return put_parts(
+        lambda replica: device_view(stored_entry(var, value, replica)).reshape(shape),
+        spec,
+        sharding,
+    )
 
 
-def replica_parts(x: jax.Array, replicas: int, shape: tuple[int, ...]) -> list[np.ndarray]:
-    """What each replica holds, of `shape`; zeros for those of other processes.
+def replica_parts(x: jax.Array, replicas: int, shape: tuple[int, ...]) -> dict[int, np.ndarray]:
+    """What each replica of this process holds, of `shape`.
 
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
     """
     rows = max(x.shape[0] // replicas, 1)
-    parts = [np.broadcast_to(np.zeros((), x.dtype), shape)] * replicas
+    parts: dict[int, np.ndarray] = {}
     for shard in x.addressable_shards:
         # JAX keeps what it copies from a device with the array that was asked for it; this array
         # goes at once.
@@ -150,19 +148,34 @@ def replica_parts(x: jax.Array, replicas: int, shape: tuple[int, ...]) -> list[n
 
 def host_value(var: Variable, per_replica: Any) -> np.ndarray:
     """The host array of a variable from `per_replica(replica) -> what that replica stores`."""
-    groups = var._grouping.groups
-    if var._retrieval == "all_replicas":
-        values = [_whole(var, r, per_replica) for r in range(len(var._grouping.assignment))]
-    else:
-        values = [_whole(var, members[0], per_replica) for members in groups]
+    values = [_whole(var, r, per_replica) for r in _shown(var)]
     return values[0] if len(values) == 1 else np.stack(values)
+
+
+def _shown(var: Variable) -> list[int]:
+    """The replicas whose values make up the host array of a variable."""
+    if var._retrieval == "all_replicas":
+        return list(range(len(var._grouping.assignment)))
+    return [members[0] for members in var._grouping.groups]
+
+
+def replicas_needed(var: Variable) -> list[int]:
+    """The replicas that `host_value` asks for what they store, in order."""
+    asked: dict[int, None] = {}
+    for replica in _shown(var):
+        asked.update(dict.fromkeys(_sharers(var, replica) if var._sharded else [replica]))
+    return sorted(asked)
 
 
 def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
     if not var._sharded:
         return per_replica(replica).reshape(var.shape)
-    shards = var._shards
-    members, place = _members(var, replica)
-    first = place - place % shards
-    flat = np.concatenate([per_replica(r).reshape(-1) for r in members[first : first + shards]])
+    flat = np.concatenate([per_replica(r).reshape(-1) for r in _sharers(var, replica)])
     return flat[: math.prod(var.shape)].reshape(var.shape)
+
+
+def _sharers(var: Variable, replica: int) -> tuple[int, ...]:
+    """The replicas that hold the shards of what `replica` holds a shard of."""
+    members, place = _members(var, replica)
+    first = place - place % var._shards
+    return members[first : first + var._shards]

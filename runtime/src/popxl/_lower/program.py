@@ -21,7 +21,8 @@ from popxl._lower.build import build_schedule, main_variables
 from popxl._lower.cache import SegmentCache
 from popxl._lower.devices import global_shape, per_replica, replicated
 from popxl._lower.entries import Entries
-from popxl._lower.hostdata import device_view, fetch, put
+from popxl._lower.exchange import numbers
+from popxl._lower.hostdata import device_view, put
 from popxl._lower.rounding import count_updates
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.transfers import check_transfers
@@ -217,7 +218,7 @@ class Program:
         return Globals(streams, positions, self._constants, fault, seed)
 
     def _check_faults(self, faults: jax.Array) -> None:
-        for replica, number in enumerate(fetch(faults)):
+        for replica, number in enumerate(numbers(faults)):
             if number:
                 op = self.checked[int(number) - 1]
                 assert op.defn.check is not None

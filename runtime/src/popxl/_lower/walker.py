@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._lower.hostdata import fetch
+from popxl._lower.exchange import numbers
 from popxl._lower.schedule import (
     Branch,
     Compute,
@@ -149,8 +149,8 @@ class Walker:
             slots[slot] = number
 
     def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
-        numbers = tuple(int(x.item()) for x in fetch(slots[step.value]))
-        slots[step.out] = numbers[0] if len(set(numbers)) == 1 else numbers
+        found = tuple(int(x.item()) for x in numbers(slots[step.value]))
+        slots[step.out] = found[0] if len(set(found)) == 1 else found
 
     # ---- segments -------------------------------------------------------------------------------
     def _run(self, step: Run, slots: list[Any], updates: int) -> None:

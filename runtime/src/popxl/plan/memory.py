@@ -5,16 +5,17 @@ from __future__ import annotations
 from popxl._lower.devices import replica_mesh
 
 
-def device_memory(device_desc: str, replicas: int) -> int | None:
+def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
     """Bytes that a program may use on each of `replicas` devices; None if that is host memory.
 
     Args:
         device_desc: as for `popxl.Session`.
+        instances: processes that share the replicas.
 
     Raises:
         DeviceError: there are fewer devices.
     """
-    devices = replica_mesh(device_desc, replicas).devices.flat
+    devices = replica_mesh(device_desc, replicas, instances).local_devices
     if devices[0].platform == "cpu":
         return None
     found = [(d.memory_stats() or {}).get("bytes_limit") for d in devices]

@@ -1,0 +1,45 @@
+"""Standard output without the lines that gloo writes there each time it connects processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from contextlib import suppress
+
+_NOISE = re.compile(rb"\[Gloo\]|connected peer ranks")  # several threads write at once
+
+
+class QuietOutput:
+    """Takes file descriptor 1, and lets everything through but gloo's lines.
+
+    Python's own output goes past it. Other libraries and programs that are started meanwhile write
+    to the descriptor.
+    """
+
+    def __init__(self) -> None:
+        """Begin."""
+        sys.stdout.flush()
+        reader, writer = os.pipe()
+        self._out = os.dup(1)
+        os.dup2(writer, 1)
+        os.close(writer)
+        old = sys.stdout
+        sys.stdout = open(  # noqa: SIM115 - for as long as the process lives
+            self._out, "w", encoding=old.encoding, errors=old.errors, closefd=False,
+            buffering=1 if os.isatty(self._out) else -1,
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._copy, args=(reader,), daemon=True)
+        self._thread.start()
+
+    def _copy(self, reader: int) -> None:
+        with os.fdopen(reader, "rb") as lines, suppress(OSError):
+            for line in lines:
+                if not _NOISE.search(line):
+                    os.write(self._out, line)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.dup2(self._out, 1)
+        self._thread.join(timeout=1)

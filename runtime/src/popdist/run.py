@@ -1,0 +1,135 @@
+"""Start several processes of one program on this machine.
+
+    python3 -m popdist.run --processes 4 -- python3 run_finetuning.py --config tiny
+
+They meet on 127.0.0.1; nothing listens on another address. Signals go on to all of them. When one
+fails, the others are ended, and the last line says which it was. Standard input goes to process 0.
+The exit code is that of the first to fail, 128 + N for signal N, or 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from popdist._group import LAUNCHER
+from popdist._place import COORDINATOR, INSTANCE_INDEX, LOOPBACK, NUM_INSTANCES, TOTAL_REPLICAS
+
+GRACE = 5.0  # seconds that the others have to end by themselves
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_USER_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start them, wait for them, and return the exit code."""
+    given = _parser().parse_args(arguments)
+    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not command:
+        return _say("give the command to start after --", _USER_ERROR)
+    if given.processes < 1:
+        return _say(f"--processes is {given.processes}, but at least 1 is needed", _USER_ERROR)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: object) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    coordinator = f"{LOOPBACK}:{_free_port()}"
+    try:
+        for index in range(given.processes):
+            started.append(_start(command, index, given, coordinator))
+    except OSError as error:
+        _end(started)
+        return _say(f"cannot start {command[0]}: {error.strerror}", _USER_ERROR)
+    return _wait(started)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m popdist.run", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--processes", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument(
+        "--replicas", type=int, metavar="N",
+        help="replicas of all processes, for programs that ask popdist for their number",
+    )  # fmt: skip
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the program to start")
+    return parser
+
+
+def _start(
+    command: Sequence[str], index: int, given: argparse.Namespace, coordinator: str
+) -> subprocess.Popen[bytes]:
+    env = os.environ | {
+        NUM_INSTANCES: str(given.processes),
+        INSTANCE_INDEX: str(index),
+        COORDINATOR: coordinator,
+        LAUNCHER: str(os.getpid()),
+    }
+    if given.replicas is not None:
+        env[TOTAL_REPLICAS] = str(given.replicas)
+    # A terminal sends its signals to this process's group; the others get them from here, once.
+    return subprocess.Popen(
+        command, env=env, start_new_session=True, stdin=None if index == 0 else subprocess.DEVNULL
+    )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    running = list(processes)
+    while running:
+        time.sleep(0.02)
+        for process in [p for p in running if p.poll() is not None]:
+            running.remove(process)
+            if process.returncode:
+                return _failed(processes.index(process), process, processes, running)
+    return 0
+
+
+def _failed(
+    index: int,
+    process: subprocess.Popen[bytes],
+    processes: Sequence[subprocess.Popen[bytes]],
+    others: Sequence[subprocess.Popen[bytes]],
+) -> int:
+    """End the others, and say which was the first to fail."""
+    code = process.returncode
+    # Who ends by itself tells the others, which end too; of a signal they only learn by silence.
+    _end(others, grace=GRACE if code > 0 else 0.0)
+    if code > 0 and all(p.returncode == code for p in processes):
+        return code  # they have failed alike, and said why
+    if code > 0:
+        return _say(f"process {index} of {len(processes)} ended with code {code}", code)
+    how = f"was ended by {signal.Signals(-code).name}"
+    return _say(f"process {index} of {len(processes)} {how}, and the others with it", 128 - code)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float = 0.0) -> None:
+    end = time.monotonic() + grace
+    while time.monotonic() < end and any(p.poll() is None for p in processes):
+        time.sleep(0.02)
+    for process in processes:
+        process.kill()  # nothing that is saved can be damaged by that
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _say(text: str, code: int) -> int:
+    print(f"popdist.run: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

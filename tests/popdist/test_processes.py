@@ -1,0 +1,153 @@
+"""Several processes run one program; the launcher starts them and ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from popdist import DistributedError
+from popdist._group import SILENCE
+from popdist._place import devices_of, place_given, place_of_environment, visible_gpus
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
+LAUNCHER_VARIABLES = ("OMPI_", "SLURM_", "PMIX_", "POPDIST_")
+
+
+def started(processes: int, *program: str, **more) -> subprocess.Popen[str]:
+    flags = ["--processes", str(processes), *more.pop("flags", [])]
+    return subprocess.Popen(
+        [sys.executable, "-m", "popdist.run", *flags, "--", sys.executable, *program],
+        cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_program_gives_the_same_in_any_number_of_processes(several, tmp_path):
+    """Streams are local, variables whole; sums of integers are exact in any order."""
+    program = str(Path(__file__).with_name("program.py"))
+    for processes in (1, several):
+        run = started(processes, program, str(tmp_path), flags=["--replicas", "4"])
+        out, errors = run.communicate(timeout=120)
+        assert (run.returncode, out) == (0, ""), errors
+    alone = np.load(tmp_path / "1.npz")
+    found = np.load(tmp_path / f"{several}.npz")
+    for name in alone:
+        assert np.array_equal(found[name], alone[name]), name
+    assert np.ptp(alone["outputs"], axis=2).any()  # replicas differ
+
+
+# ---- ends ---------------------------------------------------------------------------------------
+MEET = """
+import os, signal, sys, time
+import popdist
+popdist.init()
+index = popdist.getInstanceIndex()
+print("ready", index, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, "process 1 of 3 was ended by SIGKILL"),
+        ("raise ValueError('it')", 1, "ValueError: it"),
+    ],
+)
+def test_all_end_when_one_fails(end, code, said):
+    begin = time.monotonic()
+    run = started(3, "-c", f"{MEET}if index == 1: {end}\nelse: time.sleep(60)")
+    errors = run.communicate(timeout=50)[1]
+    assert run.returncode == code, errors
+    assert said in errors
+    assert time.monotonic() - begin < 30
+
+
+def test_signals_go_on_to_all_processes():
+    handle = "signal.signal(15, lambda *_: sys.exit(0))\nprint('set', flush=True)\n"
+    run = started(2, "-c", f"{MEET}{handle}time.sleep(60)")
+    assert run.stdout is not None
+    seen = 0
+    while seen < 2:
+        seen += run.stdout.readline() == "set\n"
+    run.send_signal(signal.SIGTERM)
+    errors = run.communicate(timeout=30)[1]
+    assert (run.returncode, errors) == (0, "")
+
+
+def test_a_process_alone_notices_that_another_is_gone():
+    """Without the launcher: of three that meet, the one with the meeting point is killed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    code = (
+        "import popdist._group\npopdist._group.SILENCE = 3.0\n"
+        + MEET.replace("popdist.init()", "popdist.init(3, int(sys.argv[1]), sys.argv[2])")
+        + "os.kill(os.getpid(), 9) if index == 0 else time.sleep(60)"
+    )
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(i), meeting],
+            cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    errors = [run.communicate(timeout=60)[1] for run in runs]
+    assert [run.returncode for run in runs] == [-9, 1, 1]
+    assert errors[1].startswith(f"error: process 0 of 3 (pid {runs[0].pid} on ")
+    assert errors[2] == ""
+    assert SILENCE <= 45  # and a moment to look: within a minute
+
+
+# ---- places -------------------------------------------------------------------------------------
+@pytest.fixture
+def environment(monkeypatch):
+    for name in [n for n in os.environ if n.startswith(LAUNCHER_VARIABLES)]:
+        monkeypatch.delenv(name)
+    return lambda **found: [monkeypatch.setenv(k, v) for k, v in found.items()]
+
+
+def test_launchers_are_recognised(environment):
+    environment(OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="2", OMPI_COMM_WORLD_LOCAL_SIZE="2")
+    place = place_of_environment()
+    assert (place.index, place.count, place.coordinator) == (2, 4, None)  # several hosts
+    environment(OMPI_COMM_WORLD_LOCAL_SIZE="4", OMPI_MCA_orte_hnp_uri="1531576320.0;tcp://10.0.0.1")
+    place = place_of_environment()
+    assert place.coordinator is not None
+    assert place.coordinator.startswith("127.0.0.1:")
+    environment(POPDIST_NUM_INSTANCES="8", POPDIST_INSTANCE_INDEX="7", POPDIST_COORDINATOR="a:99")
+    place = place_of_environment()
+    assert (place.index, place.count, place.coordinator) == (7, 8, "a:99")
+
+
+def test_one_task_of_slurm_is_alone(environment):
+    environment(SLURM_JOB_ID="77", SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="1")
+    assert place_of_environment().count == 1
+    environment(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1")
+    assert place_of_environment().coordinator == "127.0.0.1:61517"  # 61440 + 77
+
+
+@pytest.mark.parametrize("given", [(2, 2, "a:1"), (2, 0, "a"), (2, 0, ":7"), (2, 0, "a:70000")])
+def test_what_cannot_be_is_refused(given):
+    with pytest.raises(DistributedError):
+        place_given(*given)
+
+
+def test_processes_of_a_host_share_its_gpus():
+    four = [str(i) for i in range(4)]
+    hosts = [("a", four), ("a", four), ("b", four), ("c", ["0"]), ("c", ["1"])]
+    assert devices_of(0, hosts) == [0, 1]
+    assert devices_of(1, hosts) == [2, 3]
+    assert devices_of(2, hosts) is None  # has them all
+    assert devices_of(3, hosts) is None  # was given its own
+    assert devices_of(0, [("a", []), ("a", [])]) is None
+    assert visible_gpus({}, ["nvidia0", "nvidiactl", "null", "nvidia1"]) == ["nvidia0", "nvidia1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0"]) == ["2", "3"]
