@@ -147,7 +147,15 @@ class EncoderStack(T5Stack):
 
 
 class DecoderPreparation(T5Stack):
-    """What the decoder layers need that is the same at all positions."""
+    """What the decoder layers need that is the same at all positions.
+
+    Args:
+        sequences: see `DecodingBlock`.
+    """
+
+    def __init__(self, config: T5Config, sequences: int) -> None:
+        super().__init__(config)
+        self.rows = Rows(config.data.examples_per_row, sequences)
 
     def build(self, encoded: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
         """What hides tokens of the encoder, position biases, each layer's keys and values.
@@ -165,7 +173,7 @@ class DecoderPreparation(T5Stack):
         length = self.config.model.decoder_sequence_length
         position_facts, positions = self.relative_positions(causal=True, length=length)
         facts, project = EncodedKeyValues(self.config).create_graph(encoded)
-        prepared = [Rows(self.config.data.examples_per_row).cross_bias(mask, length=1)]
+        prepared = [self.rows.cross_bias(mask, length=1)]
         for weights in self.weights_of_layers(facts, position_facts):
             if len(prepared) == 1:
                 prepared += positions.bind(weights.get(RELATIVE_POSITION)).call()
@@ -204,15 +212,15 @@ class DecoderStack(T5Stack):
 
 # ---- the model ----------------------------------------------------------------------------------
 class Encode(Module):
-    """From prompts to what the decoder needs of them."""
+    """From prompts to what the decoder needs of them. `sequences`: see `DecodingBlock`."""
 
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__()
         self.rows = Rows(config.data.examples_per_row)
         self.embeddings = Embeddings(config)
         self.encoder = EncoderStack(config)
         self.encoder_head = EncoderHead(config)
-        self.decoder = DecoderPreparation(config)
+        self.decoder = DecoderPreparation(config, sequences)
 
     def build(self, words: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
         """words: int32 (batch, length) -> what `DecoderPreparation` returns. `mask`: see `Rows`."""
@@ -263,7 +271,7 @@ class T5Generator:
         self._groups, self._layers = groups, model.layers
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
         wanted = TensorSpec((), popxl.bool)
-        encode_facts, self._encode = Encode(config).create_graph(words, words, wanted)
+        encode_facts, self._encode = Encode(config, sequences).create_graph(words, words, wanted)
         prepared = [t.spec for t in self._encode.graph.outputs]
         _, heads, _, d_kv = prepared[-1].shape
         self._cache = TensorSpec(

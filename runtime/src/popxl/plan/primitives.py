@@ -59,7 +59,8 @@ def nbytes(aval: Any) -> int:
 
 
 def _is_counter(aval: Any) -> bool:
-    return not getattr(aval, "shape", (1,)) and aval.dtype.kind in "iub"
+    # Random keys have a dtype without a kind.
+    return not getattr(aval, "shape", (1,)) and getattr(aval.dtype, "kind", "") in tuple("iub")
 
 
 def flops_of(node: Node) -> int:
