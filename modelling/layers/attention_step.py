@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import popxl
 import popxl_addons as addons
 from modelling.layers.dropout import Dropout
-from modelling.layers.layer import cast
 from popxl import Tensor, ops
 
 
@@ -31,10 +29,4 @@ class AttentionStep(addons.Module):
         self, q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor], seed: Tensor | None = None
     ) -> Tensor:
         """q: (b, h, q, d), k and v: (b, h, k, d), biases broadcast to (b, h, q, k) -> as q."""
-        scores = ops.matmul(q, k.transpose((0, 1, 3, 2)), output_type=popxl.float32)
-        if self.scale != 1:
-            scores = scores * self.scale
-        for bias in biases:
-            scores = scores + bias
-        probabilities = cast(ops.softmax(scores, axis=-1), v.dtype)
-        return self.dropout(probabilities, seed) @ v
+        return ops.attention(q, k, v, biases, self.scale, *self.dropout.arguments(seed))

@@ -43,6 +43,10 @@ class Dropout:
         """Zero elements of `x` and scale up the others. Raises ValueError as `seeds`."""
         return ops.dropout(x, self._needed(seed), self.probability) if self.active else x
 
+    def arguments(self, seed: Tensor | None) -> tuple[Tensor | None, float]:
+        """Seed and probability, for an op with dropout inside. Raises ValueError as `seeds`."""
+        return (self._needed(seed) if self.active else None), self.probability
+
     def _needed(self, seed: Tensor | None) -> Tensor:
         if seed is None:
             raise ValueError(

@@ -87,4 +87,5 @@ def test_peaks_of_host_memory(tmp_path):
     assert found.pop("saving at once") < 0.95
     assert found.keys() == {"random weights", "run", "hf"}
     for source, peak in found.items():
-        assert 0.9 < peak < 1.2, source
+        # Moments and gradients that are zero take no pages of the host before they are written.
+        assert 0.7 < peak < 1.2, source

@@ -11,6 +11,7 @@ from popxl.ops.activation import softmax as softmax
 from popxl.ops.activation import swish as swish
 from popxl.ops.activation import swish_ as swish_
 from popxl.ops.activation import tanh as tanh
+from popxl.ops.attention import attention as attention
 from popxl.ops.arithmetic import add as add
 from popxl.ops.arithmetic import add_ as add_
 from popxl.ops.arithmetic import div as div
@@ -151,6 +152,7 @@ __all__ = [
     "add_",
     "argmax",
     "argmin",
+    "attention",
     "average_pool",
     "batch_norm_inference",
     "call",

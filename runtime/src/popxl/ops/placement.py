@@ -53,7 +53,7 @@ def init(
 
 
 # ---- values in memory ---------------------------------------------------------------------------
-def _materialise(x: jax.Array) -> jax.Array:
+def materialised(x: jax.Array) -> jax.Array:
     """Its argument, behind a boundary that XLA fuses nothing across."""
     if traced_for() != "cpu":
         return lax.optimization_barrier(x)
@@ -65,7 +65,7 @@ def _materialise(x: jax.Array) -> jax.Array:
 
 
 _MATERIALISE = define(
-    "materialise", _materialise, infer=lambda spec: [spec], grad=lambda ctx, op, dy: [dy]
+    "materialise", materialised, infer=lambda spec: [spec], grad=lambda ctx, op, dy: [dy]
 )
 
 

@@ -140,7 +140,8 @@ def random_normal(
 
 
 # ---- dropout ------------------------------------------------------------------------------------
-def _dropout(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
+def dropped(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
+    """The meaning of `shaped_dropout`."""
     check_floating(x)
     if jnp.broadcast_shapes(shape, x.shape) != x.shape:
         raise ValueError(f"mask of shape {shape} does not broadcast to {x.shape}")
@@ -157,7 +158,7 @@ def _dropout_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [emit(_DROPOUT, [dy, ctx.fwd(op.inputs[1])], op.attrs)[0], None]
 
 
-_DROPOUT = define("dropout", _dropout, grad=_dropout_grad, tags=("elementwise",))
+_DROPOUT = define("dropout", dropped, grad=_dropout_grad, tags=("elementwise",))
 
 
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
