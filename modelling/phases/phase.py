@@ -98,7 +98,7 @@ class Phase:
                 forward, forward.args.tensors, grads_provided=[result], grads_required=with_grad
             )
         # So keeping activations and computing them again give the same bits.
-        popxl.transforms.compile_apart(forward.graph)
+        popxl.transforms.compile_apart(forward.graph, _taken_from_inside(forward, grad))
         popxl.transforms.compile_apart(grad.graph)
         if settings.config.execution.activations == "recompute":
             grad = addons.recompute_graph(grad)
@@ -300,6 +300,17 @@ def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:
     expected = grad.grad_graph_info.expected_inputs
     kinds = [c.connection_type for c in expected]
     return grad.graph.inputs[kinds.index(popxl.transforms.ExpectedConnectionType.FwdGrad)]
+
+
+def _taken_from_inside(
+    forward: addons.GraphWithNamedArgs, grad: addons.GraphWithNamedArgs
+) -> list[popxl.Tensor]:
+    """What a gradient graph takes from its forward graph, besides inputs."""
+    inputs = set(forward.graph.inputs)
+    expected = grad.grad_graph_info.expected_inputs
+    taken = popxl.transforms.ExpectedConnectionType.Fwd
+    tensors = [c.fwd_tensor for c in expected if c.connection_type == taken]
+    return [t for t in tensors if t not in inputs]
 
 
 def _tag(name: str) -> int:

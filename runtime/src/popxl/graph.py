@@ -10,6 +10,7 @@ from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
+    from popxl._core.apart import Apart
     from popxl._core.op import Op
     from popxl.ir import Ir
 
@@ -28,7 +29,7 @@ class Graph:
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
     _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
-    _apart: bool  # compiled by itself, wherever it is called
+    _apart: Apart | None  # compiled by itself, wherever it is called
 
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")
@@ -38,7 +39,7 @@ class Graph:
         self = object.__new__(cls)
         self._ir_, self._name = ir, name
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
-        self._tensors, self._taken, self._hooks, self._apart = {}, {}, {}, False
+        self._tensors, self._taken, self._hooks, self._apart = {}, {}, {}, None
         self._gradient_is_written, self._written_gradients = False, {}
         return self
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from popxl._core.aliases import modified_inputs, modified_owners, owners
+from popxl._core.apart import Halves, halves_of
 from popxl._core.regions import Region, regions
 from popxl._lower.hostside import host_constant, host_rule, is_host_kind
 from popxl._lower.ownership import keep_apart, own
@@ -101,7 +103,7 @@ class _Program:
         if op.defn in (REMOTE_LOAD, REMOTE_STORE):
             return True
         found = [r.graph for r in regions(op) if r.kind != "derivative"]
-        return any(graph._apart or self.has_hosted(graph) for graph in found)
+        return any(graph._apart is not None or self.has_hosted(graph) for graph in found)
 
     def has_hosted(self, graph: Graph) -> bool:
         """Whether `graph` holds a hosted op."""
@@ -121,7 +123,7 @@ class _Program:
         return self._inlined[graph] and not op.modified_inputs()
 
     def _can_be_inlined(self, graph: Graph) -> bool:
-        if graph._apart or modified_inputs(graph):
+        if graph._apart is not None or modified_inputs(graph):
             return False
         if not self.has_hosted(graph):
             return any(_passed_on(t) for t in graph._outputs)
@@ -198,6 +200,7 @@ class _Builder:
         self._where: dict[Name, Slot | _Closed | _Open] = {}
         self._constants: dict[int, Slot] = {}
         self._unwritable: dict[Graph, set[Tensor]] = {}
+        self._uses: dict[Graph, set[Tensor]] = {}
         self._updates = 0
         self._part = ""  # of the call that is inlined
         self._hosted = program.has_hosted(graph)
@@ -532,27 +535,62 @@ class _Builder:
     # ---- calls, loops, branches -----------------------------------------------------------------
     def _inline(self, scope: Scope, op: Op) -> None:
         (region,) = regions(op)
+        with self._inside(scope, op, region) as inner:
+            self._walk(inner)
+        for t, at in zip(region.graph._outputs, region.outputs, strict=True):
+            assert at is not None
+            self._bind((scope, op.outputs[at]), (inner, t))
+
+    @contextmanager
+    def _inside(self, scope: Scope, op: Op, region: Region) -> Iterator[Scope]:
+        """The graph that `op` calls, with its inputs bound."""
         inner = Scope(region.graph)
         for t, at in zip(region.graph._inputs, region.inputs, strict=True):
             assert at is not None
             self._bind((inner, t), (scope, op.inputs[at]))
         outer, self._part = self._part, op.part or self._part
-        self._walk(inner)
+        yield inner
         self._part = outer
-        for t, at in zip(region.graph._outputs, region.outputs, strict=True):
-            assert at is not None
-            self._bind((scope, op.outputs[at]), (inner, t))
 
     def _apart(self, scope: Scope, op: Op) -> None:
-        """An op that is a segment by itself, with all its results."""
+        """An op that is executables of its own, the same ones at all its calls."""
         self.close()
-        self._device_op(scope, op)
-        opened = self._open
+        found = regions(op)
+        halves = halves_of(found[0].graph) if len(found) == 1 else None
+        if halves is None:
+            self._device_op(scope, op)
+            self._close_with(list(self._open.defines))
+        else:
+            self._in_halves(scope, op, found[0], halves)
+
+    def _in_halves(self, scope: Scope, op: Op, region: Region, halves: Halves) -> None:
+        outputs = zip(region.graph._outputs, region.outputs, strict=True)
+        used = self._used(scope.graph)
+        wanted = [(t, op.outputs[at]) for t, at in outputs if at is not None]
+        wanted = [(t, mine) for t, mine in wanted if mine in used]
+        rest = {t for o in halves.rest for t in o.outputs}
+        with self._inside(scope, op, region) as inner:
+            for o in halves.first:
+                self._device_op(inner, o)
+            self._close_with([(inner, t) for t in halves.crossing])
+            if not rest.isdisjoint(o for t, _ in wanted for o in owners(t)):
+                for o in halves.rest:
+                    self._device_op(inner, o)
+                self.close()
+        for t, mine in wanted:
+            self._bind((scope, mine), (inner, t))
+
+    def _close_with(self, results: Sequence[Name]) -> None:
+        """Complete the open segment with these results, whoever asks for them."""
         self.close()
-        closed = self._closed[-1]
-        assert closed.open is opened
-        for name in opened.defines:
-            self._result(closed, name)
+        for name in results:
+            self._result(self._closed[-1], name)
+
+    def _used(self, graph: Graph) -> set[Tensor]:
+        """Tensors that ops of `graph` read, or that it returns."""
+        if graph not in self._uses:
+            self._uses[graph] = {*graph._outputs, *(t for op in graph._ops for t in op.inputs)}
+        return self._uses[graph]
 
     def _loop(self, scope: Scope, op: Op) -> None:
         (region,) = regions(op)

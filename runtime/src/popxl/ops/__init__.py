@@ -11,7 +11,6 @@ from popxl.ops.activation import softmax as softmax
 from popxl.ops.activation import swish as swish
 from popxl.ops.activation import swish_ as swish_
 from popxl.ops.activation import tanh as tanh
-from popxl.ops.attention import attention as attention
 from popxl.ops.arithmetic import add as add
 from popxl.ops.arithmetic import add_ as add_
 from popxl.ops.arithmetic import div as div
@@ -24,6 +23,7 @@ from popxl.ops.arithmetic import pow as pow
 from popxl.ops.arithmetic import scaled_add as scaled_add
 from popxl.ops.arithmetic import scaled_add_ as scaled_add_
 from popxl.ops.arithmetic import sub as sub
+from popxl.ops.attention import attention as attention
 from popxl.ops.call import CallSiteInfo as CallSiteInfo
 from popxl.ops.call import call as call
 from popxl.ops.call import call_with_info as call_with_info

@@ -62,7 +62,7 @@ def _check_shapes(q: Any, k: Any, v: Any, biases: Sequence[Any]) -> None:
 
 
 def _kept(weights: Any, seed: Sequence[Any], p: float) -> Any:
-    return dropped(weights, *seed, weights.shape, p) if seed else weights
+    return dropped(weights, seed[0], weights.shape, p) if seed else weights
 
 
 def _attention_grads(
@@ -90,7 +90,7 @@ def _transposed_product(a: Any, scores: Any) -> Any:
 
 
 def _flops(op: Op) -> int:
-    q, k, v = op.inputs[:3]
+    q, _, v = op.inputs[:3]
     scores = op.outputs[1].nelms
     return 2 * scores * (q.shape[-1] + v.shape[-1])
 
@@ -115,10 +115,11 @@ def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None
     kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *seed)]
     attrs = {"scale": op.attrs["scale"], "p": op.attrs["p"]}
     *found, ds = emit(_GRADS, [dy, *kept], attrs)
-    for i, bias in enumerate(biases):
-        wanted = ctx.needs(op, 3 + i)
-        found.append(_of_bias(ds, bias) if wanted else None)
-    return [*(g if ctx.needs(op, i) else None for i, g in enumerate(found)), *[None] * len(seed)]
+    return [
+        *(g if ctx.needs(op, i) else None for i, g in enumerate(found)),
+        *(_of_bias(ds, b) if ctx.needs(op, 3 + i) else None for i, b in enumerate(biases)),
+        *(None for _ in seed),
+    ]
 
 
 def _of_bias(ds: Tensor, bias: Tensor) -> Tensor:
