@@ -11,7 +11,7 @@ import popxl_addons as addons
 from modelling.layers.attention_step import AttentionStep
 from modelling.layers.dropout import Dropout
 from modelling.layers.sliced_attention import SlicedAttention
-from popxl import Tensor
+from popxl import Tensor, ops
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -74,6 +74,8 @@ class Attention(addons.Module):
             (b, h, q, d).
         """
         biases = tuple(biases)
+        if self.differentiable:  # the gradient reads them again
+            q, k, v = map(ops.materialise, (q, k, v))
         if self.slices == 1 or q.shape[2] == 1:  # a single query, in generation, is not cut
             return self.step(q, k, v, biases, seed)
         call = self.call_module(self.sliced, autodiff="auto" if self.differentiable else "none")

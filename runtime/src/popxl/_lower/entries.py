@@ -78,8 +78,9 @@ class Entries:
     @staticmethod
     def _moved(array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
         """The array in other memory; in memory of its own, if `copies`."""
-        here = array.sharding.memory_kind == to.memory_kind
-        return jax.numpy.copy(array) if copies and here else jax.device_put(array, to)
+        if array.sharding.memory_kind != to.memory_kind:
+            return jax.device_put(array, to)
+        return jax.numpy.copy(array) if copies else array
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self):

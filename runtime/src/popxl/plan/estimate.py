@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from popxl.plan.flat import Flat, Node
-from popxl.plan.primitives import kind_of, nbytes
+from popxl.plan.primitives import MATERIALISED, kind_of, nbytes
 
 
 class Memory:
@@ -21,12 +21,15 @@ class Memory:
     def __init__(self, flat: Flat) -> None:
         self._flat = flat
         self._names: dict[Any, Any] = {}  # values that are another value under another shape
+        written = set()  # because the program says so
         for node in flat.nodes:
             if kind_of(node.name) == "free" and node.inputs:
                 self._names[node.outputs[0]] = self.name(node.inputs[0])
+            if node.name == MATERIALISED:
+                written.add(self.name(node.inputs[0]))
         outputs = [self.name(v) for v in flat.outputs]
         self._outside = {*flat.inputs, *outputs}
-        self.stored = set(self._outside)
+        self.stored = self._outside | written
         for node in flat.nodes:
             if _is_kernel(node):
                 self.stored.update(self.name(v) for v in (*node.inputs, *node.outputs))

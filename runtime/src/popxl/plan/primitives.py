@@ -10,8 +10,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["free", "fused", "reduction", "kernel"]
 
+MATERIALISED = "xla_metadata_call"  # what `materialise` is on CPU
 # Names of values that are there already, under another shape.
-_FREE = frozenset("reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type".split())
+_FREE = frozenset(
+    f"reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type {MATERIALISED}".split()
+)
 # Computed where they are used, and counted as no arithmetic.
 _MOVED = frozenset(
     "broadcast_in_dim iota transpose slice rev pad convert_element_type select_n concatenate "
