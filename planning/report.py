@@ -57,6 +57,23 @@ class Report:
         return self.plan.remote * min(replicas, self.machine.devices or replicas)
 
     @property
+    def shares(self) -> dict[str, tuple[float, float]]:
+        """Bytes needed and bytes there are, of each kind of memory of the machine."""
+        machine, plan = self.machine, self.plan
+        if machine.devices is None:  # virtual devices are in the host's memory
+            needed = plan.host + plan.device * plan.replicas
+            return {"memory": (needed, machine.host_memory)}
+        return {
+            "device memory": (plan.device, machine.memory),
+            "host memory": (self.bytes_per_host, machine.host_memory),
+        }
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program has room in the machine's memories."""
+        return all(needed <= there for needed, there in self.shares.values())
+
+    @property
     def seconds(self) -> float:
         """Estimated time of a run of the program."""
         return sum(row.times.seconds for row in self.rows)
@@ -73,6 +90,7 @@ class Report:
             "preset": self.preset,
             "program": needs.kind,
             "machine": self.machine.name,
+            "fits": self.fits,
             "replicas": plan.replicas,
             "hosts": self.hosts,
             "parameters": needs.parameters,

@@ -51,6 +51,7 @@ def _facts(report: Report) -> list[str]:
         f"{c.model.precision}",
         f"devices      {plan.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp, "
         f"{place(report)}",
+        f"fits         {_fits(report)}",
     ]
     if needs.kind == "finetuning":
         lines += [
@@ -75,6 +76,14 @@ def _facts(report: Report) -> list[str]:
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
     return lines
+
+
+def _fits(report: Report) -> str:
+    shares = [
+        f"{gigabytes(needed)} of {gigabytes(there)} {name}"
+        for name, (needed, there) in report.shares.items()
+    ]
+    return f"{'yes' if report.fits else 'NO'}: {', '.join(shares)}"
 
 
 def _table(report: Report) -> list[str]:

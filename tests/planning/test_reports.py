@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import image
@@ -13,9 +15,22 @@ import benchmarks.finetuning
 import benchmarks.inference
 import run_finetuning
 import run_validation
+from config.families import config_class_of
+from config.presets import load_config, preset_data
 from planning.estimate import times
 from planning.machines import Machine, machine, machines
+from planning.needs import Needs, finetuning_needs
+from planning.report import report
+from planning.text import as_text
 from popxl.plan import Collective, Part
+
+
+@cache
+def gptj_6b(**execution: Any) -> Needs:
+    name, kind = "gptj_6B_gpu", "finetuning"
+    config_class = config_class_of(preset_data(kind, name), name)
+    return finetuning_needs(load_config(config_class, kind, name, {"execution": execution}))
+
 
 GB = 1e9
 ONE = Machine(
@@ -67,7 +82,11 @@ def test_virtual_devices_divide_the_machine() -> None:
 
 
 def test_the_hardware_table_is_complete() -> None:
-    assert list(machines()) == ["h100", "h200", "a100", "tpu_v5e", "laptop"]
+    sizes = {name: found.memory / 1e9 for name, found in machines().items()}
+    assert sizes == {
+        "h100": 80, "h200": 141, "a100": 80, "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16,
+        "laptop": 16,
+    }  # fmt: skip
     for found in machines().values():
         assert set(found.flops) == {"float32", "bfloat16", "float16"}
         assert all(value > 0 for value in (*found.flops.values(), found.bandwidth, found.network))
@@ -93,6 +112,36 @@ def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
 def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() -> None:
     assert machine("laptop").hosts(2000) == 1
     assert [machine("h100").hosts(n) for n in (1, 8, 9, 64)] == [1, 1, 2, 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "rtx4090",
+            "fits         NO: 3.83 GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host",
+        ),
+        (
+            "l40s",
+            "fits         yes: 3.83 GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host",
+        ),
+        ("laptop", "fits         NO: 150.82 GB of 16.00 GB memory\n"),
+    ],
+)
+def test_a_plan_says_first_whether_the_machine_has_room(name: str, words: str) -> None:
+    """GPT-J 6B: 14 bytes a parameter on the host, a few layers' weights on the device."""
+    needs = gptj_6b()
+    shown = as_text(report("gptj_6B_gpu", needs, machine(name)))
+    assert re.fullmatch(f"fits         {words}", shown.splitlines()[2])
+
+
+def test_logits_past_2_31_elements_have_a_plan() -> None:
+    needs = gptj_6b(micro_batch_size=64)
+    model = needs.config.model
+    logits = 64 * model.sequence_length * model.embedding.vocab_size
+    assert logits > 2**31
+    (head,) = (p for p in needs.plan.parts if p.name == "head/backward")
+    assert head.device_bytes > 2 * logits  # bfloat16
 
 
 def test_scheduling_hints_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,17 @@ def test_a_residual_stays_finite_in_float16():
     np.testing.assert_array_equal(total, np.array([FLOAT16_LIMIT, -FLOAT16_LIMIT, 2], np.float16))
 
 
+def test_the_gradient_of_a_residual_needs_nothing_of_the_layer():
+    """So that a float16 layer's last product and its collective are not computed again for it."""
+    ir = popxl.Ir()
+    spec = popxl.TensorSpec((3,), popxl.float16)
+    layer = ir.create_graph(lambda x, w: add_residual(x, x * w), spec, spec)
+    gradient = popxl.transforms.autodiff(layer)
+    taken = popxl.transforms.ExpectedConnectionType.Fwd
+    inputs = [c.fwd_tensor for c in gradient.expected_inputs if c.connection_type == taken]
+    assert set(inputs) <= set(layer.inputs)
+
+
 def test_the_scale_keeps_a_feed_forward_in_range():
     """Inner features of 300 × 300 are beyond float16, their part of the result is not."""
     out = []
