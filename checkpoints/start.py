@@ -113,6 +113,7 @@ def _continued(
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
         )
+    _check_state(config, checkpoint.tensors, table, folder)
     metadata = _metadata(checkpoint)
     return Start(
         _finite(config, checkpoint.tensors, folder),
@@ -122,6 +123,19 @@ def _continued(
         metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
         _mapping(metadata, "best"),
     )
+
+
+def _check_state(config: RunConfig, tensors: Tensors, table: WeightTable, folder: str) -> None:
+    """Raise CheckpointError if a checkpoint has the state of another optimizer."""
+    optimizer = config.training.optimizer
+    needed = (f"{OPTIMIZER}/{n}/{w.name}" for w in table.weights for n in optimizer.state(w.shape))
+    missing = next((name for name in needed if name not in tensors), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"the checkpoint in {folder} has no {missing}, which {optimizer.name} as configured "
+            "needs: continue with the optimizer of that run, or start a new one from its weights "
+            "by --checkpoint.load_optimizer false"
+        )
 
 
 def _metadata(checkpoint: Checkpoint) -> Fields:

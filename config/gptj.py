@@ -98,7 +98,7 @@ class GPTJModel(Model):
 
 @dataclass(frozen=True)
 class GPTJOptimizer(Optimizer):
-    """AdamW, by default without weight decay."""
+    """As `Optimizer`, by default without weight decay."""
 
     weight_decay: NonNegativeFloat = 0.0
     """Part of a weight, times the learning rate, taken from it at each step."""

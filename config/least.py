@@ -14,8 +14,6 @@ MOST_BYTES = 2**50
 """A petabyte: what no host has, and no plan is asked for."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-GRADIENT_AND_MOMENTS = 12
-"""Bytes of a weight's float32 gradient and of Adam's two moments."""
 
 
 def check_any_memory(needs: Mapping[str, int]) -> None:

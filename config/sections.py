@@ -12,7 +12,7 @@ from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError, nearest
-from config.least import GRADIENT_AND_MOMENTS, ITEM_BYTES, check_any_memory
+from config.least import ITEM_BYTES, check_any_memory
 from config.values import (
     Fraction,
     LayerCount,
@@ -91,8 +91,9 @@ class Model(Section):
 class LearningRate(Section):
     """How the learning rate goes over the steps: up from 0 in the warm-up, then as `function`."""
 
-    function: Literal["linear", "constant", "cosine"] = "linear"
-    """Course after the warm-up: linear or cosine down to 0 at the last step, or constant."""
+    function: Literal["linear", "constant", "cosine", "relative"] = "linear"
+    """Course after the warm-up: linear or cosine down to 0 at the last step, constant, or
+    1 / √step, the relative step of Adafactor, whose paper has the maximum 0.01."""
 
     maximum: PositiveFloat = 1e-4
     """Learning rate at the end of the warm-up."""
@@ -112,28 +113,63 @@ class LearningRate(Section):
 
 
 @dataclass(frozen=True)
-class Optimizer(Section):
-    """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101)."""
+class Adafactor(Section):
+    """What Adafactor has in place of AdamW's betas and eps. HF: transformers' Adafactor."""
 
-    name: Literal["adamw"] = "adamw"
-    """The optimizer."""
+    beta1: Probability | None = None
+    """Decay per step of the mean of the updates. null: there is none, and no memory for it."""
+
+    decay_rate: PositiveFloat = 0.8
+    """The mean of the squared gradients decays by 1 - step^-decay_rate. HF: its negative."""
+
+    eps: PositiveFloat = 1e-30
+    """Added to squared gradients. HF: eps[0]."""
+
+    clip_threshold: PositiveFloat = 1.0
+    """Largest root mean square of a weight's update, before the learning rate."""
+
+    scale_parameter: bool = True
+    """Multiply the learning rate by the root mean square of the weight."""
+
+    least_scale: PositiveFloat = 1e-3
+    """Least root mean square that a weight counts as. HF: eps[1]."""
+
+
+@dataclass(frozen=True)
+class Optimizer(Section):
+    """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or Adafactor
+    (Shazeer and Stern, arXiv:1804.04235)."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adafactor: second moments take a row and a column of each weight, not all of it."""
 
     learning_rate: LearningRate = field(default_factory=LearningRate)
 
     beta1: Probability = 0.9
-    """Decay per step of the mean of the gradients."""
+    """adamw: decay per step of the mean of the gradients."""
 
     beta2: Probability = 0.999
-    """Decay per step of the mean of the squared gradients."""
+    """adamw: decay per step of the mean of the squared gradients."""
 
     eps: PositiveFloat = 1e-8
-    """Added to the root of the mean of the squared gradients, which divides the update."""
+    """adamw: added to the root of the mean of the squared gradients, which divides the update."""
+
+    adafactor: Adafactor = field(default_factory=Adafactor)
 
     weight_decay: NonNegativeFloat = 0.01
     """Part of a weight, times the learning rate, taken from it at each step."""
 
     gradient_clipping: PositiveFloat | None = None
     """Largest norm of all gradients together; longer ones are scaled down to it. null: no limit."""
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the float32 state of a weight of `shape` by name, without the step's number."""
+        if self.name == "adamw":
+            return {"first_order": shape, "second_order": shape}
+        mean = {} if self.adafactor.beta1 is None else {"first_order": shape}
+        if len(shape) != 2:
+            return mean | {"second_order": shape}
+        return mean | {"second_order_rows": shape[:1], "second_order_columns": shape[1:]}
 
 
 @dataclass(frozen=True)
@@ -179,6 +215,10 @@ class Execution(Section):
 
     attention_serialisation: PositiveInt = 1
     """Slices of the queries that attention computes one after the other, to save memory."""
+
+    transpose_batch_sequence: bool = False
+    """Let activations be [sequence, batch, hidden], not [batch, sequence, hidden]. Dropout draws
+    other masks then."""
 
     activations: Literal["recompute", "keep"] = "recompute"
     """For the backward pass, compute a layer's activations again or keep them in host memory."""
@@ -410,10 +450,15 @@ class RunConfig(Section):
         elements = self.least_weights()
         return {
             "the weights": elements // 2 if m.quantisation else elements * item,
-            "gradients and moments": 0 if m.eval else elements * GRADIENT_AND_MOMENTS,
+            "gradients and moments": 0 if m.eval else elements * self._least_state(),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
         }
+
+    def _least_state(self) -> int:
+        """Bytes of a weight's float32 gradient and of moments as large as the weights."""
+        moments = self.training.optimizer.state((1,) * 2)
+        return 4 * (1 + sum(not slot.endswith(("_rows", "_columns")) for slot in moments))
 
     def least_weights(self) -> int:
         """Weights of the model at the least; a family counts its own."""

@@ -50,7 +50,7 @@ class FineTuning(RunningModel):
         """
         self._family = family = family_of(config) if family is None else family
         self._table = family.weights(config)
-        self.program = build_training(config, family.layout, gradients)
+        self.program = build_training(config, family.layout, gradients, self._table)
         super().__init__(config, self.program.ir)
 
     # ---- state ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +28,8 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 
 OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
+_FACTORS = ("second_order_rows", "second_order_columns")
+"""State with an element for each row, or for each column, of a matrix."""
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
 
@@ -69,12 +71,14 @@ class Row:
         transpose: whether the variable is (in, out), while the logical weights are (out, in).
         axis: of the variable, cut over tensor parallelism; the last part is padded with zeros if
             it is shorter. None: the whole is on every replica.
+        cut: whether it is; if not, weights joined along `axis` are whole on every replica.
     """
 
     path: str
     weights: tuple[Weight, ...]
     transpose: bool = False
     axis: int | None = None
+    cut: bool = True
 
     @classmethod
     def linear(cls, path: str, *weights: Weight, cut: Literal["in", "out"]) -> Row:
@@ -98,6 +102,7 @@ class Row:
         if self.axis is None:
             (array,) = arrays
             return array
+        tensor_parallel = tensor_parallel if self.cut else 1
         cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
         data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
@@ -108,6 +113,7 @@ class Row:
         """The inverse of `to_host`. Padding is dropped."""
         if self.axis is None:
             return {prefix + self.weights[0].name: self._turned(data)}
+        tensor_parallel = tensor_parallel if self.cut else 1
         shards = data if tensor_parallel > 1 else data[None]
         parts = np.split(shards, len(self.weights), 1 + self.axis)
         out = {}
@@ -116,6 +122,12 @@ class Row:
             shape = weight.shape[::-1] if self.transpose else weight.shape
             out[prefix + weight.name] = self._turned(whole[tuple(map(slice, shape))])
         return out
+
+    def means(self, axis: int) -> Row:
+        """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
+        size = 1 - axis if self.transpose else axis
+        weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
+        return Row(self.path, weights, axis=0, cut=axis == self.axis)
 
     def _turned(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)
@@ -383,7 +395,7 @@ class WeightTable:
         places = [_Place(row, tree.fwd.get(row.path), "") for row, tree in rows]
         if optimizer:
             state = [
-                _Place(row, variable, f"{OPTIMIZER}/{slot}/", variable.shape == ())
+                _state_place(row, slot, variable)
                 for row, tree in rows
                 if "optim" in tree
                 for slot, variable in tree.optim.get(row.path).to_dict().items()
@@ -401,6 +413,15 @@ class WeightTable:
                 state = tree.fwd.get(f"{layer}.product").to_dict().items()
                 found += [_Place(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
         return sorted(found, key=lambda place: place.prefix)
+
+
+def _state_place(row: Row, slot: str, variable: Variable) -> _Place:
+    """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
+    if slot in _FACTORS:
+        axis = _FACTORS.index(slot)
+        slot = _FACTORS[1 - axis if row.transpose else axis]
+        return _Place(row.means(axis), variable, f"{OPTIMIZER}/{slot}/")
+    return _Place(row, variable, f"{OPTIMIZER}/{slot}/", variable.shape == ())
 
 
 def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -12,7 +12,7 @@ from modelling.generation.strategies import strategy_of
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 
-_GRADIENT, _MOMENTS = 4, 8  # bytes of a parameter's float32 gradient, and of Adam's two moments
+FLOAT32 = 4  # bytes of an element of a gradient or a moment
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Needs:
         kind: "finetuning" or "inference".
         parameters: number of weights of the model.
         state: bytes of weights, and in fine-tuning of their gradients and moments, once.
+        moments: bytes of the moments.
         samples: samples that a run of the program takes, over all replicas.
     """
 
@@ -32,6 +33,7 @@ class Needs:
     parameters: int
     state: int
     samples: int
+    moments: int = 0
 
     @property
     def flops_per_sample(self) -> float:
@@ -41,11 +43,15 @@ class Needs:
 
 def finetuning_needs(config: RunConfig) -> Needs:
     """What fine-tuning needs."""
-    plan = popxl.plan.plan_of(build_training(config, family_of(config).layout).ir)
-    count = _parameters(config)
-    state = count * (_itemsize(config) + _GRADIENT + _MOMENTS)
+    family = family_of(config)
+    table = family.weights(config)
+    plan = popxl.plan.plan_of(build_training(config, family.layout, table=table).ir)
+    count, optimizer = _parameters(config), config.training.optimizer
+    shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
+    moments = FLOAT32 * sum(map(math.prod, shapes))
+    state = count * (_itemsize(config) + FLOAT32) + moments
     samples = config.training.global_batch_size * config.execution.device_iterations
-    return Needs("finetuning", config, plan, count, state, samples)
+    return Needs("finetuning", config, plan, count, state, samples, moments)
 
 
 def inference_needs(config: RunConfig) -> Needs:

@@ -58,7 +58,8 @@ def _facts(report: Report) -> list[str]:
             f"batch        {c.training.global_batch_size} = {e.micro_batch_size} micro × "
             f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp",
             f"state        {gigabytes(needs.state)} = parameters × "
-            f"{needs.state // needs.parameters} bytes (weight, gradient 4, moments 8)",
+            f"{needs.state / needs.parameters:.4g} bytes (weight, gradient 4, moments "
+            f"{needs.moments / needs.parameters:.2g})",
             f"host memory  {gigabytes(plan.host)} in remote buffers: the state and "
             f"{gigabytes(activations)} of activations and inputs; "
             f"{gigabytes(report.bytes_per_host)} a host",

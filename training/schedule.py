@@ -1,4 +1,5 @@
-"""The learning rate of each step, as `transformers.get_*_schedule_with_warmup` gives it."""
+"""The learning rate of each step, as `transformers.get_*_schedule_with_warmup` gives it, or
+`transformers.optimization.Adafactor` computes it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Schedule:
     last step the rate stays at its end value.
     """
 
-    function: Literal["linear", "constant", "cosine"]
+    function: Literal["linear", "constant", "cosine", "relative"]
     maximum: float
     warmup_steps: int
     steps: int
@@ -35,6 +36,8 @@ class Schedule:
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
             return self.maximum * step / self.warmup_steps
+        if self.function == "relative":
+            return min(self.maximum, 1.0 / math.sqrt(step + 1))
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.maximum * self._after_warmup(min(done, 1.0))
 
@@ -45,5 +48,5 @@ class Schedule:
                 return 1.0 - done
             case "cosine":
                 return 0.5 * (1.0 + math.cos(math.pi * done))
-            case "constant":
+            case _:
                 return 1.0

@@ -61,7 +61,7 @@ class SelfAttention(Heads):
 
     def read(self, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """As `build`, and the rotated keys and the values, (batch, heads, length, head_size)."""
-        length = x.shape[1]
+        length = self.axes.length(x)
         q, k, v = self.project(x, rotary_tables(self.model, length))
         return self.merge(self.attend(q, k, v, [causal_bias(length)], seed)), k, v
 

@@ -8,6 +8,7 @@ from modelling.layers.attention import Attention as Attention
 from modelling.layers.attention import heads_first as heads_first
 from modelling.layers.attention import merge_heads as merge_heads
 from modelling.layers.attention import split_heads as split_heads
+from modelling.layers.axes import Axes as Axes
 from modelling.layers.dropout import Dropout as Dropout
 from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding

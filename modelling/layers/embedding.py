@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import popxl
 from config.sections import RunConfig
+from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.parallel import Groups
@@ -43,6 +44,7 @@ class Embeddings(Layer):
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         model = config.model
+        self.axes = Axes.of(config)
         self.dropout = Dropout.of(model)
         self.tokens = VocabularyEmbedding(
             model.embedding.vocab_size,
@@ -57,4 +59,4 @@ class Embeddings(Layer):
         Args:
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
-        return self.dropout(self.tokens(words), seed)
+        return self.dropout(self.tokens(self.axes.swap(words)), seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from config.sections import RunConfig
 from modelling.fp8 import linear_head
+from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.lm_head import LMHead
@@ -25,6 +26,7 @@ class ModelHead(Layer):
     def __init__(self, config: RunConfig, norm: Layer, dropout: Dropout, bias: bool) -> None:
         super().__init__()
         groups = Groups.current(config.execution.tensor_parallel)
+        self.axes = Axes.of(config)
         self.norm = norm
         self.dropout = dropout
         with linear_head(config):
@@ -50,6 +52,7 @@ class ModelHead(Layer):
         """
         logits = self.logits(x, seed)
         tokens, classes = labels.nelms, logits.shape[-1]
+        labels = self.axes.swap(labels)
         flat = logits.reshape((tokens, classes)), labels.reshape((tokens,))
         return self.lm_head.token_loss(*flat) * weight
 
@@ -60,4 +63,4 @@ class ModelHead(Layer):
     def next_logits(self, x: Tensor) -> Tensor:
         """As `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
         logits = self.logits(x)
-        return logits.reshape((logits.shape[0], logits.shape[-1]))
+        return logits.reshape((-1, logits.shape[-1]))

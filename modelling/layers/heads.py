@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from config.sections import RunConfig
 from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
+from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.linear import Linear
@@ -38,6 +39,7 @@ class Heads(Layer):
         super().__init__()
         model = config.model
         self.groups = groups
+        self.axes = Axes.of(config)
         self.heads = groups.shard(heads, "attention heads")
         self.features = self.heads * head_size  # of all heads on a replica
         self.dropout = Dropout.of(model)
@@ -58,7 +60,7 @@ class Heads(Layer):
 
     def of_heads(self, projection: Tensor) -> Tensor:
         """(batch, n, heads * head_size) -> (batch, n, heads, head_size)."""
-        return split_heads(projection, self.heads)
+        return split_heads(self.axes.swap(projection), self.heads)
 
     def split(self, *projections: Tensor) -> tuple[Tensor, ...]:
         """Each (batch, n, heads * head_size) -> (batch, heads, n, head_size)."""
@@ -66,4 +68,4 @@ class Heads(Layer):
 
     def merge(self, heads: Tensor) -> Tensor:
         """What `attend` returns -> this replica's part of the sum, (batch, queries, hidden)."""
-        return self.output(merge_heads(heads))
+        return self.output(self.axes.swap(merge_heads(heads)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import popxl
 import popxl_addons as addons
-from modelling.layers import Embeddings
+from modelling.layers import Axes, Embeddings
 from modelling.phases.head import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.rows import ActivationRows, InputBuffers
@@ -31,7 +31,8 @@ class DecoderOnlyLayout:
         words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
         scalar = popxl.TensorSpec((), popxl.float32)
         self.inputs = InputBuffers({"words": words, "labels": words, "weight": scalar}, settings)
-        hidden = popxl.TensorSpec((*words.shape, model.hidden_size), settings.dtype)
+        shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
+        hidden = popxl.TensorSpec(shape, settings.dtype)
         row = ActivationRows.create(hidden, model.layers + 1, settings).port
         self.embeddings = Phase(
             "embeddings", Embeddings(config), {"words": self.inputs.port("words")}, row(0), settings

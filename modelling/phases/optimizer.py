@@ -1,14 +1,17 @@
-"""AdamW on sharded variables, layer by layer."""
+"""The optimizer on sharded variables, layer by layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import popxl
 import popxl_addons as addons
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
+from modelling.weights import Row
 from popxl import ops
+from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep, Whole
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.remote import NamedRemoteBuffers, named_variable_buffers
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -32,17 +35,19 @@ class OptimizerStore:
     steps: dict[str, addons.GraphWithNamedArgs]
 
     @classmethod
-    def create(cls, variables: VariableStore, entries: int, settings: Settings) -> OptimizerStore:
-        """State and graphs for all variables; vectors (norms, biases) have no weight decay."""
+    def create(
+        cls, variables: VariableStore, phase: str, entries: int, settings: Settings
+    ) -> OptimizerStore:
+        """State and graphs for the variables of a phase; vectors (norms, biases) have no weight
+        decay."""
         made, steps = {}, {}
+        adafactor = settings.config.training.optimizer.name == "adafactor"
         loaded = dict(zip(variables.names, variables.load.graph.outputs, strict=True))
         for name in variables.facts.keys_flat():
             shard = loaded[name]
             factory = variables.facts.get(name)
-            decay = len(factory.shape_on_replica) > 1
-            made[name], steps[name] = _adam_graph(
-                shard.spec, factory.replica_grouping, settings, decay
-            )
+            own = _adafactor(settings, settings.row(phase, name)) if adafactor else _adam(settings)
+            made[name], steps[name] = _graph(own, shard.spec, factory, settings)
         facts = NamedVariableFactories.from_dict(made)
         buffers = named_variable_buffers(facts, entries, False)
         clips = settings.config.training.optimizer.gradient_clipping is not None
@@ -101,28 +106,51 @@ def _buffers_of(
     return {_VARIABLE: variables.buffers.to_dict()[name], **state}
 
 
-def _adam_graph(
-    spec: popxl.TensorSpec,
-    grouping: popxl.ReplicaGrouping,
-    settings: Settings,
-    decay: bool,
-) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
+_Step = tuple[addons.Module, dict[str, Any]]
+"""An optimizer and the settings that others do not have."""
+
+
+def _adam(settings: Settings) -> _Step:
     optimizer = settings.config.training.optimizer
+    return AdamOptimizerStep(), {
+        "beta1": optimizer.beta1,
+        "beta2": optimizer.beta2,
+        "eps": optimizer.eps,
+        "first_order_dtype": popxl.float32,
+    }
+
+
+def _adafactor(settings: Settings, row: Row) -> _Step:
+    """The weights that a variable is made of are matrices for themselves, cut or not."""
+    own = settings.config.training.optimizer.adafactor
+    return AdafactorOptimizerStep(), {
+        "beta1": own.beta1,
+        "decay_rate": -own.decay_rate,
+        "eps": (own.eps, own.least_scale),
+        "clip_threshold": own.clip_threshold,
+        "scale_parameter": own.scale_parameter,
+        "whole": Whole(len(row.weights), row.axis, settings.groups.identical),
+    }
+
+
+def _graph(
+    step: _Step, spec: popxl.TensorSpec, factory: addons.VariableFactory, settings: Settings
+) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
+    """The update of a variable, of which a replica has a part of `spec`."""
+    optimizer = settings.config.training.optimizer
+    module, own = step
     clipping = {}
     if optimizer.gradient_clipping is not None:
         clipping = {"global_norm": _SCALAR, "global_norm_max": optimizer.gradient_clipping}
     grad = popxl.TensorSpec(spec.shape, popxl.float32, spec.meta_shape)
-    return AdamOptimizerStep().create_graph(
+    return module.create_graph(
         spec,
         grad,
-        replica_grouping=grouping,
+        replica_grouping=factory.replica_grouping,
         lr=_SCALAR,
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay if decay else 0.0,
-        first_order_dtype=popxl.float32,
+        weight_decay=optimizer.weight_decay if len(factory.shape_on_replica) > 1 else 0.0,
         loss_scaling=settings.config.execution.loss_scaling,
+        **own,
         **clipping,
     )
 

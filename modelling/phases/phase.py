@@ -135,7 +135,7 @@ class Phase:
         facts = NamedVariableFactories.from_dict(own)
         self.variables = VariableStore.create(facts, self.entries, settings) if own else None
         self.optimizer = (
-            OptimizerStore.create(self.variables, self.entries, settings)
+            OptimizerStore.create(self.variables, self.name, self.entries, settings)
             if self.variables and settings.training
             else None
         )

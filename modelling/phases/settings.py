@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import popxl
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
+from modelling.weights import Row, WeightTable
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,12 @@ class Settings:
     Attributes:
         config: the run's configuration.
         groups: replica groups of data and tensor parallelism.
+        table: the model's weights, which Adafactor treats one by one.
     """
 
     config: RunConfig
     groups: Groups
+    table: WeightTable | None = None
 
     @property
     def steps(self) -> int:
@@ -48,6 +51,12 @@ class Settings:
         model = self.config.model
         random = model.dropout_prob > 0 and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
+
+    def row(self, phase: str, variable: str) -> Row:
+        """Of which weights a variable of the layers of a phase is made."""
+        assert self.table is not None, "Adafactor needs the table of weights"
+        layer = self.table.phases[phase][0]
+        return next(row for row in self.table.layers[layer] if row.path == variable)
 
     def shards(self, nelms: int, grouping: popxl.ReplicaGrouping) -> int:
         """Over how many replicas a variable of `nelms` elements is sharded."""

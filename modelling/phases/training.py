@@ -15,6 +15,7 @@ from modelling.phases.head import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.rows import InputBuffers, over_rows
 from modelling.phases.settings import Settings
+from modelling.weights import WeightTable
 from popxl import ops
 from popxl_addons.patterns import apply_pre_alias_patterns
 
@@ -64,20 +65,24 @@ class TrainingProgram:
 
 
 def build_training(
-    config: RunConfig, layout_of: Callable[[Settings], Layout], gradients: bool = False
+    config: RunConfig,
+    layout_of: Callable[[Settings], Layout],
+    gradients: bool = False,
+    table: WeightTable | None = None,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
     Args:
         layout_of: builds the family's phases in the current Ir.
         gradients: let the host read the gradients of the last step, as variables.
+        table: the family's weights; Adafactor needs them.
     """
     ir = popxl.Ir(replication=config.replicas)
     addons.enable_stochastic_rounding(ir, config.training.stochastic_rounding)
     iterations = config.execution.device_iterations
     ir.num_host_transfers = config.gradient_accumulation * iterations
     with ir.main_graph:
-        settings = Settings(config, Groups.current(config.execution.tensor_parallel))
+        settings = Settings(config, Groups.current(config.execution.tensor_parallel), table)
         with linear_layers(config):
             layout = layout_of(settings)
         rate = popxl.h2d_stream((), popxl.float32, "learning_rate")

@@ -32,7 +32,7 @@ class AttentionLayer(Heads):
         attention = config.model.attention
         super().__init__(config, groups, attention.heads, attention.d_kv, slices=slices)
         self.norm = RMSNorm(config.model.layer_norm_epsilon)
-        self.rows = Rows(config.data.examples_per_row)
+        self.rows = Rows.of(config)
 
     def project_out(self, x: Tensor, heads: Tensor, seed: Tensor | None = None) -> Tensor:
         """Add the heads' results to the residual.
@@ -69,7 +69,8 @@ class SelfAttention(AttentionLayer):
         """
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
         q, k, v = self.project_qkv(x)
-        biases = [self.relative_position(x.shape[1], x.shape[1])]
+        length = self.axes.length(x)
+        biases = [self.relative_position(length, length)]
         if mask is not None:
             biases.append(self.rows.encoder_bias(mask))
         heads = self.attend(q, k, v, biases, attention_seed)
@@ -100,7 +101,7 @@ class CrossAttention(AttentionLayer):
             mask: int32 (batch, encoder length), see `Rows`.
         """
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
-        bias = self.rows.cross_bias(mask, x.shape[1])
+        bias = self.rows.cross_bias(mask, self.axes.length(x))
         x = self.rows.together(x)
         q = self.project_q(x)
         k, v = self.project_kv(encoded)

@@ -24,7 +24,7 @@ from modelling.generation import (
     put,
 )
 from modelling.generation.condition import call_if, is_any
-from modelling.layers import Embeddings, Groups, Layer
+from modelling.layers import Axes, Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
 from modelling.t5.ends import EncoderHead, Head
@@ -64,7 +64,7 @@ class DecodingBlock(DecoderBlock):
 
     def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__(config)
-        self.rows = Rows(config.data.examples_per_row, sequences)
+        self.rows = Rows.of(config, sequences)
 
     def build(  # type: ignore[override]
         self,
@@ -135,7 +135,8 @@ class EncoderStack(T5Stack):
 
     def build(self, x: Tensor, hiding: Tensor) -> Tensor:
         """x: (batch, length, hidden) -> the same shape. `hiding`: see `Rows.encoder_bias`."""
-        position_facts, positions = self.relative_positions(causal=False, length=x.shape[1])
+        length = Axes.of(self.config).length(x)
+        position_facts, positions = self.relative_positions(causal=False, length=length)
         (bias,) = positions.graph.outputs
         facts, block = EncodingBlock(self.config).create_graph(x, [bias.spec, hiding])
         biases: list[Tensor] = []
@@ -155,7 +156,7 @@ class DecoderPreparation(T5Stack):
 
     def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__(config)
-        self.rows = Rows(config.data.examples_per_row, sequences)
+        self.rows = Rows.of(config, sequences)
 
     def build(self, encoded: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
         """What hides tokens of the encoder, position biases, each layer's keys and values.
@@ -216,7 +217,7 @@ class Encode(Module):
 
     def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__()
-        self.rows = Rows(config.data.examples_per_row)
+        self.rows = Rows.of(config)
         self.embeddings = Embeddings(config)
         self.encoder = EncoderStack(config)
         self.encoder_head = EncoderHead(config)
@@ -266,7 +267,7 @@ class T5Generator:
         self.prompt_length = model.sequence_length
         self.prompts_per_row = config.data.examples_per_row
         self.output_length = model.decoder_sequence_length
-        self._rows = Rows(self.prompts_per_row)
+        self._rows = Rows.of(config)
         self._sequences = batch * self.prompts_per_row * sequences
         self._groups, self._layers = groups, model.layers
         words = TensorSpec((batch, self.prompt_length), popxl.int32)

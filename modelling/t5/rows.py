@@ -7,12 +7,16 @@ decoder each has a row of its own, so that only cross-attention brings them toge
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 import popxl
-from modelling.layers import cast, padding_bias, segment_bias
+from config.t5 import T5Config
+from modelling.layers import Axes, cast, padding_bias, segment_bias
 from popxl import Tensor, ops
+
+_BATCH_FIRST = Axes()
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,13 @@ class Rows:
     examples: int
     sequences: int = 1
     """Decoder rows of an example: several where generation searches with beams."""
+    axes: Axes = _BATCH_FIRST
+    """Of the activations that `together` and `apart` take."""
+
+    @classmethod
+    def of(cls, config: T5Config, sequences: int = 1) -> Self:
+        """Those of a configuration."""
+        return cls(config.data.examples_per_row, sequences, Axes.of(config))
 
     @property
     def count(self) -> int:
@@ -66,10 +77,12 @@ class Rows:
 
     def together(self, x: Tensor) -> Tensor:
         """(batch * n, length, hidden) -> (batch, n * length, hidden), n = examples * sequences."""
+        x = self.axes.swap(x)
         rows, length, hidden = x.shape
-        return x.reshape((rows // self.count, self.count * length, hidden))
+        return self.axes.swap(x.reshape((rows // self.count, self.count * length, hidden)))
 
     def apart(self, x: Tensor) -> Tensor:
         """The inverse of `together`."""
+        x = self.axes.swap(x)
         batch, length, hidden = x.shape
-        return x.reshape((batch * self.count, length // self.count, hidden))
+        return self.axes.swap(x.reshape((batch * self.count, length // self.count, hidden)))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import popxl
 import popxl_addons as addons
 from config.t5 import T5Config
-from modelling.layers import Embeddings
+from modelling.layers import Axes, Embeddings
 from modelling.phases import (
     ActivationRows,
     InputBuffers,
@@ -55,9 +55,10 @@ class T5Layout:
         model, settings = self._config.model, self._settings
         batch = self._config.execution.micro_batch_size
         enc, dec = model.sequence_length, model.decoder_sequence_length
-        self._enc = popxl.TensorSpec((batch, enc, model.hidden_size), settings.dtype)
+        axes = Axes.of(self._config)
+        self._enc = popxl.TensorSpec(axes.shape(batch, enc, model.hidden_size), settings.dtype)
         targets = batch * self._config.data.examples_per_row
-        self._dec = popxl.TensorSpec((targets, dec, model.hidden_size), settings.dtype)
+        self._dec = popxl.TensorSpec(axes.shape(targets, dec, model.hidden_size), settings.dtype)
         self.inputs = InputBuffers(
             {
                 "words": popxl.TensorSpec((batch, enc), popxl.int32),

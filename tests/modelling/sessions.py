@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TypeVar
+
 from config.sections import RunConfig
 from modelling.finetuning import FineTuning
 from modelling.inference import Inference
 from modelling.spec import family_of
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+def transposed(config: ConfigT, wanted: bool = True) -> ConfigT:
+    """The configuration with activations (length, batch, hidden), if wanted."""
+    execution = replace(config.execution, transpose_batch_sequence=wanted)
+    return replace(config, execution=execution)
 
 
 def fine_tuning(config: RunConfig, gradients: bool = False) -> FineTuning:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 Batch = Mapping[str, np.ndarray]
+OptimizerOf = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
+"""Makes an optimizer of groups of parameters, and the learning rate."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What torch gives: losses and norms of the steps, gradients of the first, final weights."""
+    """What torch gives: losses and norms of the steps, gradients of the first, final weights and
+    the optimizer's state by weight."""
 
     losses: list[float]
     norms: list[float]
     gradients: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
+    state: dict[str, dict[str, Any]]
+
+
+def adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """torch's AdamW, with the settings of the tests."""
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-6)
 
 
 def train(
@@ -26,8 +36,9 @@ def train(
     batches: Sequence[Batch],
     loss_of: Callable[[dict[str, torch.Tensor]], torch.Tensor],
     rate: float,
+    optimizer_of: OptimizerOf = adamw,
 ) -> Reference:
-    """Train with torch's AdamW and clipping, a step for each batch.
+    """Train with clipping, a step for each batch.
 
     Weight decay is 0.1, but for vectors; the norm is clipped to 1.
 
@@ -39,7 +50,7 @@ def train(
         {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-6)
+    optimizer = optimizer_of(groups, rate)
     losses, norms, gradients = [], [], {}
     for batch in batches:
         loss = loss_of({n: torch.tensor(a).long() for n, a in batch.items()})
@@ -49,7 +60,8 @@ def train(
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()
         losses.append(loss.item())
-    return Reference(losses, norms, gradients, logical(model))
+    state = {n: optimizer.state[p] for n, p in named.items()}
+    return Reference(losses, norms, gradients, logical(model), state)
 
 
 def logical(model: torch.nn.Module) -> dict[str, np.ndarray]:

@@ -113,6 +113,17 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
     assert needs.plan.host == pytest.approx(needs.state + rows, rel=1e-3)
 
 
+@pytest.mark.parametrize("beta1", [None, 0.9])
+def test_state_of_adafactor_is_what_its_buffers_hold(beta1: float | None) -> None:
+    own = {"name": "adafactor", "adafactor": {"beta1": beta1}}
+    adafactor = finetuning_needs(preset("gptj_tiny", training={"optimizer": own}))
+    adamw = finetuning_needs(preset("gptj_tiny"))
+    assert adamw.state - adamw.moments == adafactor.state - adafactor.moments
+    saved = adamw.moments - adafactor.moments
+    assert saved > adamw.moments * (0.45 if beta1 else 0.95)
+    assert adamw.plan.host - adafactor.plan.host == saved
+
+
 def test_resident_layers_take_device_memory_and_no_traffic() -> None:
     phased, resident = (
         finetuning_needs(preset("tiny", execution={"resident_layers": n})).plan for n in (0, 100)

@@ -178,7 +178,8 @@ METADATA = {"data": DATA, "skipped_steps": 0, MODEL: family_of(CONFIG).hf_config
 
 def save_steps(path: Path) -> Path:
     """Checkpoints of two steps. Returns the folder of the newest."""
-    tensors = weights() | {f"optimizer/first_order/{n}": w for n, w in weights().items()}
+    slots = ("first_order", "second_order")
+    tensors = weights() | {f"optimizer/{s}/{n}": w for n, w in weights().items() for s in slots}
     with CheckpointStore(path) as store:
         for step in (1, 2):
             store.save(step, tensors, METADATA, wait=True, texts={"config.yml": yaml_text(SMALL)})

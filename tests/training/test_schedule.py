@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import get_scheduler
+from transformers.optimization import Adafactor
 
 from config.sections import LearningRate, Optimizer, Training
 from training.schedule import Schedule
@@ -33,6 +34,18 @@ def test_same_rates_as_hugging_face(function, warmup, steps):
     schedule = Schedule.of(training(steps, function=function, maximum=3e-4, warmup_steps=warmup))
     ours = [schedule(step) for step in range(steps)]
     assert ours == pytest.approx(hugging_face_rates(function, 3e-4, warmup, steps), rel=1e-12)
+
+
+@pytest.mark.parametrize(("warmup", "maximum"), [(0, 1e-2), (10_000, 1e-2)])
+def test_the_relative_step_is_adafactors(warmup, maximum):
+    """With the maximum, and then the warm-up, that transformers writes out."""
+    rate = Schedule.of(training(20_000, function="relative", maximum=maximum, warmup_steps=warmup))
+    options = {"lr": None, "relative_step": True, "warmup_init": warmup > 0}
+    options |= {"scale_parameter": False, "eps": (1e-30, 1e-3)}
+    for step in (1, 2, 99, 9_999, 10_000, 15_000):
+        theirs = Adafactor._get_lr(options, {"step": step})
+        # Ours counts from 0, and its warm-up begins with 0.
+        assert rate(step - (warmup == 0)) == pytest.approx(theirs, rel=1e-4)
 
 
 def test_warmup_as_a_proportion_is_rounded_up():

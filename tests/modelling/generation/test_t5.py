@@ -31,7 +31,7 @@ from tests.modelling.generation.harness import (
     right_padded,
 )
 from tests.modelling.harness import error_of, small_config
-from tests.modelling.sessions import inference
+from tests.modelling.sessions import inference, transposed
 from tests.modelling.t5.hf import hf_model
 
 LAYERS, POSITIONS = 3, 10
@@ -98,9 +98,11 @@ def test_the_reference_is_worth_comparing_with():
     [(1, 1, 64, 1, 1), (2, 2, 8, 2, 1), (1, 4, 16, 3, 2)],
 )
 def test_greedy_tokens_are_hugging_faces(dp, tp, micro_batch, iterations, slices):
-    """The last layout's second run is not full: 64 prompts, 48 a run."""
+    """The last layout's second run is not full: 64 prompts, 48 a run. Two have the sequence before
+    the batch."""
     expected = reference()
-    with inference(config_of(dp, tp, micro_batch, iterations, slices)) as model:
+    config = transposed(config_of(dp, tp, micro_batch, iterations, slices), tp > 1)
+    with inference(config) as model:
         model.write(expected.weights)
         tokens = model.generate(expected.words, expected.mask)
     np.testing.assert_array_equal(tokens, expected.tokens)
@@ -141,14 +143,15 @@ def test_any_number_of_samples(model, count):
     ("tp", "beams", "penalty", "places"), [(1, 3, 0.0, 1), (2, 4, 1.0, 1), (1, 4, 1.0, 4)]
 )
 def test_beams_are_hugging_faces(tp, beams, penalty, places):
-    """In the last case several prompts share a row of the encoder."""
+    """In the last case several prompts share a row of the encoder, and the sequence comes before
+    the batch."""
     expected, hf = reference(), reference_model()
     theirs = np.full((PROMPTS, POSITIONS), PAD)
     for row, prompt, n in zip(theirs, expected.words, expected.mask.sum(1), strict=True):
         row[:] = hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
     config = config_of(1, tp, 12).to_dict()
     config["data"]["examples_per_row"] = places
-    config = T5Config.from_dict(config)
+    config = transposed(T5Config.from_dict(config), places > 1)
     with Inference(config, family_of(config), Beam(beams, penalty)) as model:
         model.write(expected.weights)
         ours = model.generate(expected.words, expected.mask)

@@ -12,11 +12,12 @@ from data.causal import PackedTokens
 from modelling.gptj.family import FAMILY
 from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
-from tests.modelling.sessions import fine_tuning
-from tests.modelling.torch_training import Reference, logical, train, worst
+from tests.modelling.sessions import fine_tuning, transposed
+from tests.modelling.torch_training import OptimizerOf, Reference, adamw, logical, train, worst
 
 SAMPLES, LENGTH, STEPS, RATE = 16, 12, 5, 1e-2
 LAYOUTS = [(1, 1), (1, 2), (2, 2), (1, 4)]
+TRANSPOSED = (2, 2)
 
 
 def batches(count: int) -> list[dict[str, np.ndarray]]:
@@ -28,7 +29,7 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 
 
 @cache
-def reference() -> Reference:
+def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw) -> Reference:
     """Train Hugging Face's model. Its own loss would shift the labels, which the data have done."""
     model = hf_model(small_config())
 
@@ -36,13 +37,14 @@ def reference() -> Reference:
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    return train(model, batches(STEPS), loss, RATE)
+    return train(model, batches(steps), loss, RATE, optimizer)
 
 
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
 def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
+    """In one layout with the sequence before the batch."""
     expected = reference()
-    model = fine_tuning(small_config(dp, tp), gradients=True)
+    model = fine_tuning(transposed(small_config(dp, tp), (dp, tp) == TRANSPOSED), gradients=True)
     model.write(logical(hf_model(small_config())))
     with model:
         first, *others = batches(STEPS)

@@ -21,8 +21,8 @@ from data.encoding import EncodedExamples
 from data.rows import EMPTY, PackedExamples
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
-from tests.modelling.sessions import fine_tuning
-from tests.modelling.torch_training import Reference, logical, train, worst
+from tests.modelling.sessions import fine_tuning, transposed
+from tests.modelling.torch_training import OptimizerOf, Reference, adamw, logical, train, worst
 
 SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 96, 5, 1e-2
 
@@ -68,9 +68,9 @@ def our_config(dp: int = 1, tp: int = 1, micro_batch: int = 4, layers: int = 3) 
     )
 
 
-def their_model() -> T5ForConditionalGeneration:
+def their_model(layers: int = 3) -> T5ForConditionalGeneration:
     """Hugging Face's model of `our_config`, with the same seed each time."""
-    ours = our_config().model
+    ours = our_config(layers=layers).model
     torch.manual_seed(0)
     config = HFConfig(
         vocab_size=VOCABULARY,
@@ -125,10 +125,10 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
 
 
 @cache
-def reference() -> Reference:
+def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, layers: int = 3) -> Reference:
     """Train Hugging Face's model. Its loss is the mean over all target tokens of a batch."""
-    model = their_model()
-    return train(model, batches(STEPS), lambda batch: model(**batch).loss, RATE)
+    model = their_model(layers)
+    return train(model, batches(steps), lambda batch: model(**batch).loss, RATE, optimizer)
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
@@ -147,12 +147,15 @@ def test_loss_and_every_gradient(dp: int, tp: int) -> None:
 
 
 SPLITS = [(1, 1, 16), (1, 1, 2), (2, 1, 4), (1, 2, 4), (2, 2, 2), (2, 4, 8)]
+TRANSPOSED = (1, 2, 4)
 
 
 @pytest.mark.parametrize(("dp", "tp", "micro_batch"), SPLITS)
 def test_five_steps_of_adamw(dp: int, tp: int, micro_batch: int) -> None:
-    """Any split of the global batch over replicas and micro-batches trains as torch does."""
-    model = fine_tuning(our_config(dp, tp, micro_batch))
+    """Any split of the global batch over replicas and micro-batches trains as torch does; so it
+    does with the sequence before the batch."""
+    split = dp, tp, micro_batch
+    model = fine_tuning(transposed(our_config(*split), split == TRANSPOSED))
     model.write(logical(their_model()))
     with model:
         results = [model.run([b], [RATE], i)[0] for i, b in enumerate(batches(STEPS))]
@@ -189,7 +192,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
     config["training"]["global_batch_size"] = ROWS
     config["execution"] |= {"micro_batch_size": micro_batch, "attention_serialisation": slices}
     config["data"]["examples_per_row"] = PLACES
-    model = fine_tuning(T5Config.from_dict(config), gradients=True)
+    model = fine_tuning(transposed(T5Config.from_dict(config), slices > 1), gradients=True)
     model.write(logical(their_model()))
     with model:
         results = []

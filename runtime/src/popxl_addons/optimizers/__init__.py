@@ -1,3 +1,4 @@
 """Optimizers."""
 
+from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep as AdafactorOptimizerStep
 from popxl_addons.optimizers.adam import AdamOptimizerStep as AdamOptimizerStep

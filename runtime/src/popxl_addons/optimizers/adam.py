@@ -6,24 +6,12 @@ from typing import Any
 
 import popxl
 from popxl import ReplicaGrouping, ops
-from popxl_addons.layers.initialisers import zeros
-from popxl_addons.module import Module
-from popxl_addons.sharding import shards_of
+from popxl_addons.optimizers._common import Number, OptimizerStep, as_tensor, is_on, wide
 
 __all__ = ["AdamOptimizerStep"]
 
-Number = float | popxl.Tensor
 
-
-def _wide(t: popxl.Tensor) -> popxl.Tensor:
-    return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
-
-
-def _as_tensor(x: Number) -> popxl.Tensor:
-    return _wide(x) if isinstance(x, popxl.Tensor) else popxl.constant(x, popxl.float32)
-
-
-class AdamOptimizerStep(Module):
+class AdamOptimizerStep(OptimizerStep):
     """One step of AdamW (Loshchilov and Hutter, 2019) for one variable, in place.
 
     Variables: `first_order` (of `first_order_dtype`), `second_order` (float32), both of the shape
@@ -73,36 +61,14 @@ class AdamOptimizerStep(Module):
         Raises:
             ValueError: shapes differ, or only one of the norms is given.
         """
-        if var.shape != grad.shape:
-            raise ValueError(
-                f"the gradient {grad.id!r} has shape {grad.shape}, its variable {var.shape}"
-            )
-        gradient = self._unscaled(grad, loss_scaling, global_norm, global_norm_max)
+        gradient = self.unscaled(var, grad, loss_scaling, global_norm, global_norm_max)
         update = self._moments(
             var, gradient, replica_grouping, beta1, beta2, eps, first_order_dtype, bias_correction
         )
-        if isinstance(weight_decay, popxl.Tensor) or weight_decay != 0:
-            update = update + _wide(var) * _as_tensor(weight_decay)
-        step_size = ops.negate(_wide(lr)) if isinstance(lr, popxl.Tensor) else -lr
+        if is_on(weight_decay, 0):
+            update = update + wide(var) * as_tensor(weight_decay)
+        step_size = ops.negate(wide(lr)) if isinstance(lr, popxl.Tensor) else -lr
         ops.var_updates.accumulate_(var, update, step_size)
-
-    @staticmethod
-    def _unscaled(
-        grad: popxl.Tensor,
-        loss_scaling: Number,
-        global_norm: popxl.Tensor | None,
-        global_norm_max: Number | None,
-    ) -> popxl.Tensor:
-        """The gradient in float32, without loss scaling, clipped."""
-        if (global_norm is None) != (global_norm_max is None):
-            raise ValueError("gradient clipping needs both global_norm and global_norm_max")
-        gradient = _wide(grad)
-        if isinstance(loss_scaling, popxl.Tensor) or loss_scaling != 1:
-            gradient = gradient / _as_tensor(loss_scaling)
-        if global_norm is not None and global_norm_max is not None:
-            limit = _as_tensor(global_norm_max)
-            gradient = gradient * (limit / ops.maximum(_wide(global_norm), limit))
-        return gradient
 
     def _moments(
         self,
@@ -117,29 +83,16 @@ class AdamOptimizerStep(Module):
     ) -> popxl.Tensor:
         """Update the moments; returns the direction of the step in float32."""
         updates = ops.var_updates
-        first = self._state("first_order", var, first_order_dtype, group)
-        second = self._state("second_order", var, popxl.float32, group)
-        mean = _wide(updates.accumulate_moving_average_(first, gradient, _scalar(beta1)))
+        first = self.state_like("first_order", var, first_order_dtype, group)
+        second = self.state_like("second_order", var, popxl.float32, group)
+        mean = wide(updates.accumulate_moving_average_(first, gradient, _scalar(beta1)))
         square = updates.accumulate_moving_average_square_(second, gradient, _scalar(beta2))
         if bias_correction:
-            counter = self.add_variable_input("step", zeros(()), popxl.float32, by_ref=True)
-            step = updates.accumulate_(counter, popxl.constant(1, popxl.float32))
-            mean = mean / (1 - ops.pow(_as_tensor(beta1), step))
-            square = square / (1 - ops.pow(_as_tensor(beta2), step))
-        return mean / (ops.sqrt(square) + _as_tensor(eps))
-
-    def _state(
-        self, name: str, var: popxl.Tensor, dtype: popxl.dtype, group: ReplicaGrouping | None
-    ) -> popxl.Tensor:
-        """A variable of zeros like `var`."""
-        if not var.meta_shape:
-            return self.add_variable_input(name, zeros(var.shape), dtype, True, group)
-        whole = popxl.gcg().ir.replica_grouping() if group is None else group
-        shards = shards_of(var.spec, whole.group_size)
-        return self.add_replica_sharded_variable_input(
-            name, zeros(var.meta_shape), dtype, True, whole, shards
-        )
+            step = self.next_step()
+            mean = mean / (1 - ops.pow(as_tensor(beta1), step))
+            square = square / (1 - ops.pow(as_tensor(beta2), step))
+        return mean / (ops.sqrt(square) + as_tensor(eps))
 
 
 def _scalar(x: Number) -> Number:
-    return _wide(x) if isinstance(x, popxl.Tensor) else float(x)
+    return wide(x) if isinstance(x, popxl.Tensor) else float(x)

@@ -1,0 +1,78 @@
+"""What optimizers share: numbers that may be tensors, gradients, state like a variable."""
+
+from __future__ import annotations
+
+import popxl
+from popxl import ReplicaGrouping, ops
+from popxl_addons.layers.initialisers import zeros
+from popxl_addons.module import Module
+from popxl_addons.sharding import shards_of
+
+Number = float | popxl.Tensor
+
+
+def wide(t: popxl.Tensor) -> popxl.Tensor:
+    """`t` in float32."""
+    return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
+
+
+def as_tensor(x: Number) -> popxl.Tensor:
+    """A number as a float32 tensor."""
+    return wide(x) if isinstance(x, popxl.Tensor) else popxl.constant(x, popxl.float32)
+
+
+def is_on(x: Number, off: float) -> bool:
+    """Whether a number has an effect, as far as is known: it is a tensor, or is not `off`."""
+    return isinstance(x, popxl.Tensor) or x != off
+
+
+class OptimizerStep(Module):
+    """One step of an optimizer for one variable, in place. Arithmetic is float32.
+
+    Args:
+        cache: reuse the graph for variables of the same shape and the same settings.
+    """
+
+    @staticmethod
+    def unscaled(
+        var: popxl.Tensor,
+        grad: popxl.Tensor,
+        loss_scaling: Number,
+        global_norm: popxl.Tensor | None,
+        global_norm_max: Number | None,
+    ) -> popxl.Tensor:
+        """The gradient in float32, without loss scaling, clipped to a norm of all gradients.
+
+        Raises:
+            ValueError: its shape is not the variable's, or only one of the norms is given.
+        """
+        if var.shape != grad.shape:
+            raise ValueError(
+                f"the gradient {grad.id!r} has shape {grad.shape}, its variable {var.shape}"
+            )
+        if (global_norm is None) != (global_norm_max is None):
+            raise ValueError("gradient clipping needs both global_norm and global_norm_max")
+        gradient = wide(grad)
+        if is_on(loss_scaling, 1):
+            gradient = gradient / as_tensor(loss_scaling)
+        if global_norm is not None and global_norm_max is not None:
+            limit = as_tensor(global_norm_max)
+            gradient = gradient * (limit / ops.maximum(wide(global_norm), limit))
+        return gradient
+
+    def state_like(
+        self, name: str, var: popxl.Tensor, dtype: popxl.dtype, group: ReplicaGrouping | None
+    ) -> popxl.Tensor:
+        """State of zeros like `var`, which may be a replica's part."""
+        if not var.meta_shape:
+            return self.add_variable_input(name, zeros(var.shape), dtype, True, group)
+        whole = popxl.gcg().ir.replica_grouping() if group is None else group
+        shards = shards_of(var.spec, whole.group_size)
+        return self.add_replica_sharded_variable_input(
+            name, zeros(var.meta_shape), dtype, True, whole, shards
+        )
+
+    def next_step(self) -> popxl.Tensor:
+        """The number of this step, from 1: a float32 scalar that is counted up."""
+        counter = self.add_variable_input("step", zeros(()), popxl.float32, by_ref=True)
+        return ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))

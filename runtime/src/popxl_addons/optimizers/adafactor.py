@@ -1,0 +1,152 @@
+"""Adafactor: adaptive steps whose second moments take memory of a row and a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import popxl
+from popxl import ReplicaGrouping, ops
+from popxl_addons.layers.initialisers import zeros
+from popxl_addons.optimizers._common import Number, OptimizerStep, as_tensor, is_on, wide
+from popxl_addons.optimizers._matrices import Matrices, Whole
+
+__all__ = ["AdafactorOptimizerStep", "Whole"]
+
+
+class AdafactorOptimizerStep(OptimizerStep):
+    """One step of Adafactor (Shazeer and Stern, 2018, arXiv:1804.04235) for one variable, in place.
+
+    It computes what `transformers.optimization.Adafactor` does. Variables, all float32: `step`, a
+    scalar; for a matrix (n, m) `second_order_rows` (n,), or (count * n,) one matrix after the other
+    if there are several, and `second_order_columns` (m,), the means of the moving average of
+    squared gradients; for anything else `second_order`, of its shape; with `beta1` also
+    `first_order`, of the variable's shape. State of the variable's shape is sharded as it is.
+
+    Args:
+        cache: reuse the graph for variables of the same shape and the same settings.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    def build(
+        self,
+        var: popxl.TensorByRef,
+        grad: popxl.Tensor,
+        replica_grouping: ReplicaGrouping | None = None,
+        *,
+        lr: Number | None = None,
+        eps: tuple[float, float] = (1e-30, 1e-3),
+        clip_threshold: float = 1.0,
+        decay_rate: float = -0.8,
+        beta1: Number | None = None,
+        weight_decay: Number = 0.0,
+        scale_parameter: bool = True,
+        relative_step: bool | None = None,
+        warmup_init: bool = False,
+        loss_scaling: Number = 1,
+        global_norm: popxl.Tensor | None = None,
+        global_norm_max: Number | None = None,
+        whole: Whole | None = None,
+    ) -> None:
+        """Update `var` and the state.
+
+        Args:
+            var: the variable, or a replica's part of it.
+            grad: its gradient, of the same shape and any floating-point dtype.
+            replica_grouping: replicas that share the value of the variable.
+            lr: learning rate. None: it follows from the step (see `relative_step`).
+            eps: added to squared gradients; the least size that a variable counts as.
+            clip_threshold: largest root mean square of an update, before the learning rate.
+            decay_rate: the second moments decay by 1 - step**decay_rate.
+            beta1: decay of the mean of updates. None: there is none.
+            weight_decay: the variable shrinks by this times the learning rate, in each step.
+            scale_parameter: multiply the learning rate by the variable's root mean square.
+            relative_step: the learning rate is 1 / sqrt(step), at most 0.01. Default: if there is
+                no `lr`.
+            warmup_init: let it begin with 1e-6 * step, if that is less.
+            loss_scaling: by which the loss was multiplied: the gradient is divided by it.
+            global_norm: norm of all gradients, without loss scaling.
+            global_norm_max: scale the gradients down so that the norm is at most this.
+            whole: what matrices the variable belongs to. Default: it is one itself.
+
+        Raises:
+            ValueError: shapes differ, only one of the norms is given, both or none of a learning
+                rate and `relative_step`, or `warmup_init` without `relative_step`.
+        """
+        relative = lr is None if relative_step is None else relative_step
+        if relative == (lr is not None) or (warmup_init and not relative):
+            raise ValueError(
+                "Adafactor takes a learning rate lr, or relative_step=True without one; "
+                "warmup_init needs relative_step"
+            )
+        group = popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
+        gradient = self.unscaled(var, grad, loss_scaling, global_norm, global_norm_max)
+        matrices = Matrices(var, group, whole or Whole())
+        step = self.next_step()
+        rate = _relative_step(step, warmup_init) if lr is None else as_tensor(lr)
+        decay = 1 - ops.pow(step, as_tensor(decay_rate))
+
+        direction = self._direction(var, gradient, matrices, group, decay, eps[0])
+        length = ops.sqrt(matrices.means(direction * direction))
+        one = popxl.constant(1.0, popxl.float32)
+        rates = rate / ops.maximum(length / clip_threshold, one)
+        shrinking = rate * one
+        if scale_parameter:
+            value = matrices.blocks(wide(var))
+            size = ops.sqrt(matrices.means(value * value))
+            scale = ops.maximum(size, as_tensor(eps[1]))
+            rates, shrinking = rates * scale, rate * scale
+        update = matrices.elements(direction * _per_matrix(rates, matrices))
+        if beta1 is not None:
+            mean = self.state_like("first_order", var, popxl.float32, group)
+            update = ops.var_updates.accumulate_moving_average_(mean, update, beta1)
+        if is_on(weight_decay, 0):
+            taken = matrices.blocks(wide(var)) * _per_matrix(shrinking, matrices)
+            update = update + matrices.elements(taken) * as_tensor(weight_decay)
+        ops.var_updates.accumulate_(var, update, -1.0)
+
+    def _direction(
+        self,
+        var: popxl.Tensor,
+        gradient: popxl.Tensor,
+        matrices: Matrices,
+        group: ReplicaGrouping,
+        decay: popxl.Tensor,
+        eps: float,
+    ) -> popxl.Tensor:
+        """The gradient over the root of the second moment: (height, count, columns)."""
+        average = ops.var_updates.accumulate_moving_average_
+        if not matrices.is_matrix:
+            second = self.state_like("second_order", var, popxl.float32, group)
+            square = average(second, gradient * gradient + eps, decay)
+            return matrices.blocks(gradient / ops.sqrt(square))
+        blocks = matrices.blocks(gradient)
+        squares = blocks * blocks
+        rows = self._factor("second_order_rows", 0, matrices)
+        columns = self._factor("second_order_columns", 1, matrices)
+        by_row = ops.transpose(matrices.row_means(squares))
+        by_column = matrices.column_means(squares)
+        row = average(rows, by_row.flatten() + eps, decay).reshape(by_row.shape)
+        column = average(columns, by_column.flatten() + eps, decay).reshape(by_column.shape)
+        row = ops.transpose(row)
+        relative = matrices.own_rows(row / matrices.mean_of_means(row, column))
+        root = ops.sqrt(relative).reshape((matrices.height, matrices.count, 1))
+        return blocks / root / ops.sqrt(column)
+
+    def _factor(self, name: str, axis: int, matrices: Matrices) -> popxl.Tensor:
+        """State of a number for each row (axis 0) or column of each matrix, one after the other."""
+        elements = matrices.count * (matrices.columns if axis else matrices.rows)
+        group = matrices.sharing(axis)
+        return self.add_variable_input(name, zeros((elements,)), popxl.float32, True, group)
+
+
+def _relative_step(step: popxl.Tensor, warmup: bool) -> popxl.Tensor:
+    """The smaller of 1 / sqrt(step) and 0.01, or 1e-6 * step."""
+    least = 1e6 / step if warmup else popxl.constant(100.0, popxl.float32)
+    return 1 / ops.maximum(least, ops.sqrt(step))
+
+
+def _per_matrix(values: popxl.Tensor, matrices: Matrices) -> popxl.Tensor:
+    """A number for each matrix, or for all, to multiply blocks with."""
+    return values.reshape((1, -1 if values.rank else 1, 1))
