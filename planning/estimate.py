@@ -45,11 +45,12 @@ def times(part: popxl.plan.Part, machine: Machine, dtype: str, replicas: int) ->
 
     Args:
         machine: as one of the replicas has it.
-        dtype: type of the operands of products.
+        dtype: type of the operands of products, of those that are not float8.
         replicas: devices that the program runs on.
     """
     return Times(
-        compute=part.flops / machine.flops[dtype],
+        compute=(part.flops - part.float8_flops) / machine.flops[dtype]
+        + part.float8_flops / machine.flops.get("float8", machine.flops[dtype]),
         memory=part.device_traffic / machine.bandwidth,
         host=max(part.host_to_device, part.device_to_host) / machine.host_link,
         network=sum(c.sent / _link(c, machine, replicas) for c in part.collectives),

@@ -19,7 +19,8 @@ class Machine:
     """A kind of device, and the hosts it comes in. Rates are per second and of one direction.
 
     Attributes:
-        flops: operations on operands of a type, of one device.
+        flops: operations on operands of a type, of one device. Without float8, such products run
+            at the rate of the others.
         memory, bandwidth: bytes of device memory, and bytes per second to and from it.
         host_link: bytes between a device and its host.
         link: bytes that a device sends to others of its host.

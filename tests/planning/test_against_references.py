@@ -113,6 +113,21 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
     assert needs.plan.host == pytest.approx(needs.state + rows, rel=1e-3)
 
 
+def test_products_of_linear_layers_are_in_fp8() -> None:
+    """Output, input gradient and weight gradient of GPT-J's 12 hidden² weights a layer."""
+    kept = {"activations": "keep"}
+    wide, eight = (
+        finetuning_needs(preset("gptj_tiny", execution=kept, fp8={"enabled": on})).plan
+        for on in (False, True)
+    )
+    model = preset("gptj_tiny").model
+    tokens = preset("gptj_tiny").training.global_batch_size * model.sequence_length
+    found = sum(part.float8_flops for part in eight.parts)
+    assert found == 3 * 2 * tokens * model.layers * 12 * model.hidden_size**2
+    assert eight.flops == wide.flops
+    assert sum(part.float8_flops for part in wide.parts) == 0
+
+
 @pytest.mark.parametrize("beta1", [None, 0.9])
 def test_state_of_adafactor_is_what_its_buffers_hold(beta1: float | None) -> None:
     own = {"name": "adafactor", "adafactor": {"beta1": beta1}}

@@ -62,6 +62,13 @@ def test_the_slowest_resource_decides() -> None:
     assert (found.seconds, found.bound) == (5.0, "host")
 
 
+def test_products_in_fp8_have_a_rate_of_their_own_where_there_is_one() -> None:
+    part = Part("", flops=10 * 10**12, float8_flops=8 * 10**12)
+    bfloat16, float8 = (machine("h100").flops[t] / 1e12 for t in ("bfloat16", "float8"))
+    assert times(part, machine("h100"), "bfloat16", 1).compute == 2 / bfloat16 + 8 / float8
+    assert times(part, machine("a100"), "bfloat16", 1).compute == 10 / 312
+
+
 @pytest.mark.parametrize(
     ("group", "consecutive", "rate"), [(4, True, 50), (8, True, 5), (2, False, 5)]
 )
@@ -88,7 +95,7 @@ def test_the_hardware_table_is_complete() -> None:
         "laptop": 16,
     }  # fmt: skip
     for found in machines().values():
-        assert set(found.flops) == {"float32", "bfloat16", "float16"}
+        assert set(found.flops) - {"float8"} == {"float32", "bfloat16", "float16"}
         assert all(value > 0 for value in (*found.flops.values(), found.bandwidth, found.network))
 
 

@@ -135,18 +135,21 @@ def test_the_state_is_that_of_linear_layers_and_not_the_optimizers():
     assert moments == {n for n in found if "/" not in n}
 
 
-def test_a_run_goes_on_bit_for_bit_and_in_another_layout(tmp_path):
-    one = trained("gptj", 1, 1, 4)
-    last = batches("gptj")[-1]
+@pytest.mark.parametrize(
+    ("family", "other"), [("gptj", (2, 2, 4)), pytest.param("t5", (2, 2, 2), marks=SLOW)]
+)
+def test_a_run_goes_on_bit_for_bit_and_in_another_layout(family, other, tmp_path):
+    one = trained(family, 1, 1, 4)
+    last = batches(family)[-1]
     with CheckpointStore(tmp_path) as store:
         store.save(STEPS - 1, one.before, {}, wait=True)
-    for layout in ((1, 1, 4), (2, 2, 4)):
-        other = trained("gptj", *layout)
-        config = other.model.config
+    for layout in ((1, 1, 4), other):
+        run = trained(family, *layout)
+        config = run.model.config
         load = replace(config.checkpoint, load=str(tmp_path))
         start = starting_point(replace(config, checkpoint=load), family_of(config).weights(config))
-        other.model.write(start.tensors)
-        with other.model as model:
+        run.model.write(start.tensors)
+        with run.model as model:
             held = model.read()
             for name, array in one.before.items():
                 np.testing.assert_array_equal(held[name], array, name)

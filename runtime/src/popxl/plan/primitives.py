@@ -80,6 +80,11 @@ def flops_of(node: Node) -> int:
     return 0
 
 
+def is_float8(node: Node) -> bool:
+    """Whether all operands of a product are float8."""
+    return all(atom.aval.dtype.name.startswith("float8") for atom in node.atoms)
+
+
 def arithmetic_of(node: Node) -> int:
     """Other arithmetic operations: one for each element that is computed, or added up; counters and
     positions of streams do not count."""

@@ -42,6 +42,7 @@ class Part:
     Attributes:
         name: the label; "" for what has none.
         flops: operations of matrix products and convolutions, 2 for each multiply-add.
+        float8_flops: those among them whose operands are float8.
         arithmetic: other arithmetic operations, one for each element.
         device_traffic: bytes that kernels read from and write to device memory.
         host_to_device, device_to_host: bytes of remote loads and stores and of host streams.
@@ -60,6 +61,7 @@ class Part:
     collectives: tuple[Collective, ...] = ()
     ops: Mapping[str, int] = field(default_factory=dict)
     device_bytes: int = 0
+    float8_flops: int = 0
 
     @property
     def code_loads(self) -> int:

@@ -185,6 +185,7 @@ class Walk:
                 ),
                 dict(sorted(sums.ops.items())),
                 sums.device_bytes,
+                sums.work.float8_flops,
             )
             for name, sums in self._sums.items()
         )

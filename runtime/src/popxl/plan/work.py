@@ -13,7 +13,7 @@ from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.plan.estimate import Memory
 from popxl.plan.flat import Flat, Node, flatten
-from popxl.plan.primitives import COLLECTIVES, arithmetic_of, flops_of, kind_of, nbytes
+from popxl.plan.primitives import COLLECTIVES, arithmetic_of, flops_of, is_float8, kind_of, nbytes
 
 if TYPE_CHECKING:
     from popxl._lower.segment import Segment
@@ -27,17 +27,19 @@ class Work:
     """Sums over the kernels of a part.
 
     Attributes:
-        flops, arithmetic, traffic: see `popxl.plan.Part`.
+        flops, float8_flops, arithmetic, traffic: see `popxl.plan.Part`.
         collectives: number and bytes, by key.
     """
 
     flops: int = 0
+    float8_flops: int = 0
     arithmetic: int = 0
     traffic: int = 0
     collectives: dict[Key, Counter[str]] = field(default_factory=dict)
 
     def add(self, other: Work, times: int = 1) -> None:
         self.flops += times * other.flops
+        self.float8_flops += times * other.float8_flops
         self.arithmetic += times * other.arithmetic
         self.traffic += times * other.traffic
         for key, found in other.collectives.items():
@@ -104,7 +106,9 @@ class _Counter:
 
     def _node(self, node: Node, times: int, memory: Memory, reads: set[Any]) -> None:
         work = self._of(node.part)
-        work.flops += times * flops_of(node)
+        flops = times * flops_of(node)
+        work.flops += flops
+        work.float8_flops += flops if flops and is_float8(node) else 0
         work.arithmetic += times * arithmetic_of(node)
         if node.name in COLLECTIVES:
             self._collective(node, work, times)
