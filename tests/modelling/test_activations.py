@@ -1,8 +1,10 @@
-"""`execution.activations`: keeping what gradients take and computing it again give equal bits."""
+"""Where and when values are kept changes no bit: activations kept or computed again, layers that
+stay on the device or come from the host, loads far ahead of their use or just in time."""
 
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import modelling.t5.family
 import tests.modelling.gptj.test_training as gptj
 import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
+from popxl._lower import program
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 
@@ -21,10 +24,13 @@ T5 = modelling.t5.family.FAMILY, t5
 GPTJ = modelling.gptj.family.FAMILY, gptj
 
 
-def _config(family: Any, activations: str, precision: str, dropout: float, **split: int) -> Any:
+def _config(
+    family: Any, execution: dict[str, Any], precision: str, dropout: float, **split: int
+) -> Any:
     """A small model, whose steps have several micro-batches.
 
     Args:
+        execution: fields of that section.
         split: arguments of the family's `our_config` or `small_config`, and `slices` of attention.
     """
     slices = split.pop("slices", 1)
@@ -33,9 +39,9 @@ def _config(family: Any, activations: str, precision: str, dropout: float, **spl
     found["model"] |= {"precision": precision, "dropout_prob": dropout}
     scaling = 128.0 if precision == "float16" else 1.0
     found["execution"] |= {
-        "activations": activations,
         "attention_serialisation": slices,
         "loss_scaling": scaling,
+        **execution,
     }
     return type(config).from_dict(found)
 
@@ -58,14 +64,23 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
 
 
 def _check(family: Any, precision: str, dropout: float, **split: int) -> None:
-    """Assert that both give the same."""
-    kept, recomputed = (
-        _train(family, _config(family, how, precision, dropout, **split))
-        for how in ("keep", "recompute")
-    )
-    assert kept[:2] == recomputed[:2]
-    assert [n for n in kept[2] if kept[2][n] != recomputed[2][n]] == []
-    assert (kept[0][-2] == kept[0][-1]) == (dropout == 0)
+    """Assert that all ways give the same."""
+
+    def train(ahead: int = 2**30, **execution: Any) -> Any:
+        """`ahead`: bytes of entries that may be on their way at a time."""
+        config = _config(family, execution, precision, dropout, **split)
+        with mock.patch.dict(program._AHEAD, {"cpu": ahead}):
+            return _train(family, config)
+
+    expected = train(activations="recompute")
+    for found in (
+        train(activations="keep"),
+        train(activations="recompute", resident_layers=1, ahead=1),
+    ):
+        assert found[:2] == expected[:2]
+        assert [n for n in expected[2] if found[2][n] != expected[2][n]] == []
+    losses = expected[0]
+    assert (losses[-2] == losses[-1]) == (dropout == 0)
 
 
 def test_t5_in_float32() -> None:
@@ -77,13 +92,14 @@ def test_gptj_in_bfloat16_with_sliced_attention() -> None:
     _check(GPTJ, "bfloat16", 0.2, dp=2, tp=2, slices=2)
 
 
-@pytest.mark.slow  # 3 minutes on 2 cores
+@pytest.mark.slow  # 5 minutes on 2 cores
 @pytest.mark.parametrize(
     ("family", "precision", "dropout", "split"),
     [
         (T5, "float32", 0.0, {"layers": 2}),
         (T5, "bfloat16", 0.2, {"dp": 2, "micro_batch": 2, "layers": 2}),
         (T5, "float16", 0.2, {"slices": 2, "layers": 1}),
+        (T5, "float32", 0.2, {"dp": 2, "tp": 2, "layers": 2}),
         (GPTJ, "float32", 0.2, {"tp": 2, "slices": 2, "micro_batch": 2}),
         (GPTJ, "bfloat16", 0.0, {}),
         (GPTJ, "float16", 0.2, {"slices": 3}),
