@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import popart
 import popxl
@@ -481,6 +482,67 @@ def test_a_graph_compiled_apart_has_the_same_bits_in_other_surroundings():
         with session:
             found.append(session.run()[out])
     np.testing.assert_array_equal(*found)
+
+
+def test_what_only_the_result_needs_is_left_out_where_nobody_uses_the_result():
+    x, w = f32(64, 64), f32(64, 64, seed=1)
+    inside: list[popxl.Tensor] = []
+
+    def layer(x, w):
+        rows = ops.tanh(x @ w)
+        inside[:] = [rows, ops.transpose(rows)]
+        return ops.gelu(rows + x) @ w, inside[1]
+
+    def build(ir):
+        a, b = popxl.variable(x), popxl.variable(w)
+        graph = ir.create_graph(layer, a, b)
+        compile_apart(graph, first=inside)
+        y, turned = ops.call(graph, a, b)
+        _, again = ops.call(graph, a, b)
+        return store(y), store(turned), store(again)
+
+    session, (y, turned, again) = started(build)
+    runs = [s for s in session.schedule.main.steps if isinstance(s, Run)]
+    first, rest, repeated, *_ = (session._program.executables[run.segment] for run in runs)
+    assert first is repeated
+    assert first is not rest
+    with session:
+        results = session.run()
+    rows = np.tanh(x.astype(np.float64) @ w)
+    sums = torch.tensor(rows + x)
+    expected = torch.nn.functional.gelu(sums, approximate="tanh").numpy() @ w
+    np.testing.assert_allclose(results[y], expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(results[turned], rows.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(results[again], results[turned])
+
+
+def test_a_graph_that_writes_in_place_is_compiled_apart_as_a_whole():
+    inside: list[popxl.Tensor] = []
+
+    def layer(x):
+        y = x * 2
+        inside[:] = [y + 1]
+        ops.add_(y, inside[0])
+        return y
+
+    def build(ir):
+        a = popxl.variable(f32(W))
+        graph = ir.create_graph(layer, a)
+        compile_apart(graph, first=inside)
+        return store(*ops.call(graph, a))
+
+    session, out = started(build)
+    with session:
+        np.testing.assert_allclose(session.run()[out], 4 * f32(W) + 1, rtol=1e-6)
+
+
+def test_tensors_of_another_graph_are_refused_where_a_graph_is_cut():
+    ir = popxl.Ir()
+    one, two = (
+        ir.create_graph(lambda x: x * 2, popxl.TensorSpec((W,), popxl.float32)) for _ in "12"
+    )
+    with pytest.raises(ValueError, match="is not in graph"):
+        compile_apart(one, first=two.outputs)
 
 
 def deep(layers: int) -> Callable[[popxl.Ir], Any]:
