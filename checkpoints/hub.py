@@ -10,6 +10,7 @@ from checkpoints.huggingface import CONFIG, is_hf_directory
 from config.errors import UserError
 from data.hub import is_reachable
 from files.json_files import Fields, read_object
+from files.shown import shown_path
 
 WEIGHTS = ("*.safetensors", "*.json")
 
@@ -26,8 +27,8 @@ def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
     folder = Path(name) if Path(name).exists() else _downloaded(name, files)
     if not is_hf_directory(folder):
         raise CheckpointError(
-            f"there is neither a checkpoint nor a Hugging Face model in {name}: give a folder that "
-            "--save wrote, or one with model.safetensors"
+            f"there is neither a checkpoint nor a Hugging Face model in {shown_path(name)}: give a "
+            "folder that --save wrote, or one with model.safetensors"
         )
     return folder
 
@@ -52,7 +53,7 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
         )
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise UserError(
-            f"model {name}: no such folder here, and no such model can be had from the Hugging "
-            "Face hub: check the path, or connect to the network"
+            f"model {shown_path(name)}: no such folder here, and no such model can be had from the "
+            "Hugging Face hub: check the path, or connect to the network"
         ) from error
     return Path(found)

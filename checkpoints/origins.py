@@ -15,7 +15,7 @@ from config.base import Section, field_annotations, is_section
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.presets import merge, preset_data
-from files.shown import shown
+from files.shown import shown, shown_path
 from modelling.spec import family_named
 
 CONFIG = "config.yml"
@@ -46,7 +46,8 @@ class SavedOrModel:
         kind = description.text("model_type")
         if kind not in FAMILIES:
             raise ConfigError(
-                f"{name} is of the kind {shown(kind)}, but there are: {', '.join(FAMILIES)}"
+                f"{shown_path(name)} is of the kind {shown(kind)}, but there are: "
+                f"{', '.join(FAMILIES)}"
             )
         if data is None:
             data = preset_data("finetuning", FAMILIES[kind].preset)

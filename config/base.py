@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Self, get_type_hints
 
 from config.errors import ConfigError, nearest
@@ -90,21 +92,24 @@ class Leaf:
     doc: str
 
 
-def leaves(section: type[Section], path: str = "") -> Iterator[Leaf]:
+@cache
+def leaves(section: type[Section], path: str = "") -> tuple[Leaf, ...]:
     """Every field that holds a value, nested sections included, in the order of the classes."""
-    docs = field_docs(section)
+    docs, found = field_docs(section), list[Leaf]()
     for name, annotation in field_annotations(section).items():
         dotted = join(path, name)
         if is_section(annotation):
-            yield from leaves(annotation, dotted)
+            found += leaves(annotation, dotted)
         else:
-            yield Leaf(dotted, ValueType.of(annotation), docs.get(name, ""))
+            found.append(Leaf(dotted, ValueType.of(annotation), docs.get(name, "")))
+    return tuple(found)
 
 
-def field_annotations(section: type[Section]) -> dict[str, Any]:
+@cache
+def field_annotations(section: type[Section]) -> Mapping[str, Any]:
     """Field name to resolved annotation, in order."""
     hints = get_type_hints(section, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(section)}
+    return MappingProxyType({field.name: hints[field.name] for field in fields(section)})
 
 
 def field_docs(section: type[Section]) -> dict[str, str]:
@@ -126,9 +131,15 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+@cache
+def _definitions(module: str) -> Mapping[str, ast.ClassDef]:
+    """The classes that a module's source defines, by name."""
+    nodes = ast.walk(ast.parse(inspect.getsource(sys.modules[module])))
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+
 def _own_field_docs(section: type[Section]) -> dict[str, str]:
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    assert isinstance(definition, ast.ClassDef)
+    definition = _definitions(section.__module__)[section.__name__]
     docs = {}
     for statement, following in zip(definition.body, definition.body[1:], strict=False):
         match statement, following:

@@ -231,7 +231,7 @@ def _start(
     """What the flags are laid over, and its name. It decides what other flags there are."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     _add_config_options(parser, default_preset, origins)
-    parser.add_argument("--load", "--checkpoint.load", dest="load")
+    parser.add_argument("--load", "--checkpoint.load", dest="load", type=path_option)
     given = parser.parse_known_args(arguments)[0]
     evaluating = {"model": {"eval": True}} if presets == "inference" else {}
     if origins is not None and given.model is not None:
@@ -260,6 +260,7 @@ def _add_config_options(
         parser.add_argument(
             "--model",
             metavar="NAME",
+            type=path_option,
             help="a T5 or GPT-J of Hugging Face, a folder or the hub's: its sizes, weights and "
             "tokenizer; --config then says how to run it",
         )

@@ -26,10 +26,12 @@ def field_help(
         all_fields: say all of all fields; otherwise a line each, of those with an alias.
     """
 
+    defaults = config_class()
+
     def help_of(leaf: Leaf) -> str:
         if not all_fields and leaf.dotted not in ALIASES.values():
             return argparse.SUPPRESS
-        value = _value(config_class, data, leaf.dotted)
+        value = _value(defaults, data, leaf.dotted)
         text = leaf.doc if all_fields else _first_clause(leaf.doc)
         return f"{text} [{_shown(value)}]".replace("%", "%%")
 
@@ -46,9 +48,9 @@ def _first_clause(doc: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3].rsplit(' ', 1)[0]} ..."
 
 
-def _value(config_class: type[Section], data: Mapping[str, Any], dotted: str) -> Any:
+def _value(defaults: Section, data: Mapping[str, Any], dotted: str) -> Any:
     here: Any = data
-    default: Any = config_class()
+    default: Any = defaults
     for name in dotted.split("."):
         default = getattr(default, name)
         here = here.get(name) if isinstance(here, Mapping) else None

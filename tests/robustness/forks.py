@@ -77,10 +77,14 @@ def serve(works: Mapping[str, Callable[..., int | None]]) -> None:
             request = json.loads(line)
             output.seek(0)
             output.truncate()
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            reader, writer = os.pipe()
             child = os.fork()
             if child == 0:
+                os.write(writer, str(_most_resident()).encode())
                 _child(works[request["work"]], request["arguments"], output.fileno())
+            os.close(writer)
+            before = int(os.read(reader, 20))
+            os.close(reader)
             _, status, used = os.wait4(child, 0)
             output.seek(0)
             outcome = {
@@ -108,6 +112,11 @@ def _child(work: Callable[..., int | None], arguments: Mapping[str, Any], output
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _most_resident() -> int:
+    """The most memory that this process had so far, in KiB: in a fork, what it starts with."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _address_space() -> int:

@@ -1,7 +1,11 @@
-"""What is tried with damaged input: the scripts and the readers, as they are used."""
+"""What is tried with damaged input: the scripts and the readers, as they are used.
+
+What scripts import late is imported here, once, before any work is forked.
+"""
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +28,10 @@ from files.lock import locked
 from modelling.spec import family_of
 from modelling.text import load_tokenizer
 from records.metrics import MetricsFile, read_metrics
+
+IMPORTED_LATE = ["modelling.shortage", "planning.needs", "planning.picture", "planning.text"]
+for module in IMPORTED_LATE:
+    importlib.import_module(module)
 
 SCRIPTS = {
     "run_finetuning": run_finetuning.main,
