@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import popxl
 from config.errors import UserError
 from config.sections import RunConfig
+from files.shown import shown_name
 from modelling.memory import NotEnoughMemoryError
 
 
@@ -18,19 +19,20 @@ def explained(preset: str, config: RunConfig) -> Iterator[None]:
     Raises:
         UserError: with what is needed and found, and what to do.
     """
+    name = f"'{shown_name(preset, 40)}'"  # or the path of a file
     try:
         yield
     except popxl.errors.DeviceError as error:
         e = config.execution
         raise UserError(
-            f"preset {preset!r} needs {error.needed} {error.platform} device(s), "
+            f"preset {name} needs {error.needed} {error.platform} device(s), "
             f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
             f"but there are {error.found}: "
             f"lower --data_parallel or --tensor_parallel, or {_other_way(error.platform)}"
         ) from error
     except NotEnoughMemoryError as error:
         raise UserError(
-            f"preset {preset!r} needs {error.needed / 1e9:.1f} GB of {error.place} memory "
+            f"preset {name} needs {error.needed / 1e9:.1f} GB of {error.place} memory "
             f"({error.parts}), but {error.available / 1e9:.1f} GB are free: "
             f"{_MORE[error.place]}; --plan shows what each phase needs"
         ) from error

@@ -7,6 +7,7 @@ process that forks; `Forks` is the side of the tests.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -72,6 +73,8 @@ class Forks:
 
 def serve(works: Mapping[str, Callable[..., int | None]]) -> None:
     """Fork for each line of stdin, and answer with how that ended."""
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory it looks at
     with tempfile.TemporaryFile() as output:
         for line in sys.stdin:
             request = json.loads(line)

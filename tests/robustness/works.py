@@ -5,6 +5,7 @@ What scripts import late is imported here, once, before any work is forked.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,7 +30,11 @@ from modelling.spec import family_of
 from modelling.text import load_tokenizer
 from records.metrics import MetricsFile, read_metrics
 
-IMPORTED_LATE = ["modelling.shortage", "planning.needs", "planning.picture", "planning.text"]
+IMPORTED_LATE = [
+    *("modelling.shortage", "planning.needs", "planning.picture", "planning.text"),
+    *("transformers.models.auto.tokenization_auto", "transformers.tokenization_utils_tokenizers"),
+    "transformers.models.t5.tokenization_t5",
+]
 for module in IMPORTED_LATE:
     importlib.import_module(module)
 
@@ -77,15 +82,17 @@ def _config(path: Path) -> RunConfig:
 
 
 def _start(path: Path) -> None:
-    """Start a run from `load`, with all its tensors, and its place in the data."""
+    """Start a run from `load`, with all its tensors, and its place in the data; say which."""
     config = _config(path)
     start = starting_point(config, family_of(config).weights(config))
+    digest = hashlib.sha256(repr((start.step, start.data)).encode())
     for name in start.tensors:
-        start.tensors[name]
+        digest.update(name.encode() + start.tensors[name].tobytes())
     if start.data is not None:
         loader = Loader(_Samples(), 4, seed=1)
         loader.restore(start.data)
         loader.next_batch()
+    print(digest.hexdigest())
 
 
 class _Samples:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeVar
@@ -30,6 +30,7 @@ from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
 from popxl._lower.startup import Stopwatch
+from popxl._lower.timing import Timing as Timing
 from popxl.errors import popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
@@ -181,6 +182,17 @@ class Session:
         """
         if self._state is None:
             raise ValueError("the session is not attached: use `with session:` around run")
+        timing = self._program.timing
+        with nullcontext() if timing is None else timing.program():
+            self._run(inputs, outputs, downcast_inputs)
+
+    def _run(
+        self,
+        inputs: h2dStreamBufferMaps | None,
+        outputs: d2hStreamBufferMaps | None,
+        downcast_inputs: bool,
+    ) -> None:
+        assert self._state is not None
         data = self._device_inputs(inputs or {}, downcast_inputs)
         targets = self._check_outputs(outputs or {})
         # The program takes the state over. If it fails the state is gone, and the session detached.
@@ -201,6 +213,28 @@ class Session:
     def _together(self) -> AbstractContextManager[None]:
         """A context for what the processes of the program do together."""
         return popdist.together() if self.ir._instances > 1 else nullcontext()
+
+    @contextmanager
+    def timing(self, apart: bool = False) -> Iterator[Timing]:
+        """Measure what the parts of the program take (see `popxl.plan.part`) in the runs inside.
+
+            with session.timing() as times:
+                session.run(inputs)
+            print(times.parts["encoder/forward"].runs.seconds)
+
+        Results stay the same, to the bit.
+
+        Args:
+            apart: wait for each step of the schedule before the next is asked for. Then what is
+                seen is each step's own time, while nothing overlaps; else it is the host's time
+                for asking and waiting, as the program runs.
+        """
+        timing = Timing(apart)
+        self._program.timing = timing
+        try:
+            yield timing
+        finally:
+            self._program.timing = None
 
     def _keep(self, state: State) -> None:
         """Take the state back after a run, and note what it has changed."""

@@ -25,6 +25,7 @@ from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
 from popxl._lower.rounding import count_updates
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
+from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.transfers import check_transfers
 from popxl._lower.walker import Ahead, Globals, Walker
 from popxl.errors import poplar_application_runtime_error
@@ -89,6 +90,7 @@ class Program:
         self.variables = main_variables(ir)
         self._numbers: dict[Any, jax.Array] = {}
         self._ahead = Ahead(_AHEAD.get(self.platform, _AHEAD_ELSEWHERE))
+        self.timing: Timing | None = None
 
     @property
     def changed(self) -> list[Variable | Shard]:
@@ -183,7 +185,7 @@ class Program:
             poplar_application_runtime_error: an op found a value that breaks its rule.
         """
         shared = self._globals(inputs, seed)
-        walker = Walker(self._call, self._number, jnp.copy, state.entries, shared, self._ahead)
+        walker = self._walker(state, shared)
         main = self.schedule.main
         given = [state.variables.pop(v) for v in self.variables]
         kept = dict(enumerate(given))
@@ -198,6 +200,10 @@ class Program:
         if shared.fault is not None:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}
+
+    def _walker(self, state: State, shared: Globals) -> Walker:
+        given = self._call, self._number, jnp.copy, state.entries, shared, self._ahead
+        return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""

@@ -7,6 +7,7 @@ arrays of more than a limit of bytes were asked for and are not there yet.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,9 +64,11 @@ class Ahead:
 
     Attributes:
         limit: bytes on one replica; more are waited for.
+        waited: seconds in all that were waited for them.
     """
 
     limit: int
+    waited: float = 0.0
     _pending: deque[tuple[jax.Array, int]] = field(default_factory=deque)
     _nbytes: int = 0
 
@@ -76,7 +79,9 @@ class Ahead:
         while self._nbytes > self.limit and len(self._pending) > 1:
             oldest, size = self._pending.popleft()
             if not oldest.is_deleted():
+                start = time.perf_counter()
                 oldest.block_until_ready()
+                self.waited += time.perf_counter() - start
             self._nbytes -= size
 
     def settle(self) -> None:
