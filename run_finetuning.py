@@ -10,7 +10,13 @@ import sys
 from collections.abc import Sequence
 
 from checkpoints.origins import ORIGINS
-from config.cli import add_export_option, entry_point, path_option, read_command_line
+from config.cli import (
+    add_export_option,
+    count_option,
+    entry_point,
+    path_option,
+    read_command_line,
+)
 from planning.options import add_plan_options, planned
 from training.options import RunOptions
 
@@ -33,6 +39,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wandb-name", metavar="NAME", help="name of the Weights & Biases run")
     group.add_argument(
         "--tensorboard", action="store_true", help="write events for TensorBoard beside the records"
+    )
+    group.add_argument(
+        "--profile",
+        metavar="STEPS",
+        type=count_option,
+        help="write a trace of so many steps, and a table of time by phase, into the run directory",
     )
     add_export_option(parser)
     add_plan_options(parser)
@@ -58,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wandb=given.wandb,
         wandb_name=given.wandb_name,
         tensorboard=given.tensorboard,
+        profile=given.profile,
     )
     with explained(line.preset, line.config):
         finetune(line.config, options)

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import positive
 from benchmarks.contestants import (
     GENERATION,
     TRAINING,
@@ -35,7 +34,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.matrix_rate import matrix_rate
 from benchmarks.processes import Worker, serve
-from config.cli import CommandLine, entry_point, read_command_line
+from config.cli import CommandLine, count_option, entry_point, read_command_line
 from config.errors import UserError
 from config.sections import RunConfig
 from huggingface.torch_model import need_torch
@@ -188,7 +187,7 @@ def _on_one_device(config: RunConfig) -> RunConfig:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=positive, default=5, help="times each program runs")
+    parser.add_argument("--rounds", type=count_option, default=5, help="times each program runs")
     parser.add_argument("--work", choices=(*CONTESTANTS, "both"), default="both")
     parser.add_argument(
         "--generated_tokens",
@@ -197,7 +196,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="mean tokens of a prompt, with the spread of texts (standard deviation 0.45 of the "
         "logarithm); by default from half to all of what a sample has room for",
     )
-    parser.add_argument("--prompts", type=positive, help="to answer; by default a micro-batch")
+    parser.add_argument("--prompts", type=count_option, help="to answer; by default a micro-batch")
     parser.add_argument("--program", help=argparse.SUPPRESS)  # what a process of its own is to be
 
 

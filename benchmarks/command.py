@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from config.cli import read_command_line
+from config.cli import count_option, read_command_line
 from config.sections import RunConfig
 from modelling.shortage import explained
 from planning.needs import Needs
@@ -45,14 +45,6 @@ def run_benchmark(
     print(json.dumps(facts | asdict(line.config.execution)))
 
 
-def positive(text: str) -> int:
-    """The type of an option that counts something."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
-    return number
-
-
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=positive, default=5, help="measured runs of the program")
+    parser.add_argument("--runs", type=count_option, default=5, help="measured runs of the program")
     add_plan_options(parser)

@@ -138,6 +138,14 @@ def path_option(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def count_option(text: str) -> int:
+    """The type of an option that counts something."""
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {shown_name(text)}")
+    return number
+
+
 def add_export_option(parser: argparse.ArgumentParser) -> None:
     """The option that writes a model for Hugging Face."""
     parser.add_argument(

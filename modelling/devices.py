@@ -23,5 +23,14 @@ def announce_devices(config: RunConfig) -> None:
     Raises:
         DeviceError: fewer devices than data_parallel × tensor_parallel.
     """
+    say(f"running on {described_devices(config)}")
+
+
+def described_devices(config: RunConfig) -> str:
+    """The devices of a configuration, such as "8 × NVIDIA H100 80GB HBM3".
+
+    Raises:
+        DeviceError: fewer devices than data_parallel × tensor_parallel.
+    """
     kinds = Counter(hardware.device_kinds(device_desc(config), config.replicas))
-    say("running on " + ", ".join(f"{count} × {kind}" for kind, count in kinds.items()))
+    return ", ".join(f"{count} × {kind}" for kind, count in kinds.items())

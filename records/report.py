@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, Self
 
-from config.screen import say
 from config.sections import RunConfig
-from files.shown import shown_name
+from records.lenient import Lenient
 from records.pace import Machine, pace
 from records.progress import Progress
 from records.run_directory import RunDirectory
@@ -54,7 +51,7 @@ class Report:
         Raises:
             UserError: if the directory cannot be written, or what is asked for not be used.
         """
-        self._failing: set[str] = set()
+        self._lenient = Lenient()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
         self._directory = RunDirectory(path, config, first_step)
         self._wandb = WandbLog(config, options.wandb_name, path) if options.wandb else None
@@ -85,14 +82,14 @@ class Report:
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         row |= {name: float(value) for name, value in more.items()}
         row |= pace(self._throughput, tokens, self._machine)
-        with self._unless_it_fails("metrics.jsonl"):
+        with self._lenient.unless_it_fails("metrics.jsonl"):
             self._directory.log(row)
         self._progress.update(row)
         if self._wandb:
-            with self._unless_it_fails("Weights & Biases"):
+            with self._lenient.unless_it_fails("Weights & Biases"):
                 self._wandb.log(row)
         if self._tensorboard:
-            with self._unless_it_fails("TensorBoard's log"):
+            with self._lenient.unless_it_fails("TensorBoard's log"):
                 self._tensorboard.log(row)
 
     def __enter__(self) -> Self:
@@ -101,22 +98,11 @@ class Report:
     def __exit__(self, kind: object, *exc: object) -> None:
         """Close everything; the loss curve is drawn after a failure too."""
         self._progress.close()
-        with self._unless_it_fails("the loss curve"):
+        with self._lenient.unless_it_fails("the loss curve"):
             self._directory.draw(self._title)
         if self._wandb:
-            with self._unless_it_fails("Weights & Biases"):
+            with self._lenient.unless_it_fails("Weights & Biases"):
                 self._wandb.close(failed=kind is not None)
         if self._tensorboard:
-            with self._unless_it_fails("TensorBoard's log"):
+            with self._lenient.unless_it_fails("TensorBoard's log"):
                 self._tensorboard.close()
-
-    @contextmanager
-    def _unless_it_fails(self, what: str) -> Iterator[None]:
-        """Go on without a record that cannot be written, and say so once: no run ends for that."""
-        try:
-            yield
-        except Exception as error:  # whatever the disk, Weights & Biases or Matplotlib raise
-            if what not in self._failing:
-                self._failing.add(what)
-                reason = " ".join(str(error).split()) or type(error).__name__
-                say(f"warning: {what} is not written, the run goes on: {shown_name(reason, 200)}")

@@ -441,6 +441,24 @@ def test_training_says_this_and_nothing_else(trained, tmp_path):
     assert {"config.yml", "metrics.jsonl", "loss_curve.png"} < files
 
 
+def test_a_profile_changes_nothing_and_has_every_phase(trained, tmp_path, mistake):
+    """It takes 1 step to warm up and 3 that are measured; the run has 8, and 4 of them are done."""
+    run = [*TRAINING, "--steps", "8", "--load", str(step_folder(trained, 4))]
+    assert run_finetuning.main([*run, "--run-dir", str(tmp_path), "--profile", "1"]) == 0
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["loss"] for row in rows] == losses(trained)[4:]
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    table = (tmp_path / "profile" / "phases.txt").read_text()
+    assert table.startswith("Time by phase of tiny on 1 × cpu\n")
+    (head,) = re.findall(r"^head/update +.*", table, re.M)
+    loads, stores = head.split()[3], head.split()[7]
+    assert (loads, stores) == ("10", "8")  # two weights: values, gradients, moments, steps
+    (share,) = re.findall(r"^all .* (\d+)%$", table, re.M)
+    assert 50 < int(share) <= 100
+    said = mistake(run_finetuning.main, *run, "--run-dir", str(tmp_path), "--profile", "2")
+    assert "--profile 2 takes 7 steps of training, but 4 are left: raise --steps" in said
+
+
 def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     out = ("--out", str(tmp_path))
     everything = ("--evaluation.metrics", "null")

@@ -278,6 +278,8 @@ WRITTEN_BY_RUNS = {
     "metrics.jsonl",
     "metrics.damaged.jsonl",
     "validation.json",
+    "phases.txt",
+    "profile/",
     "loss_curve.png",
     "runs/",
 }

@@ -32,6 +32,7 @@ from training.best import Best
 from training.epochs import with_steps
 from training.machine import machine_of
 from training.options import RunOptions
+from training.profile import Profile, profiled_runs
 from training.saving import Checkpoints
 from training.schedule import Schedule
 from training.signals import StopSignal
@@ -79,6 +80,7 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     if start.step >= config.training.steps:
         _say_done(config, family, start, options)
         return
+    profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
     _Run.of(config, family, options, loader, start, path).train()
 
 
@@ -134,7 +136,9 @@ class _Run:
                 )
             )
             stack.enter_context(self.model)
-            self._loop(report, checkpoints, stop)
+            runs = profiled_runs(options.profile, config, self.start.step)
+            profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
+            self._loop(report, checkpoints, profile, stop)
             if options.save_hf is not None and not stop.requested:
                 export(config, self.family, self.model.tensors(optimizer=False), options.save_hf)
         if stop.requested:
@@ -146,7 +150,9 @@ class _Run:
                 )
         say(f"records of the run are in {self.path}")
 
-    def _loop(self, report: Report, checkpoints: Checkpoints, stop: StopSignal) -> None:
+    def _loop(
+        self, report: Report, checkpoints: Checkpoints, profile: Profile, stop: StopSignal
+    ) -> None:
         """The loop over optimizer steps, `device_iterations` at a time."""
         config = self.config
         rate, iterations = Schedule.of(config.training), config.execution.device_iterations
@@ -155,6 +161,7 @@ class _Run:
             steps = range(step, step + iterations)
             rates = [rate(s) for s in steps]
             batches = [self.loader.next_batch() for _ in steps]
+            profile.before_run()
             results = self.model.run(batches, rates, step)
             step += iterations
             tokens = [self.family.tokens(config, batch) for batch in batches]

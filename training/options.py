@@ -16,7 +16,7 @@ class RunOptions:
         save_hf: folder for a model in Hugging Face's form, at the end.
         wandb, wandb_name: log to Weights & Biases, and under which name.
         tensorboard: write events for TensorBoard into the run directory.
-        profile: steps to profile; None: do not.
+        profile: steps for each measurement of `--profile`; None: do not measure.
     """
 
     name: str

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from benchmarks.accumulation import processes, programs
 from benchmarks.accumulation.settings import COUNTS, SEEDS_SAVING, WAYS, Measured, Size
-from benchmarks.command import positive
-from config.cli import entry_point
+from config.cli import count_option, entry_point
 from config.errors import UserError
 from files.writing import write_text
 
@@ -88,10 +87,10 @@ def draw(pairs: Pairs, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--processes", type=positive, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--counts", type=positive, nargs="+", default=COUNTS)
-    parser.add_argument("--steps", type=positive, default=6, help="optimizer steps, 2 or more")
-    parser.add_argument("--batch", type=positive, default=Size.batch, help="samples of a step")
+    parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--counts", type=count_option, nargs="+", default=COUNTS)
+    parser.add_argument("--steps", type=count_option, default=6, help="optimizer steps, 2 or more")
+    parser.add_argument("--batch", type=count_option, default=Size.batch, help="samples of a step")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write JSON and a picture")
     given = parser.parse_args(arguments)
     if given.steps < 2:

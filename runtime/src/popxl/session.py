@@ -30,7 +30,9 @@ from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
 from popxl._lower.startup import Stopwatch
+from popxl._lower.timing import PartTimes as PartTimes
 from popxl._lower.timing import Timing as Timing
+from popxl._lower.timing import Work as Work
 from popxl.errors import popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse

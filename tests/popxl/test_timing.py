@@ -1,0 +1,85 @@
+"""What a session's timing counts, and that it changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+
+LAYERS, RUNS = 3, 2
+
+
+def program() -> tuple[popxl.Session, popxl.DeviceToHostStream]:
+    """Layers that load a weight and store it changed, in a loop, and a head on their result."""
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((8, 8), popxl.float32, LAYERS)
+        for i in range(LAYERS):
+            popxl.remote_variable(np.eye(8, dtype=np.float32) * (i + 1), buffer, i)
+        x = popxl.variable(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8))
+
+        def layer(row: popxl.Tensor, x: popxl.Tensor) -> list[popxl.Tensor]:
+            with popxl.plan.part("layer/forward"):
+                w = ops.remote_load(buffer, row)
+                y = ops.tanh(x @ w)
+            with popxl.plan.part("layer/update"):
+                ops.remote_store(buffer, row, w * 0.5 + y)
+            return [row + 1, y]
+
+        first = popxl.constant(0, popxl.int32)
+        _, y = ops.repeat(ir.create_graph(layer, first, x), LAYERS, first, x)
+        with popxl.plan.part("head"):
+            out = popxl.d2h_stream((), popxl.float32)
+            ops.host_store(out, ops.sum(y))
+    return popxl.Session(ir, "cpu"), out
+
+
+def timed(apart: bool) -> tuple[list[np.ndarray], popxl.session.Timing]:
+    session, out = program()
+    with session, session.timing(apart) as timing:
+        results = [session.run()[out] for _ in range(RUNS)]
+    with session:
+        session.run()  # is not measured any more
+    return results, timing
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_step_of_the_schedule_counts_for_its_part(apart):
+    results, timing = timed(apart)
+    session, out = program()
+    with session:
+        assert np.array_equal(results, [session.run()[out] for _ in range(RUNS)])
+    assert timing.programs == RUNS
+    counts = {
+        name: (p.loads.count, p.runs.count, p.stores.count) for name, p in timing.parts.items()
+    }
+    each = LAYERS * RUNS
+    assert sum(c[0] for c in counts.values()) == each
+    assert sum(c[2] for c in counts.values()) == each
+    assert counts["layer/forward"][0] == counts["layer/update"][2] == each
+    assert counts["head"] == (0, RUNS, 0)
+    assert sum(c[1] for c in counts.values()) == sum(w.count for w in timing.segments.values())
+    within = sum(p.seconds + p.waiting for p in timing.parts.values())
+    assert 0 < within <= timing.seconds
+
+
+def test_apart_a_segment_has_the_time_of_its_work():
+    """As it runs, asking for a product takes no time that depends on the size; apart it does."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(np.ones((800, 800), np.float32))
+        with popxl.plan.part("large"):
+            y = x
+            for _ in range(4):
+                y = y @ x
+            out = popxl.d2h_stream((), popxl.float32)
+            ops.host_store(out, ops.sum(y))
+    flops = 4 * 2 * 800**3
+    with popxl.Session(ir, "cpu") as session:
+        session.run()
+        with session.timing(apart=True) as timing:
+            session.run()
+    assert timing.parts["large"].runs.seconds > flops / 20e12  # no CPU is faster
+    assert timing.parts["large"].runs.seconds > 0.5 * timing.seconds
