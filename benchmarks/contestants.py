@@ -16,7 +16,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from data.encoding import IGNORE_INDEX, EncodedExamples
-from data.rows import PackedExamples
+from data.packing import PackedExamples
 from modelling.finetuning import FineTuning
 from modelling.inference import Inference
 from modelling.spec import Batch, family_of

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from types import MappingProxyType
@@ -92,22 +92,30 @@ class Leaf:
     doc: str
 
 
-@cache
-def leaves(section: type[Section], path: str = "") -> tuple[Leaf, ...]:
+def leaves(section: type[Section]) -> Sequence[Leaf]:
     """Every field that holds a value, nested sections included, in the order of the classes."""
+    return _leaves(section, "")  # type: ignore[arg-type]  # mypy thinks of hashes of instances
+
+
+@cache
+def _leaves(section: Any, path: str) -> Sequence[Leaf]:
     docs, found = field_docs(section), list[Leaf]()
     for name, annotation in field_annotations(section).items():
         dotted = join(path, name)
         if is_section(annotation):
-            found += leaves(annotation, dotted)
+            found += _leaves(annotation, dotted)
         else:
             found.append(Leaf(dotted, ValueType.of(annotation), docs.get(name, "")))
     return tuple(found)
 
 
-@cache
 def field_annotations(section: type[Section]) -> Mapping[str, Any]:
     """Field name to resolved annotation, in order."""
+    return _annotations(section)  # type: ignore[arg-type]  # as above
+
+
+@cache
+def _annotations(section: Any) -> Mapping[str, Any]:
     hints = get_type_hints(section, include_extras=True)
     return MappingProxyType({field.name: hints[field.name] for field in fields(section)})
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from data.feed import per_replica
-from data.rows import EMPTY, fill_rows, pack_rows
+from data.packing import EMPTY, lay_out, pack
 from modelling.generation import Strategy, build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.running import RunningModel
@@ -46,7 +46,7 @@ class Inference(RunningModel):
 
     @property
     def samples_per_run(self) -> int:
-        """Samples of one run of the program: prompts, or rows of those that share one."""
+        """Samples of one run of the program: prompts, or groups of them that share one."""
         execution = self.config.execution
         return execution.device_iterations * execution.data_parallel * execution.micro_batch_size
 
@@ -87,10 +87,10 @@ class Inference(RunningModel):
         self._check(words, mask)
         lengths, capacity = mask.sum(axis=1), words.shape[1]
         tokens = np.zeros((len(words), *self.program.tokens.shape[1:]), np.int32)
-        rows = pack_rows(lengths, capacity, self.program.prompts_per_row)
-        for start in range(0, len(rows), self.samples_per_run):
-            part = rows[start : start + self.samples_per_run]
-            filled = fill_rows(part, lambda i: words[i, : lengths[i]], capacity, pad=0)
+        packed = pack(lengths, capacity, self.program.prompts_per_sample)
+        for start in range(0, len(packed), self.samples_per_run):
+            part = packed[start : start + self.samples_per_run]
+            filled = lay_out(part, lambda i: words[i, : lengths[i]], capacity, pad=0)
             indices = part.reshape(-1)
             there = indices != EMPTY
             tokens[indices[there]] = self._run(indices, *filled)[: len(indices)][there]
@@ -103,14 +103,14 @@ class Inference(RunningModel):
         program = self.program
         inputs = {program.words: self._dealt(words), program.mask: self._dealt(mask)}
         for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
-            inputs[program.inputs[name]] = self._dealt(array, program.prompts_per_row)
+            inputs[program.inputs[name]] = self._dealt(array, program.prompts_per_sample)
         return self._collected(self.session.run(inputs)[program.tokens])
 
     def _dealt(self, samples: np.ndarray, places: int = 1) -> np.ndarray:
         """Samples, filled up with zeros, as the program's streams take them.
 
         Args:
-            places: rows that each sample has in the array.
+            places: arrays that each sample has in the array.
         """
         shape = (self.samples_per_run * places, *samples.shape[1:])
         full = np.zeros(shape, samples.dtype)

@@ -13,7 +13,7 @@ import popxl_addons as addons
 from benchmarks.accumulation.settings import Measured, Size, Way
 from config.gptj import GPTJConfig
 from modelling.gptj.block import Block
-from modelling.gptj.head import Head
+from modelling.gptj.ends import DecoderHead
 from modelling.gptj.weights import weight_table
 from modelling.layers import Embeddings
 from popxl import ops
@@ -27,7 +27,7 @@ class Model(addons.Module):
         super().__init__()
         self.embeddings = Embeddings(config)
         self.layer = addons.Module.from_list([Block(config) for _ in range(config.model.layers)])
-        self.head = Head(config)
+        self.head = DecoderHead(config)
 
     def build(self, words: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
         """words, labels: int32 (micro-batch, length) -> mean loss of a token, float32 scalar."""

@@ -23,15 +23,15 @@ class Generator(Protocol):
 
     Attributes:
         facts: the model's variables, under the names of its weight table's layers and paths.
-        prompt_length: tokens of a row of prompts, padded.
-        prompts_per_row: most prompts that share a row.
+        prompt_length: tokens of a sample, padded.
+        prompts_per_sample: most prompts that share a sample.
         output_length: tokens generated for each prompt.
         special: tokens with a meaning.
     """
 
     facts: NamedVariableFactories
     prompt_length: int
-    prompts_per_row: int
+    prompts_per_sample: int
     output_length: int
     special: SpecialTokens
 
@@ -48,13 +48,13 @@ class Generator(Protocol):
         Args:
             weights: values of the variables, by the names of `facts`.
             words: int32 (batch, prompt_length).
-            mask: int32, for each token the number of its prompt in the row, from 1, and 0 for
+            mask: int32, for each token the number of its prompt in the sample, from 1, and 0 for
                 padding; prompts without a token are not generated for.
             search: chooses the tokens, with the sequences that the generator was made for.
             inputs: of the search.
 
         Returns:
-            int32 (batch * prompts_per_row, output_length), see `Search.tokens`.
+            int32 (batch * prompts_per_sample, output_length), see `Search.tokens`.
         """
         ...
 
@@ -67,9 +67,9 @@ class GenerationProgram:
     tensor-parallel group need the same ones.
 
     Attributes:
-        words, mask: streams of rows of prompts, int32 (micro_batch_size, prompt_length).
+        words, mask: streams of prompts, int32 (micro_batch_size, prompt_length).
         inputs: streams of the search's inputs, by name.
-        tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_row,
+        tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_sample,
             output_length).
         variables: by layer and path of the family's weight table.
     """
@@ -82,7 +82,7 @@ class GenerationProgram:
     variables: NamedTensors
 
     @property
-    def prompts_per_row(self) -> int:
+    def prompts_per_sample(self) -> int:
         """See `Generator`."""
         return self.tokens.shape[0] // self.words.shape[0]
 
@@ -112,7 +112,7 @@ def build_generation(
         prompts = (batch, generator.prompt_length)
         words = popxl.h2d_stream(prompts, popxl.int32, "words")
         mask = popxl.h2d_stream(prompts, popxl.int32, "mask")
-        count = batch * generator.prompts_per_row
+        count = batch * generator.prompts_per_sample
         inputs = {
             name: popxl.h2d_stream(spec.shape, spec.dtype, name)
             for name, spec in strategy.inputs(count, length).items()

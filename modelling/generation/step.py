@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import popxl
 from config.sections import RunConfig
-from modelling.layers import Embeddings, ModelHead
+from modelling.layers import Embeddings, LMHeadLoss
 from popxl import Tensor
 from popxl_addons import Module
 
@@ -15,7 +15,7 @@ class Step(Module):
     Subclasses add their layers, and `build`, which calls `embedded`, the layers and `logits`.
     """
 
-    def __init__(self, config: RunConfig, head: ModelHead) -> None:
+    def __init__(self, config: RunConfig, head: LMHeadLoss) -> None:
         super().__init__()
         self.embeddings = Embeddings(config)
         self.head = head

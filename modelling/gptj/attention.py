@@ -7,7 +7,7 @@ only the first `rotary_dim` features are.
 from __future__ import annotations
 
 from config.gptj import GPTJConfig, GPTJModel
-from modelling.layers import FusedLinear, Groups, Heads, causal_bias, heads_first
+from modelling.layers import AttentionHeads, FusedLinear, Groups, causal_bias, heads_first
 from popxl import Tensor, ops
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
 
@@ -36,7 +36,7 @@ def tables_at(tables: Tables, positions: Tensor) -> Tables:
     return sin, cos
 
 
-class SelfAttention(Heads):
+class SelfAttention(AttentionHeads):
     """This replica's heads, inside a sharded computation.
 
     Variables: `qkv.weight` (hidden, 3 * features on a replica), `output.weight`.

@@ -32,7 +32,7 @@ from modelling.generation import (
 from modelling.generation.condition import call_if, is_any
 from modelling.gptj.attention import Tables, rotary_tables, tables_at
 from modelling.gptj.block import Block
-from modelling.gptj.head import Head
+from modelling.gptj.ends import DecoderHead
 from modelling.layers import MASKED, Embeddings, Groups, cast
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module, NamedTensors
@@ -137,7 +137,7 @@ class GPTJStep(Step):
     """See `Step`."""
 
     def __init__(self, config: GPTJConfig) -> None:
-        super().__init__(config, Head(config))
+        super().__init__(config, DecoderHead(config))
         self.model = config.model
         self.layer = DecodingStack(config)
 
@@ -178,7 +178,7 @@ class GPTJGenerator:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
-        self.prompts_per_row = 1
+        self.prompts_per_sample = 1
         self._groups, self._sequences = groups, sequences
         self.special = SpecialTokens(model.end_token, model.pad_token)
         words = TensorSpec((batch, self.prompt_length), popxl.int32)

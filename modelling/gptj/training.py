@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.gptj import GPTJConfig
 from modelling.gptj.block import Block
-from modelling.gptj.head import Head
+from modelling.gptj.ends import DecoderHead
 from modelling.phases import DecoderOnlyLayout, Settings
 
 
@@ -12,4 +12,4 @@ def gptj_layout(settings: Settings) -> DecoderOnlyLayout:
     """The phases of GPT-J. See `modelling.phases.training.Layout`."""
     config = settings.config
     assert isinstance(config, GPTJConfig)
-    return DecoderOnlyLayout(settings, Block(config), Head(config))
+    return DecoderOnlyLayout(settings, Block(config), DecoderHead(config))

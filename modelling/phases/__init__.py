@@ -5,13 +5,13 @@ device: its variables are loaded from remote buffers and gathered, then all micr
 step pass through it, read from and written to rows of activation buffers.
 """
 
+from modelling.phases.buffers import ActivationBuffers as ActivationBuffers
+from modelling.phases.buffers import InputBuffers as InputBuffers
+from modelling.phases.buffers import Port as Port
+from modelling.phases.buffers import over_layers as over_layers
 from modelling.phases.decoder_only import DecoderOnlyLayout as DecoderOnlyLayout
-from modelling.phases.head import LossPhase as LossPhase
+from modelling.phases.loss_phase import LossPhase as LossPhase
 from modelling.phases.phase import Phase as Phase
-from modelling.phases.rows import ActivationRows as ActivationRows
-from modelling.phases.rows import InputBuffers as InputBuffers
-from modelling.phases.rows import Port as Port
-from modelling.phases.rows import over_rows as over_rows
 from modelling.phases.settings import Settings as Settings
 from modelling.phases.stack import stack_backward as stack_backward
 from modelling.phases.stack import stack_forward as stack_forward

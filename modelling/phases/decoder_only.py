@@ -8,9 +8,9 @@ from __future__ import annotations
 import popxl
 import popxl_addons as addons
 from modelling.layers import Axes, Embeddings
-from modelling.phases.head import LossPhase
+from modelling.phases.buffers import ActivationBuffers, InputBuffers
+from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
-from modelling.phases.rows import ActivationRows, InputBuffers
 from modelling.phases.settings import Settings
 from modelling.phases.stack import stack_backward, stack_forward
 
@@ -22,7 +22,7 @@ class DecoderOnlyLayout:
 
     Args:
         layer: `build(x, seed=None)` returns the shape of x, (batch, length, hidden).
-        head: a `modelling.layers.ModelHead`.
+        head: a `modelling.layers.LMHeadLoss`.
     """
 
     def __init__(self, settings: Settings, layer: addons.Module, head: addons.Module) -> None:
@@ -33,7 +33,7 @@ class DecoderOnlyLayout:
         self.inputs = InputBuffers({"words": words, "labels": words, "weight": scalar}, settings)
         shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
         hidden = popxl.TensorSpec(shape, settings.dtype)
-        row = ActivationRows.create(hidden, model.layers + 1, settings).port
+        row = ActivationBuffers.create(hidden, model.layers + 1, settings).port
         self.embeddings = Phase(
             "embeddings", Embeddings(config), {"words": self.inputs.port("words")}, row(0), settings
         )

@@ -9,9 +9,9 @@ from typing import Any
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.buffers import Port
 from modelling.phases.fp8_state import FP8State
 from modelling.phases.optimizer import OptimizerStore, weighted_squares
-from modelling.phases.rows import Port
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
 from popxl import ops

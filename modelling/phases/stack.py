@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import popxl
+from modelling.phases.buffers import over_layers
 from modelling.phases.phase import Phase
-from modelling.phases.rows import over_rows
 
 
 def stack_forward(phase: Phase, seeds: Sequence[popxl.Tensor]) -> None:
@@ -20,7 +20,7 @@ def stack_forward(phase: Phase, seeds: Sequence[popxl.Tensor]) -> None:
         phase.forward(row, *seeds)
         return []
 
-    over_rows(range(phase.entries), body, (), seeds)
+    over_layers(range(phase.entries), body, (), seeds)
 
 
 def stack_backward(
@@ -38,5 +38,5 @@ def stack_backward(
     def body(row: popxl.Tensor, squares: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
         return [squares + phase.backward(row, *seeds)]
 
-    (total,) = over_rows(range(phase.entries - 1, -1, -1), body, [squares], seeds)
+    (total,) = over_layers(range(phase.entries - 1, -1, -1), body, [squares], seeds)
     return total

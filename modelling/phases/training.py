@@ -11,9 +11,9 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from modelling.fp8 import linear_layers
 from modelling.layers.parallel import Groups
-from modelling.phases.head import LossPhase
+from modelling.phases.buffers import InputBuffers, over_layers
+from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
-from modelling.phases.rows import InputBuffers, over_rows
 from modelling.phases.settings import Settings
 from modelling.weights import WeightTable
 from popxl import ops
@@ -115,7 +115,7 @@ def optimizer_step(
     ops.host_store(norm_stream, norm)
     rate = ops.host_load(rate_stream)
     for phase in layout.phases:
-        over_rows(range(phase.entries), _updating(phase), (), (rate, norm))
+        over_layers(range(phase.entries), _updating(phase), (), (rate, norm))
 
 
 def _updating(phase: Phase) -> Callable[..., list[popxl.Tensor]]:

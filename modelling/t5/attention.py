@@ -9,19 +9,19 @@ from __future__ import annotations
 import popxl
 from config.t5 import T5Config
 from modelling.layers import (
+    AttentionHeads,
     FusedLinear,
     Groups,
-    Heads,
     Linear,
     RMSNorm,
     add_residual,
 )
+from modelling.t5.packing import Packing
 from modelling.t5.relative_position import RelativePosition
-from modelling.t5.rows import Rows
 from popxl import Tensor
 
 
-class AttentionLayer(Heads):
+class AttentionLayer(AttentionHeads):
     """What self-attention and cross-attention have in common.
 
     Args:
@@ -32,7 +32,7 @@ class AttentionLayer(Heads):
         attention = config.model.attention
         super().__init__(config, groups, attention.heads, attention.d_kv, slices=slices)
         self.norm = RMSNorm(config.model.layer_norm_epsilon)
-        self.rows = Rows.of(config)
+        self.packing = Packing.of(config)
 
     def project_out(self, x: Tensor, heads: Tensor, seed: Tensor | None = None) -> Tensor:
         """Add the heads' results to the residual.
@@ -65,14 +65,14 @@ class SelfAttention(AttentionLayer):
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
-            mask: int32 (batch, length), see `Rows`; default: nothing is hidden.
+            mask: int32 (batch, length), see `Packing`; default: nothing is hidden.
         """
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
         q, k, v = self.project_qkv(x)
         length = self.axes.length(x)
         biases = [self.relative_position(length, length)]
         if mask is not None:
-            biases.append(self.rows.encoder_bias(mask))
+            biases.append(self.packing.encoder_bias(mask))
         heads = self.attend(q, k, v, biases, attention_seed)
         return self.project_out(x, heads, output_seed)
 
@@ -98,15 +98,15 @@ class CrossAttention(AttentionLayer):
 
         Args:
             encoded: the encoder's output, (batch, encoder length, hidden).
-            mask: int32 (batch, encoder length), see `Rows`.
+            mask: int32 (batch, encoder length), see `Packing`.
         """
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
-        bias = self.rows.cross_bias(mask, self.axes.length(x))
-        x = self.rows.together(x)
+        bias = self.packing.cross_bias(mask, self.axes.length(x))
+        x = self.packing.together(x)
         q = self.project_q(x)
         k, v = self.project_kv(encoded)
         heads = self.attend(q, k, v, [bias], attention_seed)
-        return self.rows.apart(self.project_out(x, heads, output_seed))
+        return self.packing.apart(self.project_out(x, heads, output_seed))
 
     def project_q(self, x: Tensor) -> Tensor:
         """Queries of x, (batch, heads, length, d_kv)."""

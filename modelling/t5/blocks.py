@@ -31,7 +31,7 @@ class EncoderBlock(Layer):
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
-            mask: int32 (batch, length), see `Rows`.
+            mask: int32 (batch, length), see `Packing`.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
         attention_seed, feed_forward_seed = self.dropout.seeds(seed, 2)
@@ -62,7 +62,7 @@ class DecoderBlock(Layer):
 
         Args:
             encoded: the encoder's output, (batch, encoder length, hidden).
-            mask: int32 (batch, encoder length), see `Rows`.
+            mask: int32 (batch, encoder length), see `Packing`.
             seed: as for `EncoderBlock`.
         """
         self_seed, cross_seed, feed_forward_seed = self.dropout.seeds(seed, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from config.t5 import T5Config
-from modelling.layers import Dropout, Layer, ModelHead, RMSNorm
+from modelling.layers import Dropout, Layer, LMHeadLoss, RMSNorm
 from popxl import Tensor
 
 
@@ -23,7 +23,7 @@ class EncoderHead(Layer):
         return self.dropout(self.norm(x), seed)
 
 
-class Head(ModelHead):
+class DecoderHead(LMHeadLoss):
     """The end of the decoder, the logits (without a bias) and the loss."""
 
     def __init__(self, config: T5Config) -> None:

@@ -13,8 +13,8 @@ from config.t5 import T5Config
 from data.encoding import encode, padded_prompts, target_ids
 from data.generated import generated_examples
 from data.loader import Samples
+from data.packing import PackedExamples
 from data.prompts import Prompts
-from data.rows import PackedExamples
 from data.task import SAMPLE_FOLDER, Example
 from files.json_files import Fields
 from modelling.spec import Batch, ModelFamily, check_values, labelled_tokens, length_multiple
@@ -55,7 +55,7 @@ def encode_samples(config: T5Config, examples: Sequence[Example], tokenizer: Any
 def prompts_of(config: T5Config, texts: Sequence[str], tokenizer: Any) -> tuple[T5Config, Prompts]:
     """Prompts, padded, and a configuration for them.
 
-    They are padded to the longest, or to all of `sequence_length` where several share a row.
+    They are padded to the longest, or to all of `sequence_length` where several share a sample.
     """
     length = config.model.sequence_length
     multiple = length if config.data.examples_per_row > 1 else length_multiple(config)
@@ -67,7 +67,7 @@ def prompts_of(config: T5Config, texts: Sequence[str], tokenizer: Any) -> tuple[
 def generate_samples(config: T5Config, count: int, mean_tokens: float | None) -> Samples:
     """Random samples of the configured lengths.
 
-    Examples that share a row have equal parts of it, unless their mean length is given.
+    Examples that share a sample have equal parts of it, unless their mean length is given.
     """
     model, most = config.model, config.data.examples_per_row
     room = model.sequence_length if mean_tokens else model.sequence_length // most
@@ -82,8 +82,8 @@ def generate_samples(config: T5Config, count: int, mean_tokens: float | None) ->
     if most == 1:
         return found
     packed = PackedExamples.of(replace(found, sequence_length=model.sequence_length), most)
-    chosen = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full rows come first
-    return replace(packed, rows=packed.rows[chosen])
+    chosen = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full samples come first
+    return replace(packed, samples=packed.samples[chosen])
 
 
 def training_inputs(batch: Batch) -> dict[str, np.ndarray]:

@@ -27,9 +27,9 @@ from modelling.generation.condition import call_if, is_any
 from modelling.layers import Axes, Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import EncoderHead, Head
+from modelling.t5.ends import DecoderHead, EncoderHead
+from modelling.t5.packing import Packing
 from modelling.t5.relative_position import RelativePosition
-from modelling.t5.rows import Rows
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -64,7 +64,7 @@ class DecodingBlock(DecoderBlock):
 
     def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__(config)
-        self.rows = Rows.of(config, sequences)
+        self.packing = Packing.of(config, sequences)
 
     def build(  # type: ignore[override]
         self,
@@ -89,9 +89,9 @@ class DecodingBlock(DecoderBlock):
         keys, values = put(own, position, new)
         x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
         encoded_keys, encoded_values = encoded
-        x = self.rows.together(x)
+        x = self.packing.together(x)
         heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [hiding])
-        x = self.rows.apart(cross.project_out(x, heads))
+        x = self.packing.apart(cross.project_out(x, heads))
         return self.feed_forward(x), keys, values
 
 
@@ -156,14 +156,14 @@ class DecoderPreparation(T5Stack):
 
     def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__(config)
-        self.rows = Rows.of(config, sequences)
+        self.packing = Packing.of(config, sequences)
 
     def build(self, encoded: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
         """What hides tokens of the encoder, position biases, each layer's keys and values.
 
         Args:
             encoded: (batch, length, hidden).
-            mask: see `Rows`.
+            mask: see `Packing`.
             wanted: bool scalar; without it keys and values are zeros. See `call_if`: XLA would keep
                 those of all layers in two layouts at once.
 
@@ -174,7 +174,7 @@ class DecoderPreparation(T5Stack):
         length = self.config.model.decoder_sequence_length
         position_facts, positions = self.relative_positions(causal=True, length=length)
         facts, project = EncodedKeyValues(self.config).create_graph(encoded)
-        prepared = [self.rows.cross_bias(mask, length=1)]
+        prepared = [self.packing.cross_bias(mask, length=1)]
         for weights in self.weights_of_layers(facts, position_facts):
             if len(prepared) == 1:
                 prepared += positions.bind(weights.get(RELATIVE_POSITION)).call()
@@ -217,18 +217,18 @@ class Encode(Module):
 
     def __init__(self, config: T5Config, sequences: int) -> None:
         super().__init__()
-        self.rows = Rows.of(config)
+        self.packing = Packing.of(config)
         self.embeddings = Embeddings(config)
         self.encoder = EncoderStack(config)
         self.encoder_head = EncoderHead(config)
         self.decoder = DecoderPreparation(config, sequences)
 
     def build(self, words: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
-        """words: int32 (batch, length) -> what `DecoderPreparation` returns. `mask`: see `Rows`."""
+        """words, int32 (batch, length) -> what `DecoderPreparation` returns; mask: `Packing`'s."""
         with popxl.plan.part("embeddings/prompt"):
             x = self.embeddings(words)
         with popxl.plan.part("encoder/prompt"):
-            x = self.encoder(x, self.rows.encoder_bias(mask))
+            x = self.encoder(x, self.packing.encoder_bias(mask))
         with popxl.plan.part("encoder_head/prompt"):
             x = self.encoder_head(x)
         with popxl.plan.part("decoder/prompt"):
@@ -239,7 +239,7 @@ class T5Step(Step):
     """See `Step`."""
 
     def __init__(self, config: T5Config, sequences: int) -> None:
-        super().__init__(config, Head(config))
+        super().__init__(config, DecoderHead(config))
         self.decoder = DecoderStack(config, sequences)
 
     def build(
@@ -265,10 +265,10 @@ class T5Generator:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
         self.prompt_length = model.sequence_length
-        self.prompts_per_row = config.data.examples_per_row
+        self.prompts_per_sample = config.data.examples_per_row
         self.output_length = model.decoder_sequence_length
-        self._rows = Rows.of(config)
-        self._sequences = batch * self.prompts_per_row * sequences
+        self._packing = Packing.of(config)
+        self._sequences = batch * self.prompts_per_sample * sequences
         self._groups, self._layers = groups, model.layers
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
         wanted = TensorSpec((), popxl.bool)
@@ -296,7 +296,7 @@ class T5Generator:
         inputs: Sequence[Tensor],
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
-        prompted = self._rows.is_there(mask)
+        prompted = self._packing.is_there(mask)
         prepared = self._encode.bind(weights).call(words, mask, is_any(prompted, self._groups))
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)

@@ -15,7 +15,7 @@ import popxl_addons as addons
 from config.t5 import T5Config
 from modelling.layers import Axes, Embeddings
 from modelling.phases import (
-    ActivationRows,
+    ActivationBuffers,
     InputBuffers,
     LossPhase,
     Phase,
@@ -24,9 +24,9 @@ from modelling.phases import (
     stack_backward,
     stack_forward,
 )
-from modelling.phases.rows import activation_buffer, sum_rows
+from modelling.phases.buffers import activation_buffer, sum_of_rows
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import EncoderHead, Head
+from modelling.t5.ends import DecoderHead, EncoderHead
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
 RELATIVE_POSITION = "relative_position"
@@ -69,8 +69,8 @@ class T5Layout:
             },
             settings,
         )
-        self._encoder_rows = ActivationRows.create(self._enc, self._layers + 2, settings)
-        self._decoder_rows = ActivationRows.create(self._dec, self._layers + 1, settings)
+        self._encoder_rows = ActivationBuffers.create(self._enc, self._layers + 2, settings)
+        self._decoder_rows = ActivationBuffers.create(self._dec, self._layers + 1, settings)
         self._encoded_grads = (
             activation_buffer(self._enc, self._layers, settings) if settings.training else None
         )
@@ -147,7 +147,7 @@ class T5Layout:
             "labels": self.inputs.port("labels"),
             "weight": self.inputs.port("weight"),
         }
-        self.head = LossPhase("head", Head(config), head_inputs, settings)
+        self.head = LossPhase("head", DecoderHead(config), head_inputs, settings)
 
     # ---- order ----------------------------------------------------------------------------------
     def forward(self, seed: popxl.Tensor | None) -> None:
@@ -173,7 +173,7 @@ class T5Layout:
         assert source is not None
         assert target is not None
         with popxl.plan.part("encoder_head/backward"):
-            sum_rows(
+            sum_of_rows(
                 source,
                 self._layers,
                 target,

@@ -19,7 +19,7 @@ from imgs.draw import figures
 from imgs.figures import activation_rows, replica_grid, rts_groups, step_timeline
 from imgs.style import SHARPNESS, WIDTH, Area, Canvas
 from modelling.layers import Groups
-from modelling.phases import LossPhase, Phase, rows
+from modelling.phases import LossPhase, Phase, buffers
 from modelling.phases.optimizer import OptimizerStore
 from modelling.phases.training import build_training
 from modelling.t5.training import T5Layout
@@ -155,13 +155,13 @@ def program() -> dict[str, list]:
             if method in vars(kind):
                 record(patch, kind, method, lambda phase, m=method: found[m].append(phase.name))
         record(patch, OptimizerStore, "update", lambda store: found["update"].append(store.facts))
-        buffers = rows.activation_buffer
+        plain = buffers.activation_buffer
 
         def counted(spec, number, settings):
             found["rows"].append(number)
-            return buffers(spec, number, settings)
+            return plain(spec, number, settings)
 
-        patch.setattr(rows, "activation_buffer", counted)
+        patch.setattr(buffers, "activation_buffer", counted)
         patch.setattr(modelling.t5.training, "activation_buffer", counted)
         built = build_training(config, T5Layout)
     owners = [name for name, entries in built.variables.items() if entries]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import popxl
-from modelling.t5 import EncoderBlock, Head
+from modelling.t5 import DecoderHead, EncoderBlock
 from modelling.t5.weights import HEAD, encoder_layer, weight_table
 from modelling.weights import Row, Weight
 from popxl_addons import NamedTensors
@@ -194,7 +194,7 @@ def test_the_modules_have_the_rows_variables():
         mask = popxl.TensorSpec((2, 12), popxl.int32)
         facts, _ = EncoderBlock(CONFIG).create_graph(x, mask)
         labels, weight = popxl.TensorSpec((2, 12), popxl.int32), popxl.TensorSpec((), popxl.float32)
-        head, _ = Head(CONFIG).create_graph(x, labels, weight)
+        head, _ = DecoderHead(CONFIG).create_graph(x, labels, weight)
     table = weight_table(CONFIG)
     position = {"self_attention.relative_position.weight"}
     assert {r.path for r in table.layers[encoder_layer(1)]} == set(facts.keys_flat()) - position

@@ -16,7 +16,7 @@ from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
 from modelling.inference import Inference
 from modelling.spec import family_of
-from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
+from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderHead
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
 from modelling.t5.weights import weight_table
 from popxl import Tensor
@@ -212,7 +212,7 @@ def uncached_logits(
     for i in range(LAYERS):
         x = run(DecoderBlock(config), layer("decoder", i), x, encoded, mask)
 
-    class AllLogits(Head):
+    class AllLogits(DecoderHead):
         def build(self, x: Tensor) -> Tensor:
             return self.logits(x)
 

@@ -8,7 +8,7 @@ import torch
 
 import popxl
 from config.gptj import GPTJConfig
-from modelling.gptj import Block, Head
+from modelling.gptj import Block, DecoderHead
 from modelling.gptj.weights import EMBEDDINGS, HEAD, layer_name, weight_table
 from modelling.layers import Embeddings
 from popxl import TensorSpec
@@ -62,7 +62,7 @@ def gptj_cases() -> dict[str, Case]:
         "layer": case(lambda tp: Block(config_of(tp)), *block),
         "layer, attention in slices": case(lambda tp: Block(config_of(tp, slices=3)), *block),
         "head": case(
-            lambda tp: Head(config_of(tp)),
+            lambda tp: DecoderHead(config_of(tp)),
             HEAD,
             loss,
             [rand(*shape), labels, np.float32(0.37)],

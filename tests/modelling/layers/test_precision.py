@@ -9,7 +9,7 @@ import popxl
 import popxl_addons as addons
 from modelling.layers import Dropout, GatedFeedForward, Groups, add_residual
 from modelling.layers.residual import FLOAT16_LIMIT
-from modelling.t5 import DecoderBlock, EncoderBlock, Head
+from modelling.t5 import DecoderBlock, DecoderHead, EncoderBlock
 from modelling.t5.weights import HEAD, decoder_layer, encoder_layer, weight_table
 from tests.modelling.harness import small_config
 
@@ -54,7 +54,7 @@ def blocks(precision: str) -> list[np.ndarray]:
         encoded = call(EncoderBlock(config), encoder_layer(0), x, mask)
         decoded = call(DecoderBlock(config), decoder_layer(0), y, encoded, mask)
         weight = popxl.variable(np.float32(0.1))
-        loss = call(Head(config), HEAD, decoded, popxl.variable(labels), weight)
+        loss = call(DecoderHead(config), HEAD, decoded, popxl.variable(labels), weight)
         assert loss.dtype == popxl.float32
         streams = [addons.host_store(t) for t in (encoded, decoded, loss)]
     return run(ir, streams)

@@ -9,13 +9,13 @@ import popxl_addons as addons
 from config.sections import Execution, Model, Optimizer, RunConfig, Training
 from config.sections import LearningRate as Rate
 from modelling.phases import (
-    ActivationRows,
+    ActivationBuffers,
     InputBuffers,
     LossPhase,
     Phase,
     Port,
     Settings,
-    over_rows,
+    over_layers,
 )
 from popxl import ops
 
@@ -55,7 +55,7 @@ class ToyLayout:
             popxl.TensorSpec((), popxl.float32),
         )
         self.inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
-        rows = ActivationRows.create(spec, layers, settings)
+        rows = ActivationBuffers.create(spec, layers, settings)
 
         def row(offset: int) -> Port:
             return Port(spec, rows.value(offset), rows.grad(offset))
@@ -82,10 +82,10 @@ class ToyLayout:
         def backward(row: popxl.Tensor, squares: popxl.Tensor) -> list[popxl.Tensor]:
             return [squares + self.rest.backward(row)]
 
-        over_rows(range(self.rest.entries), forward)
+        over_layers(range(self.rest.entries), forward)
         squares = self.head.backward(zero)
         rows = range(self.rest.entries - 1, -1, -1)
-        (squares,) = over_rows(rows, backward, [squares])
+        (squares,) = over_layers(rows, backward, [squares])
         return squares + self.first.backward(zero)
 
 

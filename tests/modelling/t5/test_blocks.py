@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
+from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderHead
 from modelling.t5.weights import (
     EMBEDDINGS,
     ENCODER_HEAD,
@@ -86,7 +86,7 @@ def t5_cases() -> dict[str, Case]:
             rand(*narrow),
         ),
         "head": case(
-            at(Head), HEAD, loss, [rand(*narrow), labels, np.float32(0.37)], np.float32(1.5)
+            at(DecoderHead), HEAD, loss, [rand(*narrow), labels, np.float32(0.37)], np.float32(1.5)
         ),
     }
 

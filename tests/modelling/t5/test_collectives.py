@@ -12,7 +12,7 @@ import pytest
 
 import popxl
 import popxl_addons as addons
-from modelling.t5 import DecoderBlock, Embeddings, EncoderBlock, EncoderHead, Head
+from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderHead
 from popxl import TensorSpec
 from popxl_addons.patterns import apply_pre_alias_patterns
 from tests.modelling.harness import small_config
@@ -29,7 +29,7 @@ LAYERS = {
     # Cross-attention opens with two inputs, the decoder's and the encoder's.
     "decoder layer": (DecoderBlock, [NARROW, WIDE, WORDS], 3, 4),
     # The loss exchanges the largest logits, the sums of exponentials and the labels' logits.
-    "head": (Head, [NARROW, LABELS, TensorSpec((), popxl.float32)], 3, 1),
+    "head": (DecoderHead, [NARROW, LABELS, TensorSpec((), popxl.float32)], 3, 1),
 }
 
 

@@ -18,7 +18,7 @@ import popxl
 from config.presets import load_config
 from config.t5 import T5Config
 from data.encoding import EncodedExamples
-from data.rows import EMPTY, PackedExamples
+from data.packing import EMPTY, PackedExamples
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
 from tests.modelling.sessions import fine_tuning, transposed
@@ -180,7 +180,7 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     packed = PackedExamples.of(examples, PLACES)
     assert SAMPLES > ROWS > len(packed)
     missing = np.full((ROWS - len(packed), PLACES), EMPTY)
-    return replace(packed, rows=np.concatenate([packed.rows, missing])).take(range(ROWS))
+    return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
 
 
 @pytest.mark.parametrize(("dp", "tp", "micro_batch", "slices"), [(2, 2, 3, 1), (1, 2, 6, 2)])

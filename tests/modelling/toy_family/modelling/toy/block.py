@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from config.toy import ToyConfig
-from modelling.layers import Dropout, Layer, ModelHead, RMSNorm
+from modelling.layers import Dropout, Layer, LMHeadLoss, RMSNorm
 from popxl import Tensor, ops
 
 
@@ -16,7 +16,7 @@ class Block(Layer):
         return x + ops.tanh(x @ self.weight("weight", (hidden, hidden), x.dtype))
 
 
-class Head(ModelHead):
+class Head(LMHeadLoss):
     """The final norm, logits and the loss."""
 
     def __init__(self, config: ToyConfig) -> None:

@@ -42,7 +42,7 @@ class ToyGenerator:
     def __init__(self, config: ToyConfig, groups: Groups, sequences: int = 1) -> None:
         model = config.model
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
-        self.prompts_per_row = 1
+        self.prompts_per_sample = 1
         self._groups = groups
         words = TensorSpec((config.execution.micro_batch_size, 1), popxl.int32)
         self.facts, self._step = ToyStep(config).create_graph(TensorSpec((), popxl.int32), words)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from config.gptj import GPTJConfig
-from modelling.layers import Dropout, LayerNorm, ModelHead
+from modelling.layers import Dropout, LayerNorm, LMHeadLoss
 
 
-class Head(ModelHead):
+class DecoderHead(LMHeadLoss):
     """The final norm, logits with a bias, and the loss."""
 
     def __init__(self, config: GPTJConfig) -> None:

@@ -1,4 +1,4 @@
-"""Several sequences in a row."""
+"""Several sequences in a sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.encoding import IGNORE_INDEX, EncodedExamples
 from data.lengths import Cuts
-from data.rows import EMPTY, PackedExamples, fill_rows, pack_rows
+from data.packing import EMPTY, PackedExamples, lay_out, pack
 
 CAPACITY = 16
 
@@ -20,40 +20,44 @@ def sequences(lengths: list[int]) -> list[np.ndarray]:
 
 
 @given(st.lists(st.integers(1, CAPACITY), max_size=60), st.integers(1, 5))
-def test_each_sequence_is_in_one_row_that_holds_it(lengths: list[int], most: int) -> None:
-    rows = pack_rows(lengths, CAPACITY, most)
-    assert rows.shape[1] == most
-    indices = rows[rows != EMPTY]
+def test_each_sequence_is_in_one_sample_that_holds_it(lengths: list[int], most: int) -> None:
+    samples = pack(lengths, CAPACITY, most)
+    assert samples.shape[1] == most
+    indices = samples[samples != EMPTY]
     assert sorted(indices.tolist()) == list(range(len(lengths)))
-    for row in rows:
-        kept = row[row != EMPTY]
+    for sample in samples:
+        kept = sample[sample != EMPTY]
         assert 0 < sum(lengths[i] for i in kept) <= CAPACITY or most == 1
-        np.testing.assert_array_equal(row[: len(kept)], kept)  # the empty places are the last
+        np.testing.assert_array_equal(sample[: len(kept)], kept)  # the empty places are the last
 
 
 @given(st.lists(st.integers(1, CAPACITY), max_size=60), st.integers(2, 5))
-def test_rows_are_not_wasted(lengths: list[int], most: int) -> None:
-    """No two rows with places left are filled by half or less: one would have gone to the other."""
-    rows = pack_rows(lengths, CAPACITY, most)
+def test_samples_are_not_wasted(lengths: list[int], most: int) -> None:
+    """No two with places left are filled by half or less: one would have gone to the other."""
+    samples = pack(lengths, CAPACITY, most)
     least = max(-(-sum(lengths) // CAPACITY), -(-len(lengths) // most))
-    assert len(rows) >= least
-    filled = [sum(lengths[i] for i in row[row != EMPTY]) for row in rows]
-    loose = [n for n, row in zip(filled, rows, strict=True) if n * 2 <= CAPACITY and EMPTY in row]
+    assert len(samples) >= least
+    filled = [sum(lengths[i] for i in sample[sample != EMPTY]) for sample in samples]
+    loose = [
+        n
+        for n, sample in zip(filled, samples, strict=True)
+        if n * 2 <= CAPACITY and EMPTY in sample
+    ]
     assert len(loose) <= 1
 
 
-def test_one_in_a_row_keeps_the_order() -> None:
-    np.testing.assert_array_equal(pack_rows([3, 9, 1], CAPACITY, 1), [[0], [1], [2]])
+def test_one_in_a_sample_keeps_the_order() -> None:
+    np.testing.assert_array_equal(pack([3, 9, 1], CAPACITY, 1), [[0], [1], [2]])
 
 
 def test_a_long_sequence_is_filled_up_with_short_ones() -> None:
-    rows = pack_rows([4, 12, 9, 3, 4], CAPACITY, 3)
-    np.testing.assert_array_equal(rows, [[1, 0, EMPTY], [2, 4, 3]])
+    samples = pack([4, 12, 9, 3, 4], CAPACITY, 3)
+    np.testing.assert_array_equal(samples, [[1, 0, EMPTY], [2, 4, 3]])
 
 
-def test_rows_hold_the_tokens_and_their_places() -> None:
+def test_samples_hold_the_tokens_and_their_places() -> None:
     given = sequences([3, 2, 4])
-    words, segments = fill_rows(np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7)
+    words, segments = lay_out(np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7)
     np.testing.assert_array_equal(words, [[201, 202, 203, 204, 1, 2, 3, 7], [101, 102, *[7] * 6]])
     np.testing.assert_array_equal(segments, [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, *[0] * 6]])
 
@@ -70,7 +74,7 @@ def packed() -> PackedExamples:
     return PackedExamples.of(examples, 3)
 
 
-def test_a_row_is_a_sample(packed: PackedExamples) -> None:
+def test_a_batch_has_the_samples(packed: PackedExamples) -> None:
     assert (len(packed), packed.cuts.prompts) == (2, 2)
 
 

@@ -12,7 +12,7 @@ from modelling.layers.parallel import Groups
 from popxl import Tensor
 
 
-class ModelHead(Layer):
+class LMHeadLoss(Layer):
     """Norm, dropout, logits and loss.
 
     Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`.

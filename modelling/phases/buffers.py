@@ -36,7 +36,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class ActivationRows:
+class ActivationBuffers:
     """The values between the phases of a stack, and their gradients.
 
     Row r of `x` is the input of layer r, row r of `dx` its gradient (None without training); each
@@ -49,7 +49,7 @@ class ActivationRows:
     shards: popxl.ReplicaGrouping | None
 
     @classmethod
-    def create(cls, spec: popxl.TensorSpec, rows: int, settings: Settings) -> ActivationRows:
+    def create(cls, spec: popxl.TensorSpec, rows: int, settings: Settings) -> ActivationBuffers:
         """Buffers of `rows` rows for activations of `spec`, [batch, sequence, hidden]."""
         shards = settings.activation_shards
         x = activation_buffer(spec, rows, settings)
@@ -119,7 +119,7 @@ class InputBuffers:
             ops.repeat(graph, self._steps, start)
 
 
-def over_rows(
+def over_layers(
     rows: Sequence[int] | range,
     body: Callable[..., Sequence[popxl.Tensor]],
     carried: Sequence[popxl.Tensor] = (),
@@ -149,7 +149,7 @@ def over_rows(
     return list(ops.repeat(graph, len(rows), first, *carried, *invariant))[1:]
 
 
-def sum_rows(
+def sum_of_rows(
     source: popxl.RemoteBuffer, rows: int, target: popxl.RemoteBuffer, target_row: int, steps: int
 ) -> None:
     """Store the sum of the first `rows` rows of `source` as a row of `target`.

@@ -14,7 +14,7 @@ from modelling.layers.parallel import Groups
 from popxl import Tensor
 
 
-class Heads(Layer):
+class AttentionHeads(Layer):
     """What attention layers have in common: this replica's heads, and the way back out of them.
 
     Subclasses project to queries, keys and values. All of it is inside a sharded computation.

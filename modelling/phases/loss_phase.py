@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.buffers import Port
 from modelling.phases.phase import Phase
-from modelling.phases.rows import Port
 from modelling.phases.settings import Settings
 from popxl import ops
 from popxl_addons.transforms.batch_serialisation import batch_serialise

@@ -1,7 +1,7 @@
 """Samples of several examples: what keeps them apart.
 
 The examples of a sample lie side by side in the encoder, where the mask has their numbers. In the
-decoder each has a row of its own, so that only cross-attention brings them together.
+decoder each is a sequence of its own, so that only cross-attention brings them together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BATCH_FIRST = Axes()
 
 
 @dataclass(frozen=True)
-class Rows:
+class Packing:
     """Masks and shapes of samples with up to `examples` examples.
 
     A mask is int32 (batch, encoder length): the number of the example that a token belongs to, from
@@ -29,7 +29,7 @@ class Rows:
 
     examples: int
     sequences: int = 1
-    """Decoder rows of an example: several where generation searches with beams."""
+    """Decoder sequences of an example: several where generation searches with beams."""
     axes: Axes = _BATCH_FIRST
     """Of the activations that `together` and `apart` take."""
 
@@ -40,7 +40,7 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Decoder rows of a sample."""
+        """Decoder sequences of a sample."""
         return self.examples * self.sequences
 
     def encoder_bias(self, mask: Tensor) -> Tensor:
@@ -48,10 +48,10 @@ class Rows:
         return padding_bias(mask) if self.examples == 1 else segment_bias(mask, mask)
 
     def cross_bias(self, mask: Tensor, length: int) -> Tensor:
-        """Lets the queries of each example's decoder row see its tokens in the encoder.
+        """Lets the queries of each example's decoder sequences see its tokens in the encoder.
 
         Args:
-            length: queries of a decoder row.
+            length: queries of a decoder sequence.
 
         Returns:
             float32, broadcasts to (batch, 1, examples * sequences * length, encoder length).
@@ -78,8 +78,8 @@ class Rows:
     def together(self, x: Tensor) -> Tensor:
         """(batch * n, length, hidden) -> (batch, n * length, hidden), n = examples * sequences."""
         x = self.axes.swap(x)
-        rows, length, hidden = x.shape
-        return self.axes.swap(x.reshape((rows // self.count, self.count * length, hidden)))
+        sequences, length, hidden = x.shape
+        return self.axes.swap(x.reshape((sequences // self.count, self.count * length, hidden)))
 
     def apart(self, x: Tensor) -> Tensor:
         """The inverse of `together`."""
