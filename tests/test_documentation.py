@@ -88,6 +88,21 @@ def test_a_page_shows_what_its_program_prints():
     assert any("print(" in program and blocks(page, "text") for page, program in programs)
 
 
+def test_the_walkthrough_runs():
+    """And the model learns in it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "docs.walkthrough"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "runtime/src"), "HF_HUB_OFFLINE": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    ((first, last),) = re.findall(r"^loss ([\d.]+) -> ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert float(last) < 0.2 * float(first)
+
+
 # ---- commands -----------------------------------------------------------------------------------
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of each command in the page's shell blocks, without variables set before it."""

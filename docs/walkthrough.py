@@ -1,0 +1,130 @@
+# %% [markdown]
+# # Fine-tuning a model, step by step
+#
+# What `run_finetuning.py` does, with its parts in the hand: configuration, plan, data, program,
+# training, where the time goes, evaluation, answers. It runs offline on a CPU, in about a minute.
+# Run it as a script, `python3 -m docs.walkthrough`, or cell by cell in an editor that knows `# %%`.
+
+# %%
+from __future__ import annotations
+
+from config.presets import load_config
+from config.t5 import T5Config
+from data.loader import Loader
+from evaluation.evaluator import Evaluator
+from modelling.finetuning import FineTuning
+from modelling.inference import Inference
+from modelling.spec import family_of
+from modelling.text import load_tokenizer, training_samples
+from planning.machines import machine
+from planning.needs import finetuning_needs
+from planning.report import report
+
+# %% [markdown]
+# ## The configuration
+#
+# A preset, with values of our own laid over it. Every field is checked when it is built.
+
+# %%
+config = load_config(
+    T5Config,
+    "finetuning",
+    "tiny",
+    {
+        "model": {"layers": 1, "hidden_size": 64, "d_ff": 64, "dropout_prob": 0.0},
+        "training": {"global_batch_size": 32},
+        "execution": {"micro_batch_size": 16, "device": "cpu"},
+        "evaluation": {"samples": 64, "metrics": "loss,perplexity"},
+    },
+)
+print(f"{config.gradient_accumulation} micro-batches of {config.execution.micro_batch_size}")
+
+# %% [markdown]
+# ## What it needs
+#
+# The plan is read off the program. It takes no devices and no weights, for any size of model.
+
+# %%
+needs = finetuning_needs(config)
+plan = report("walkthrough", needs, machine("laptop"))
+print(f"{needs.parameters:,} parameters, {needs.plan.host / 1e6:.1f} MB of host memory")
+for row in sorted(plan.rows, key=lambda row: -row.part.flops)[:3]:
+    print(f"{row.phase} {row.direction}: {row.part.flops / 1e6:.1f} MFLOP")
+
+# %% [markdown]
+# ## The data
+#
+# The task's templates make prompts and targets of rows; the family makes tokens of them. The loader
+# deals global batches, in an order that follows from the seed.
+
+# %%
+family = family_of(config)
+tokenizer = load_tokenizer(config, family)
+samples = training_samples(config, family)
+loader = Loader(samples, config.training.global_batch_size, config.model.seed)
+batch = loader.next_batch()
+print({name: array.shape for name, array in batch.items()})
+print(tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True))
+
+# %% [markdown]
+# ## The program
+#
+# Building it compiles it. The schedule is what the host does in a step: it loads a layer's weights,
+# asks the devices to run a segment of the layer's graph, and stores what comes out.
+
+# %%
+model = FineTuning(config, family)
+print("\n".join(str(model.session.schedule).splitlines()[:8]))
+
+# %% [markdown]
+# ## Training
+#
+# Weights and optimizer state are on the devices, or in host memory for them, while the model is
+# entered. They have the names that they have in Hugging Face's models.
+
+# %%
+model.write(dict(family.weights(config).initial(config.model.seed)))
+losses = []
+with model:
+    for step in range(20):
+        (result,) = model.run([loader.next_batch()], [2e-3], step)
+        losses.append(result.loss)
+    with model.session.timing(apart=True) as timing:
+        model.run([loader.next_batch()], [2e-3], step + 1)
+    weights = model.read(optimizer=False)
+print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}")
+
+# %% [markdown]
+# ## Where the time goes
+#
+# `timing(apart=True)` lets the host wait for every load, segment and store, so that each phase
+# has a time of its own. `--profile` writes all of it as a table.
+
+# %%
+slowest = sorted(timing.parts.items(), key=lambda item: -item[1].seconds)[:3]
+for label, part in slowest:
+    print(f"{label}: {part.seconds / timing.seconds:.0%} of the step")
+
+# %% [markdown]
+# ## Evaluation
+#
+# Loss and perplexity come from the forward phases. With `accuracy` among the metrics, the evaluator
+# would also compile a program that generates, as the next cell does.
+
+# %%
+metrics = Evaluator(config, family).evaluate(weights, quiet=True).metrics
+print({name: round(value, 3) for name, value in metrics.items()})
+
+# %% [markdown]
+# ## An answer
+#
+# After so few steps it is one of the labels at best.
+
+# %%
+prompt = "mnli hypothesis: Nina slept. premise: Nina slept in the kitchen."
+fitted, encoded = family.prompts(config, [prompt], tokenizer)
+writer = Inference(fitted, family)
+writer.write(weights)
+with writer:
+    tokens = writer.generate(encoded.words, encoded.mask)
+print(tokenizer.batch_decode(tokens, skip_special_tokens=True))
