@@ -82,7 +82,7 @@ class DecodingBlock(DecoderBlock):
             position: int32 scalar.
             encoded: keys and values of the encoder's output.
             position_bias: float32 (1, heads, 1, positions); it also hides later positions.
-            hiding: see `Rows.cross_bias`.
+            hiding: see `Packing.cross_bias`.
         """
         attention, cross = self.self_attention, self.cross_attention
         query, *new = attention.project_qkv(x)
@@ -134,7 +134,7 @@ class EncoderStack(T5Stack):
     """All encoder layers."""
 
     def build(self, x: Tensor, hiding: Tensor) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape. `hiding`: see `Rows.encoder_bias`."""
+        """x: (batch, length, hidden) -> the same shape. `hiding`: see `Packing.encoder_bias`."""
         length = Axes.of(self.config).length(x)
         position_facts, positions = self.relative_positions(causal=False, length=length)
         (bias,) = positions.graph.outputs
@@ -168,7 +168,7 @@ class DecoderPreparation(T5Stack):
                 those of all layers in two layouts at once.
 
         Returns:
-            `Rows.cross_bias` of one query; biases of positions, float32 (1, heads, positions,
+            `Packing.cross_bias` of one query; biases of positions, float32 (1, heads, positions,
             positions), for each query and key; keys and values, (batch, heads, length, d_kv).
         """
         length = self.config.model.decoder_sequence_length
