@@ -301,6 +301,18 @@ def test_a_plain_buffer_becomes_one_of_shards_with_its_first_sharded_variable(ir
         np.testing.assert_array_equal(session.get_tensor_data(w), f32(5, 3, seed=1))
 
 
+def test_a_buffer_of_whole_entries_takes_a_sharded_variable(ir):
+    buffer = popxl.remote_buffer((6,), popxl.float32)
+    v = popxl.remote_replica_sharded_variable(f32(2, 3), buffer)
+    loaded = ops.remote_load(buffer, 0)
+    assert (loaded.shape, loaded.meta_shape, v.shape) == ((6,), (2, 3), (2, 3))
+    out = store(loaded)
+    ops.remote_store(buffer, 0, loaded * 2.0)
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], np.tile(f32(2, 3).ravel(), (R, 1)))
+        np.testing.assert_array_equal(session.get_tensor_data(v), 2 * f32(2, 3))
+
+
 def test_four_elements_in_three_shards_of_six_replicas():
     """Two shards would have as many elements each."""
     ir = popxl.Ir(6)

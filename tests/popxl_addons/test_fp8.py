@@ -6,7 +6,7 @@ import torch
 
 import popxl
 from popxl.fp8_utils import host_fp8_mse_scale, host_pow2scale_cast_to_fp8
-from popxl_addons.layers.linear_fp8 import LinearFP8
+from popxl_addons.layers import LinearFP8
 from popxl_addons.ops import fp8_amax_scale
 from popxl_addons.ops.fp8_mse_scale import fp8_mse_scale
 from popxl_addons.ops.fp8_utils import float8_143_def, float8_152_def, fp8_def

@@ -45,6 +45,21 @@ def test_accumulators_keep_their_dtype(t_dtype: Any, x_dtype: Any, shape: tuple[
         np.testing.assert_array_equal(value, wanted.astype(t_dtype), err_msg=name)
 
 
+@pytest.mark.parametrize(("t_dtype", "x_dtype"), [(FLOAT, INT), (FLOAT, HALF), (HALF, FLOAT)])
+def test_averages_keep_their_dtype(t_dtype: Any, x_dtype: Any) -> None:
+    t, x = np.array([9, -4], t_dtype), np.array([3, 8], x_dtype)
+
+    def build(a: popxl.Tensor, b: popxl.Tensor) -> list[popxl.Tensor]:
+        average, square = up.accumulate_moving_average_, up.accumulate_moving_average_square_
+        updates = (up.accumulate_mean_, 3.0), (average, 0.75), (square, 0.75)
+        return [update(ops.identity(a), b, f) for update, f in updates]
+
+    expected = (3 * t + x) / 4, 0.75 * t + 0.25 * x, 0.75 * t + 0.25 * x * x
+    for value, wanted in zip(run(build, t, x), expected, strict=True):
+        assert value.dtype == t_dtype
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("updater", [up.adam_updater, up.lamb_updater, up.adamax_updater])
 @pytest.mark.parametrize("decay", ["number", "tensor", "tensor of 0"])
 def test_weight_decay_without_a_weight_is_reported_first(updater: Any, decay: str) -> None:

@@ -10,5 +10,6 @@ from popxl_addons.layers.embedding import Embedding as Embedding
 from popxl_addons.layers.group_norm import GroupNorm as GroupNorm
 from popxl_addons.layers.layer_norm import LayerNorm as LayerNorm
 from popxl_addons.layers.linear import Linear as Linear
+from popxl_addons.layers.linear_fp8 import LinearFP8 as LinearFP8
 from popxl_addons.named_tensors import NamedTensors as NamedTensors
 from popxl_addons.utils import WeightsDict as WeightsDict
