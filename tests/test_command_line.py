@@ -22,6 +22,7 @@ import huggingface.export
 import run_finetuning
 import run_generation
 import run_validation
+from benchmarks import device as device_benchmark
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
 from checkpoints import load_checkpoint
@@ -547,3 +548,16 @@ def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys):
     assert 0 < facts["of_matrix_rate"] < 1
     assert facts["compile_seconds"] < facts["startup_seconds"]
     assert facts["peak_host_bytes"] > facts.get("compute_bytes", 0)
+
+
+def test_the_benchmark_of_devices_tells_transfers_from_work(capsys):
+    """On CPU, where host and device are one memory."""
+    assert device_benchmark.main([*TRAINING, "--runs", "1"]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["devices"] == "1 × cpu"
+    assert facts["tokens_per_second"] * facts["seconds"] == pytest.approx(8 * (32 + 4))
+    assert 0 < facts["loads"] < facts["computing"]
+    assert 0 < facts["stores"] < facts["computing"]
+    assert 0 <= facts["hidden_share"] <= 1
+    assert facts["peak_device_bytes"] is None
+    assert facts["planned_device_bytes"] > 0
