@@ -4,8 +4,8 @@
     python3 -m benchmarks.accumulation --processes 2 4 --counts 1 8 64
 
 Measures both ways for each number of micro-batches, in turn, on 8 virtual devices of one process
-(`--processes 1`) and on several processes. Ends with a table, and with `--out DIR`
-`accumulation.json` and the picture `accumulation.png`.
+(`--processes 1`) and on several processes, and prints a table. With `--out DIR` it writes
+`accumulation.json` and the picture `accumulation.png`; what is in the file is not measured again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accumulation import processes, programs
 from benchmarks.accumulation.settings import COUNTS, SEEDS_SAVING, WAYS, Measured, Size
@@ -26,24 +27,53 @@ from files.writing import write_text
 
 DEVICES = 8
 Pairs = dict[tuple[int, int], tuple[Measured, Measured]]
+"""(naive, local) by processes and micro-batches."""
 
 
-def measure_all(size: Size, counts: Sequence[int], groups: Sequence[int], steps: int) -> Pairs:
-    """(naive, local) by processes and micro-batches."""
-    found: Pairs = {}
-    for group in groups:
-        for count in counts:
-            if size.batch % (count * (DEVICES if group == 1 else group)):
-                raise UserError(f"{size.batch} samples cannot be cut into {count} micro-batches")
+class Kept:
+    """The measurements, kept in a file if there is one.
+
+    Args:
+        of: what they are measurements of; a file of others is refused with UserError.
+    """
+
+    def __init__(self, path: Path | None, of: dict[str, Any]) -> None:
+        self._path, self._of = path, of
+        self.pairs: Pairs = {}
+        if path is None or not path.exists():
+            return
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if held["of"] != of:
+            raise UserError(f"{path} has measurements of another size: give another --out")
+        facts = [Measured(**m) for m in held["measured"]]
+        for naive, local in zip(facts[::2], facts[1::2], strict=True):
+            self.pairs[local.processes, local.micro_batches] = naive, local
+
+    def add(self, naive: Measured, local: Measured) -> None:
+        """Keep both ways of a number of processes and micro-batches."""
+        self.pairs[local.processes, local.micro_batches] = naive, local
+        if self._path is not None:
+            facts = [asdict(m) for pair in self.pairs.values() for m in pair]
+            text = json.dumps({"of": self._of, "measured": facts}, indent=1)
+            write_text("the measurements", self._path, text + "\n")
+
+
+def measure_all(
+    kept: Kept, size: Size, counts: Sequence[int], groups: Sequence[int], steps: int
+) -> None:
+    """Measure what is not there yet, and print all."""
+    for group, count in ((group, count) for group in groups for count in counts):
+        if size.batch % (count * (DEVICES if group == 1 else group)):
+            raise UserError(f"{size.batch} samples cannot be cut into {count} micro-batches")
+        if (group, count) not in kept.pairs:
             one, other = (
                 programs.measure(size, way, count, DEVICES, steps)
                 if group == 1
                 else processes.measure(size, way, count, group, steps)
                 for way in WAYS
             )
-            found[group, count] = one, other
-            print(row(one, other), flush=True)
-    return found
+            kept.add(one, other)
+        print(row(*kept.pairs[group, count]), flush=True)
 
 
 HEAD = """\
@@ -68,11 +98,11 @@ def draw(pairs: Pairs, path: Path) -> None:
     """Seconds a step over the number of micro-batches: a panel for each number of processes."""
     from matplotlib.figure import Figure
 
-    groups = list(dict.fromkeys(group for group, _ in pairs))
+    groups = sorted({group for group, _ in pairs})
     figure = Figure(figsize=(4 * len(groups), 3.4), layout="constrained")
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for panel, group in zip(panels, groups, strict=True):
-        counts = [n for g, n in pairs if g == group]
+        counts = sorted(n for g, n in pairs if g == group)
         for i, way in enumerate(WAYS):
             panel.plot(counts, [pairs[group, n][i].seconds for n in counts], "o-", label=way)
         title = f"{group} processes" if group > 1 else f"{DEVICES} virtual devices"
@@ -95,12 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.steps < 2:
         parser.error("--steps must be 2 or more: the first step is not counted")
+    size, path = Size(batch=given.batch), given.out and given.out / "accumulation.json"
+    kept = Kept(path, asdict(size) | {"steps": given.steps})
     print(HEAD)
-    pairs = measure_all(Size(batch=given.batch), given.counts, given.processes, given.steps)
+    measure_all(kept, size, given.counts, given.processes, given.steps)
     if given.out is not None:
-        facts = [asdict(m) for pair in pairs.values() for m in pair]
-        write_text("the measurements", given.out / "accumulation.json", json.dumps(facts) + "\n")
-        draw(pairs, given.out / "accumulation.png")
+        draw(kept.pairs, given.out / "accumulation.png")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,13 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
     flags = ["--processes", "1", "--counts", "1", "32", "--out", str(tmp_path)]
     assert main(flags) == 0
     assert "| 8 devices | 32 | 32.000 | 16.000 | 50% | 39% |" in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "accumulation.json").read_text())) == 4
+    assert len(json.loads((tmp_path / "accumulation.json").read_text())["measured"]) == 4
     assert (tmp_path / "accumulation.png").stat().st_size > 1000
+    measured.clear()
+    assert main(flags) == 0, "what is in the file is not measured again"
+    assert "| 8 devices | 1 | 1.000 | 0.500 | 50% |" in capsys.readouterr().out
+    assert main([*flags, "--steps", "3"]) == 2
+    assert "measurements of another size" in capsys.readouterr().err
 
 
 def test_a_batch_that_cannot_be_cut_is_refused(capsys):
