@@ -177,7 +177,8 @@ def test_commands_exist(words, monkeypatch):
         if module in SCRIPTS:
             check_script(module, rest, monkeypatch)
         elif module not in ("venv", "pip", "pytest"):
-            assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
     elif program == "pip":
         files = [a for a in arguments if a.endswith(".txt") or a.startswith("./")]
         assert files

@@ -36,7 +36,11 @@ def measure(size: Size, way: Way, micro_batches: int, processes: int, steps: int
         subprocess.Popen([*command, str(i), *arguments, size_flag], stdout=subprocess.PIPE)
         for i in range(processes)
     ]
-    outputs = [w.communicate()[0] for w in workers]
+    try:
+        outputs = [w.communicate()[0] for w in workers]
+    finally:  # none waits for others that an interrupt ended
+        for worker in workers:
+            worker.kill()
     if any(w.returncode for w in workers):
         raise UserError(f"a process of {processes} ended with an error, which stands above")
     return Measured(**json.loads(outputs[0].splitlines()[-1]))  # gloo writes there, too
