@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from checkpoints.origins import ORIGINS
 from config.cli import entry_point, path_option, read_command_line
 from config.errors import ConfigError
+from config.screen import is_heard
 from files.writing import check_file
 
 
@@ -66,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw)
     with explained(line.preset, config):
         answers = list(answer(config, asked))
+    if not is_heard():
+        return
     if given.out is not None:
         write_rows(given.out, asked, answers)
     elif given.file is not None:

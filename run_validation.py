@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from checkpoints.origins import ORIGINS
 from config.cli import entry_point, path_option, read_command_line
+from config.screen import is_heard
 from planning.options import add_plan_options, planned
 
 
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if not planned(line, inference_needs):
         with explained(line.preset, line.config):
-            print(validate(line.config, line.preset, line.options.out).summary())
+            summary = validate(line.config, line.preset, line.options.out).summary()
+        if is_heard():
+            print(summary)
 
 
 if __name__ == "__main__":

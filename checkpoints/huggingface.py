@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from checkpoints.errors import CheckpointError
 from checkpoints.manifest import is_file_name
-from checkpoints.shards import shards_of, write_json, write_shard
+from checkpoints.shards import as_stored, shards_of, write_json, write_shard
 from checkpoints.tensor_files import TensorFiles
 from files.errors import FileError, WriteError
 from files.json_files import read_object
@@ -154,7 +154,8 @@ def _weight_files(path: Path) -> list[Path]:
 def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
     shards: list[list[str]] = []
     total = 0
-    for shard in shards_of(tensors, shard_bytes):
+    stored = ((name, as_stored(name, tensors[name])) for name in tensors)
+    for shard in shards_of(stored, shard_bytes):
         write_shard(folder / str(len(shards)), shard)
         shards.append(list(shard))
         total += sum(array.nbytes for array in shard.values())

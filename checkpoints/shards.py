@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+import popdist
 from checkpoints.tensor_files import DTYPES
 from files.writing import sync
 
@@ -32,19 +33,33 @@ def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
     return array
 
 
-def shards_of(
-    tensors: Mapping[str, np.ndarray], shard_bytes: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Split tensors, in their order, into dictionaries of at most `shard_bytes` bytes.
+def own_share(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors that this process stores, of several processes that all have them.
 
-    A larger tensor has one for itself. Tensors are taken from the mapping when their turn comes,
-    and a dictionary is emptied when the next one is asked for: if the mapping makes its arrays on
-    access, only one shard of them exists at a time.
+    Each tensor goes to the process that has the fewest bytes so far. Every process takes each from
+    the mapping, in the same order: those that devices of all of them hold are read by all of them.
+    """
+    given = [0] * popdist.getNumInstances()
+    for name in tensors:
+        array = as_stored(name, tensors[name])
+        owner = given.index(min(given))
+        given[owner] += array.nbytes
+        if owner == popdist.getInstanceIndex():
+            yield name, array
+
+
+def shards_of(
+    tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Split named tensors, in their order, into dictionaries of at most `shard_bytes` bytes.
+
+    A larger tensor has one for itself. Tensors are taken when their turn comes, and a dictionary is
+    emptied when the next one is asked for: if arrays are made when they are taken, only one shard
+    of them exists at a time.
     """
     shard: dict[str, np.ndarray] = {}
     size = 0
-    for name in tensors:
-        array = as_stored(name, tensors[name])
+    for name, array in tensors:
         if shard and size + array.nbytes > shard_bytes:
             yield shard
             shard.clear()

@@ -1,18 +1,23 @@
-"""A directory of checkpoints: saves in the background, loads the newest good one."""
+"""A directory of checkpoints: saves in the background, loads the newest good one.
+
+Several processes save and load together. Each writes files of its own into the folder of the step;
+process 0 makes that folder, and commits it when the others have said that theirs are on the disk.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError
 
+import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning, NewerFormatError
 from checkpoints.folders import (
     new_step_folder,
@@ -21,7 +26,7 @@ from checkpoints.folders import (
     step_folders,
 )
 from checkpoints.manifest import FILE_NAME, Manifest, TensorRecord, text_digest
-from checkpoints.shards import as_stored, shards_of, write_shard, write_synced
+from checkpoints.shards import own_share, shards_of, write_shard, write_synced
 from checkpoints.tensor_files import TensorFiles
 
 SHARD_BYTES = 2**30
@@ -45,7 +50,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Saves and loads the steps of one run. One process at a time may save in a directory."""
+    """Saves and loads the steps of one run. One run at a time may save in a directory."""
 
     def __init__(
         self, directory: str | Path, to_keep: int | None = None, shard_bytes: int = SHARD_BYTES
@@ -77,7 +82,8 @@ class CheckpointStore:
     ) -> None:
         """Save a step, as the newest.
 
-        A save that still runs is waited for first, so that at most one copy exists.
+        A save that still runs is waited for first, so that at most one copy exists. Several
+        processes save together: each writes its share of the tensors, all of which it can read.
 
         Args:
             step: optimizer steps done.
@@ -97,10 +103,10 @@ class CheckpointStore:
         record: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
         texts = dict(texts or {})
         if wait:
-            self._write(step, tensors, record, texts)
+            self._write(step, own_share(tensors), record, texts)
             return
-        copies = {name: as_stored(name, tensors[name]).copy() for name in tensors}
-        self._pending = self._writer.submit(self._write, step, copies, record, texts)
+        copies = {name: array.copy() for name, array in own_share(tensors)}
+        self._pending = self._writer.submit(self._write, step, copies.items(), record, texts)
 
     def wait(self) -> None:
         """Return when nothing is being saved.
@@ -167,21 +173,21 @@ class CheckpointStore:
     def _write(
         self,
         step: int,
-        tensors: Mapping[str, np.ndarray],
+        tensors: Iterable[tuple[str, np.ndarray]],
         metadata: dict[str, Any],
         texts: Mapping[str, str],
     ) -> None:
         try:
+            if popdist.getInstanceIndex():
+                self._write_share(self._everyones(None)[0], tensors)
+                return
             self._directory.mkdir(parents=True, exist_ok=True)
             if not self._has_saved:
                 remove_leftovers(self._directory)
                 self._has_saved = True
             with new_step_folder(self._directory, step) as folder:
-                records: dict[str, TensorRecord] = {}
-                for number, shard in enumerate(shards_of(tensors, self._shard_bytes), 1):
-                    file = f"tensors-{number:05d}.safetensors"
-                    records |= {name: TensorRecord.of(array, file) for name, array in shard.items()}
-                    write_shard(folder / file, shard)
+                self._everyones(str(folder))
+                records = self._write_share(str(folder), tensors)
                 for name, text in texts.items():
                     write_synced(folder / name, text)
                 digests = {name: text_digest(text.encode()) for name, text in texts.items()}
@@ -193,6 +199,23 @@ class CheckpointStore:
             raise CheckpointError(
                 f"cannot save step {step} in {self._directory}: {reason}"
             ) from error
+
+    def _write_share(
+        self, folder: str, tensors: Iterable[tuple[str, np.ndarray]]
+    ) -> dict[str, TensorRecord]:
+        """Write the tensors of this process, and return the records of those of all of them."""
+        prefix = f"{popdist.getInstanceIndex():05d}-" if popdist.getNumInstances() > 1 else ""
+        records: dict[str, TensorRecord] = {}
+        for number, shard in enumerate(shards_of(tensors, self._shard_bytes), 1):
+            file = f"tensors-{prefix}{number:05d}.safetensors"
+            records |= {name: TensorRecord.of(array, file) for name, array in shard.items()}
+            write_shard(Path(folder) / file, shard)
+        written = self._everyones({name: asdict(record) for name, record in records.items()})
+        return {name: TensorRecord(**row) for rows in written for name, row in rows.items()}
+
+    def _everyones(self, value: Any) -> list[Any]:
+        """What each process has to say about the save that is being written."""
+        return popdist.gather(value, "checkpoint")
 
     def _absent(self, step: int | None) -> str:
         steps = self.steps()
@@ -223,9 +246,22 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Read the folder of a step and verify all of it; `CheckpointError` if it is damaged."""
-    manifest = Manifest.read(folder)
-    manifest.check_texts(folder)
-    tensors = manifest.open(folder)
-    tensors.verify()
-    return Checkpoint(manifest.step, tensors, manifest.metadata, folder)
+    """Read the folder of a step and verify all of it; `CheckpointError` if it is damaged.
+
+    Of several processes each verifies its share, and all come to the same end.
+    """
+    problem, checkpoint = None, None
+    try:
+        manifest = Manifest.read(folder)
+        manifest.check_texts(folder)
+        tensors = manifest.open(folder)
+        tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
+        checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder)
+    except NewerFormatError:
+        raise
+    except CheckpointError as error:
+        problem = str(error)
+    problems = [found for found in popdist.gather(problem) if found is not None]
+    if problems or checkpoint is None:
+        raise CheckpointError(problems[0])
+    return checkpoint

@@ -25,12 +25,14 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any, NoReturn, Protocol
 
+import popdist
 from config.errors import ConfigError, Notice, UserError
 from config.families import config_class_of
 from config.flags import add_field_flags, field_overrides, spell_flags
 from config.help import field_help, formatter
 from config.interrupts import Interrupted, exit_code, interruptible, sentence
 from config.presets import merge, preset_data, preset_names
+from config.screen import is_heard
 from config.sections import RunConfig
 from config.values import PathText, ValueType
 from files.shown import shown_name, shown_path
@@ -116,6 +118,7 @@ def read_command_line(
         formatter_class=formatter,
     )
     _add_config_options(parser, default_preset, origins)
+    _add_process_options(parser)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
     if add_options:
         add_options(parser)
@@ -167,13 +170,14 @@ def entry_point(
     one line.
     """
 
-    expected: tuple[type[Exception], ...] = (UserError, *user_errors)
+    expected: tuple[type[Exception], ...] = (UserError, popdist.DistributedError, *user_errors)
 
     def decorate(main: Main) -> EntryPoint:
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
             try:
                 with interruptible(), _plain_notices():
+                    _meet(sys.argv[1:] if arguments is None else arguments)
                     main(arguments)
                     sys.stdout.flush()
             except expected as error:
@@ -198,7 +202,12 @@ def entry_point(
 
 
 def _say(text: str, code: int) -> int:
-    """Print the last line on stderr, if it can be, and return the exit code."""
+    """Print the last line on stderr, if it can be, and return the exit code.
+
+    One of several processes ends here, so that the others do not wait for it.
+    """
+    if popdist.getNumInstances() > 1:
+        popdist.fail(text, code)
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
     return code
@@ -226,11 +235,43 @@ def _plain_notices() -> Iterator[None]:
             return f"warning: {message}\n"
         return usual(message, category, filename, lineno, line)
 
+    def of_others(*_: object, **__: object) -> None:
+        """The first of several processes has said it."""
+
+    shown = warnings.showwarning
     warnings.formatwarning = formatwarning
+    if not is_heard():
+        warnings.showwarning = of_others
     try:
         yield
     finally:
-        warnings.formatwarning = usual
+        warnings.formatwarning, warnings.showwarning = usual, shown
+
+
+def _meet(arguments: Sequence[str]) -> None:
+    """Meet the other processes, if the arguments or the environment say that there are some.
+
+    Raises:
+        ConfigError, DistributedError: what they say cannot be, or the others do not come.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    _add_process_options(parser)
+    given = parser.parse_known_args(arguments)[0]
+    try:
+        popdist.init(given.processes, given.process, given.coordinator)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _add_process_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "several processes, unless popdist.run, mpirun or srun starts them"
+    )
+    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="the host of process 0, and a free port of it"
+    )
 
 
 def _start(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+import popdist
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SECONDS_TO_ANSWER = 1.5
@@ -88,6 +89,5 @@ def _watch(reader: int, handle: object, answered: threading.Event) -> None:
         if (signal.getsignal(number) is handle or received > 1) and not answered.wait(
             SECONDS_TO_ANSWER
         ):
-            print(sentence(number), file=sys.stderr, flush=True)
-            os._exit(exit_code(number))
+            popdist.fail(sentence(number), exit_code(number))
     os.close(reader)

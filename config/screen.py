@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import sys
 
+import popdist
+
+
+def is_heard() -> bool:
+    """Whether this process tells what all of several do alike: the first one does."""
+    return popdist.getInstanceIndex() == 0
+
 
 def say(text: str) -> None:
-    """Print a line to standard error, at once; above a progress bar, if there is one."""
+    """Print a line to standard error, at once; above a progress bar, if there is one.
+
+    Of several processes the first one does.
+    """
+    if not is_heard():
+        return
     if "tqdm" in sys.modules:
         from tqdm import tqdm
 

@@ -10,6 +10,7 @@ def per_replica(
     data_parallel: int,
     tensor_parallel: int,
     gradient_accumulation: int,
+    own: slice = slice(None),
 ) -> np.ndarray:
     """Cut a global batch into micro-batches, and give each replica its own.
 
@@ -20,9 +21,10 @@ def per_replica(
 
     Args:
         samples: [global_batch, ...].
+        own: which replicas the host streams of this process feed; default: all.
 
     Returns:
-        [gradient_accumulation, replicas, micro_batch, ...], as host streams take it.
+        [gradient_accumulation, own replicas, micro_batch, ...], as host streams take it.
 
     Raises:
         ValueError: the batch cannot be cut evenly.
@@ -34,4 +36,5 @@ def per_replica(
             f"micro-batches for each of {data_parallel} data-parallel copies"
         )
     micro = (gradient_accumulation, data_parallel, len(samples) // parts)
-    return np.repeat(samples.reshape(*micro, *samples.shape[1:]), tensor_parallel, axis=1)
+    copies = np.repeat(np.arange(data_parallel), tensor_parallel)[own]
+    return samples.reshape(*micro, *samples.shape[1:])[:, copies]

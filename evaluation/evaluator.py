@@ -8,6 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.errors import ConfigError
+from config.screen import is_heard
 from config.sections import RunConfig
 from data.task import Task, task_of
 from evaluation.metrics import TEXT_METRICS
@@ -105,6 +106,7 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
 def _bar(what: str, total: int, quiet: bool) -> tqdm:
     """Without a terminal there is no bar: a log of its states would tell nobody anything."""
     return tqdm(
-        desc=what, total=total, unit="sample", disable=True if quiet else None, leave=False,
+        desc=what, total=total, unit="sample", disable=quiet or not is_heard() or None,
+        leave=False,
         dynamic_ncols=True,
     )  # fmt: skip

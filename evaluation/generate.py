@@ -11,9 +11,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+import popdist
 from checkpoints import has_checkpoint
 from checkpoints.start import load_weights
-from config.screen import say
+from config.screen import is_heard, say
 from config.sections import RunConfig
 from data.sources import DataError, File
 from data.task import task_of
@@ -67,7 +68,10 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
         )
     model = compiled(lambda: Inference(fitted, family), "the program that generates")
     model.write(start.tensors)
-    bar = tqdm(total=len(prompts), unit="prompt", disable=None, leave=False, dynamic_ncols=True)
+    bar = tqdm(
+        total=len(prompts), unit="prompt", disable=not is_heard() or None, leave=False,
+        dynamic_ncols=True,
+    )  # fmt: skip
     with model, bar:
         tokens = model.generate(encoded.words, encoded.mask, bar.update)
     yield from (t.strip() for t in tokenizer.batch_decode(tokens, skip_special_tokens=True))
@@ -103,15 +107,16 @@ def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
 
 
 def lines_of_standard_input() -> list[str]:
-    """A prompt on each line.
+    """A prompt on each line. Of several processes, the first one reads them.
 
     Raises:
         DataError: it is not UTF-8.
     """
     try:
-        return [line.rstrip("\n") for line in sys.stdin]
+        lines = [line.rstrip("\n") for line in sys.stdin] if is_heard() else []
     except UnicodeDecodeError as error:
         raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
+    return list(popdist.gather(lines)[0])
 
 
 def json_lines(prompts: Sequence[Asked], answers: Sequence[str]) -> str:

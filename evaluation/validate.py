@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import popdist
 from checkpoints import CheckpointStore, has_checkpoint
 from checkpoints.start import load_weights
-from config.screen import say
+from config.screen import is_heard, say
 from config.sections import RunConfig
 from evaluation.evaluator import Evaluator
 from evaluation.report import Report
@@ -29,7 +30,7 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Report:
     Raises:
         UserError: for anything a person can mend.
     """
-    directory = _directory(config, name, out)
+    directory = Path(popdist.gather(str(_directory(config, name, out)))[0])
     check_folder("the report to", directory)
     check_least(config)
     announce_devices(config)
@@ -41,7 +42,7 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Report:
     seconds = time.perf_counter() - begin
     facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
     report = replace(report, facts=facts | dict(report.facts))
-    path = report.write(directory)
+    path = report.write(directory) if is_heard() else directory
     say(f"evaluated in {seconds:.1f} s; details are in {path}")
     return report
 

@@ -14,7 +14,7 @@ from checkpoints.origins import ORIGINS
 from checkpoints.start import load_weights
 from config.cli import add_export_option, entry_point, read_command_line
 from config.errors import ConfigError
-from config.screen import say
+from config.screen import is_heard, say
 from config.sections import RunConfig
 from data.hub import DataUnavailable
 from modelling.memory import check_least
@@ -27,7 +27,8 @@ from modelling.weights import Arrays
 def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str | Path) -> None:
     """Write weights, configuration and tokenizer to a folder that transformers loads.
 
-    Without a tokenizer, because the hub cannot be reached, the model is written all the same.
+    Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
+    several processes, the first one writes.
 
     Args:
         weights: whole weights by Hugging Face name; each is read once.
@@ -35,6 +36,10 @@ def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str 
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
+    if not is_heard():  # values that devices of all processes hold are read by all of them
+        for name in weights:
+            weights[name]
+        return
     tokenizer = None
     try:
         tokenizer = load_tokenizer(config, family)

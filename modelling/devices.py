@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import popdist
+import popxl
 from config.screen import say
 from config.sections import RunConfig
 from popxl import hardware
@@ -22,6 +24,7 @@ def announce_devices(config: RunConfig) -> None:
 
     Raises:
         DeviceError: fewer devices than data_parallel × tensor_parallel.
+        DistributedError: the processes cannot share these equally.
     """
     say(f"running on {described_devices(config)}")
 
@@ -32,5 +35,20 @@ def described_devices(config: RunConfig) -> str:
     Raises:
         DeviceError: fewer devices than data_parallel × tensor_parallel.
     """
-    kinds = Counter(hardware.device_kinds(device_desc(config), config.replicas))
-    return ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    instances = popdist.getNumInstances()
+    kinds = Counter(hardware.device_kinds(device_desc(config), config.replicas, instances))
+    found = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    return found + (f" in {instances} processes" if instances > 1 else "")
+
+
+def new_ir(config: RunConfig) -> popxl.Ir:
+    """An Ir for the replicas of a configuration, which all processes share equally."""
+    ir = popxl.Ir(replication="popdist")
+    ir.replication_factor = config.replicas
+    return ir
+
+
+def own_replicas(config: RunConfig) -> slice:
+    """The replicas of this process."""
+    each = config.replicas // popdist.getNumInstances()
+    return slice(popdist.getInstanceIndex() * each, (popdist.getInstanceIndex() + 1) * each)

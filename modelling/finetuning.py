@@ -12,6 +12,7 @@ import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
 from data.feed import per_replica
+from modelling.devices import own_replicas
 from modelling.phases.training import build_training
 from modelling.running import RunningModel
 from modelling.spec import Batch, ModelFamily, family_of
@@ -119,34 +120,38 @@ class FineTuning(RunningModel):
             inputs[self.program.seed] = self._seeds(first_step)
         seed = popxl.create_seeds(self.config.model.seed, first_step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
-        outputs = self.session.run(inputs)
-        return self._results(outputs)
+        return self._results(self._run(inputs))
 
     def _feed(self, batch: Batch) -> dict[str, np.ndarray]:
-        """A global batch as (micro-batches, replicas, ...) arrays by stream name."""
+        """A global batch as (micro-batches, own replicas, ...) arrays by stream name."""
         c = self.config
         arrays = self._family.training_inputs(batch)
         split = (c.execution.data_parallel, c.execution.tensor_parallel, c.gradient_accumulation)
-        fed = {name: per_replica(x, *split) for name, x in arrays.items()}
+        own = own_replicas(c)
+        fed = {name: per_replica(x, *split, own) for name, x in arrays.items()}
         # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
         # so that the average is the mean over all target tokens of the global batch.
         share = c.gradient_accumulation * c.execution.data_parallel
         weight = share / max(self._family.target_tokens(batch), 1)
-        fed["weight"] = np.full((c.gradient_accumulation, c.replicas), weight, np.float32)
+        shape = (c.gradient_accumulation, own.stop - own.start)
+        fed["weight"] = np.full(shape, weight, np.float32)
         return fed
 
     def _per_step(self, values: np.ndarray) -> np.ndarray:
-        """Values of each step for a stream that is loaded once a step: (transfers, replicas, ...).
+        """Values of each step for a stream that is loaded once a step: (transfers, own replicas,
+        ...).
 
         A stream has as many transfers as micro-batches; the rest is never loaded.
         """
-        shape = (self.program.ir.num_host_transfers, self.config.replicas, *values.shape[1:])
+        own = own_replicas(self.config)
+        transfers = self.program.ir.num_host_transfers
+        shape = (transfers, own.stop - own.start, *values.shape[1:])
         out = np.zeros(shape, values.dtype)
         out[: len(values)] = values[:, None]
         return out
 
     def _seeds(self, first_step: int) -> np.ndarray:
-        """Seeds by step and data-parallel replica; tensor-parallel ones share theirs."""
+        """Seeds by step and own replica; tensor-parallel ones share theirs."""
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel
@@ -154,7 +159,8 @@ class FineTuning(RunningModel):
             popxl.create_seeds(c.model.seed, step, replicas=copies).reshape(-1, 2) for step in steps
         ]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
-        out[: len(per_step)] = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
+        everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
+        out[: len(per_step)] = everyones[:, own_replicas(c)]
         return out
 
     def _results(self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray]) -> list[StepResult]:

@@ -10,6 +10,7 @@ import numpy as np
 from config.sections import RunConfig
 from data.feed import per_replica
 from data.packing import EMPTY, lay_out, pack
+from modelling.devices import own_replicas
 from modelling.generation import Strategy, build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.running import RunningModel
@@ -93,18 +94,18 @@ class Inference(RunningModel):
             filled = lay_out(part, lambda i: words[i, : lengths[i]], capacity, pad=0)
             indices = part.reshape(-1)
             there = indices != EMPTY
-            tokens[indices[there]] = self._run(indices, *filled)[: len(indices)][there]
+            tokens[indices[there]] = self._answers(indices, *filled)[: len(indices)][there]
             if on_progress is not None:
                 on_progress(int(np.count_nonzero(there)))
         return tokens
 
-    def _run(self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def _answers(self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Generate for one run of the program. `indices`: the prompts' numbers, or `EMPTY`."""
         program = self.program
         inputs = {program.words: self._dealt(words), program.mask: self._dealt(mask)}
         for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
             inputs[program.inputs[name]] = self._dealt(array, program.prompts_per_sample)
-        return self._collected(self.session.run(inputs)[program.tokens])
+        return self._collected(self._run(inputs)[program.tokens])
 
     def _dealt(self, samples: np.ndarray, places: int = 1) -> np.ndarray:
         """Samples, filled up with zeros, as the program's streams take them.
@@ -116,13 +117,13 @@ class Inference(RunningModel):
         full = np.zeros(shape, samples.dtype)
         full[: len(samples)] = samples
         e = self.config.execution
-        return per_replica(full, e.data_parallel, e.tensor_parallel, e.device_iterations)
+        split = (e.data_parallel, e.tensor_parallel, e.device_iterations)
+        return per_replica(full, *split, own_replicas(self.config))
 
     def _collected(self, tokens: np.ndarray) -> np.ndarray:
         """The inverse of `_dealt`."""
-        shape = self.program.tokens.shape
-        by_replica = tokens.reshape(-1, self.config.replicas, *shape)
-        return by_replica[:, :: self.config.execution.tensor_parallel].reshape(-1, *shape[1:])
+        copies = tokens[:, :: self.config.execution.tensor_parallel]
+        return copies.reshape(-1, *self.program.tokens.shape[1:])
 
     def _check(self, words: np.ndarray, mask: np.ndarray) -> None:
         length = self.program.words.shape[1]

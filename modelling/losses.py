@@ -11,6 +11,7 @@ from config.sections import RunConfig
 from data.encoding import IGNORE_INDEX
 from data.feed import per_replica
 from data.loader import Samples
+from modelling.devices import own_replicas
 from modelling.phases.evaluation import build_loss
 from modelling.running import RunningModel
 from modelling.spec import Batch, ModelFamily
@@ -89,10 +90,12 @@ class Losses(RunningModel):
         c = self.config
         arrays = self._family.training_inputs(batch)
         split = (c.execution.data_parallel, c.execution.tensor_parallel, c.gradient_accumulation)
-        inputs = {self.program.inputs[name]: per_replica(x, *split) for name, x in arrays.items()}
-        ones = np.ones((c.gradient_accumulation, c.replicas), np.float32)
-        inputs[self.program.inputs["weight"]] = ones
-        losses = self.session.run(inputs)[self.program.loss]
+        own, streams = own_replicas(c), self.program.inputs
+        inputs = {streams[name]: per_replica(x, *split, own) for name, x in arrays.items()}
+        inputs[streams["weight"]] = np.ones(
+            (c.gradient_accumulation, own.stop - own.start), np.float32
+        )
+        losses = self._run(inputs)[self.program.loss]
         by_replica = losses.reshape(-1, c.execution.data_parallel, c.execution.tensor_parallel)
         return float(by_replica[..., 0].astype(np.float64).sum())
 

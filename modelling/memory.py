@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import popdist
 import popxl
 from config.errors import ConfigError
 from config.sections import RunConfig
@@ -47,9 +48,10 @@ def check_least(config: RunConfig) -> None:
             f"{config.replicas} devices, but a CPU stands in for {MOST_VIRTUAL} at most: lower "
             "them, or use a machine that has the devices"
         )
-    available = host_memory()
+    available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
-        _compare("host", config.least_bytes(), available)
+        own = {what: n // instances for what, n in config.least_bytes().items()}
+        _compare("host", own, available)
 
 
 def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
@@ -58,7 +60,8 @@ def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
     Raises:
         DeviceError: fewer devices than replicas.
     """
-    device = popxl.plan.device_memory(device_desc, ir.replication_factor)
+    instances = popdist.getNumInstances()
+    device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
     needs = {"remote buffers": stored.remote * replicas}
     available = host_memory()
@@ -83,9 +86,13 @@ def _compare(place: str, needs: dict[str, int], available: int) -> None:
 
 
 def host_memory() -> int | None:
-    """Bytes that this process can still take, also within a container; None if not known."""
+    """Bytes that this process can still take, also within a container; None if not known.
+
+    Processes of a host share what it has.
+    """
     found = [_physical(), _within_limit()]
-    return min((n for n in found if n is not None), default=None)
+    shared = popdist.neighbours()
+    return min((n // shared for n in found if n is not None), default=None)
 
 
 def _physical() -> int | None:

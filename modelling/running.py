@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Self
 
+import numpy as np
+
+import popdist
 import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
@@ -24,6 +28,34 @@ class RunningModel:
         self.config = config
         check_memory(ir, device_desc(config))
         self.session = popxl.Session(ir, device_desc(config), weights_to_host_on_exit=False)
+
+    def _run(
+        self, inputs: popxl.session.h2dStreamBufferMaps
+    ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
+        """Run the program once. All processes do so together.
+
+        Args:
+            inputs: data for the replicas of this process.
+
+        Returns:
+            What each stream gave on the replicas of all processes: (transfers, replicas, ...).
+        """
+        transfers = self.session.ir.num_host_transfers
+        own = {
+            stream: found.reshape(transfers, -1, *stream.shape)
+            for stream, found in self.session.run(inputs).items()
+        }
+        if popdist.getNumInstances() == 1:
+            return own
+        texts = {s.tensor_id: base64.b64encode(x.tobytes()).decode() for s, x in own.items()}
+        everyones = popdist.gather(texts)
+
+        def of_all(stream: popxl.DeviceToHostStream) -> np.ndarray:
+            parts = (base64.b64decode(found[stream.tensor_id]) for found in everyones)
+            x = own[stream]
+            return np.concatenate([np.frombuffer(p, x.dtype).reshape(x.shape) for p in parts], 1)
+
+        return {stream: of_all(stream) for stream in own}
 
     def __enter__(self) -> Self:
         self.session.__enter__()

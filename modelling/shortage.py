@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import popdist
 import popxl
 from config.errors import UserError
 from config.sections import RunConfig
@@ -29,6 +30,13 @@ def explained(preset: str, config: RunConfig) -> Iterator[None]:
             f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
             f"but there are {error.found}: "
             f"lower --data_parallel or --tensor_parallel, or {_other_way(error.platform)}"
+        ) from error
+    except popdist.DistributedError as error:
+        e = config.execution
+        raise UserError(
+            f"preset {preset!r} needs {config.replicas} devices, data_parallel {e.data_parallel} × "
+            f"tensor_parallel {e.tensor_parallel}, which {popdist.getNumInstances()} processes "
+            "cannot share equally: start another number of them"
         ) from error
     except NotEnoughMemoryError as error:
         raise UserError(

@@ -31,6 +31,19 @@ class ReportOptions(Protocol):
     def tensorboard(self) -> bool: ...
 
 
+class Silence:
+    """A report that nobody sees: that of all but the first of several processes."""
+
+    def step(self, step: int, **values: object) -> None:
+        """Report nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
 class Report:
     """Use it as a context, and call `step` after every optimizer step:
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import popdist
 from checkpoints import check_is_free
 from checkpoints.folders import remove_run
 from checkpoints.start import Start, starting_point
 from config.errors import ConfigError, UserError
-from config.screen import say
+from config.screen import is_heard, say
 from config.sections import RunConfig
 from data.loader import Loader
 from evaluation.evaluator import Evaluator
@@ -26,7 +27,7 @@ from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.text import training_samples
 from modelling.weights import without_optimizer
-from records.report import Report
+from records.report import Report, Silence
 from records.run_directory import choose_path
 from training.best import Best
 from training.epochs import with_steps
@@ -46,11 +47,13 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
         UserError: for anything a person can mend; nothing already saved is damaged.
     """
     path = choose_path(options.run_dir, config.checkpoint.save, options.name)
+    path = Path(popdist.gather(str(path))[0])  # a new one is named after the time
     _check(config, options, path)
     announce_devices(config)
     with ExitStack() as stack:
-        for folder in {path, Path(config.checkpoint.save or path)}:
+        for folder in {path, Path(config.checkpoint.save or path)} if is_heard() else ():
             stack.enter_context(locked(folder))
+        popdist.gather("the folders are this run's")
         _finetune(config, options, path)
 
 
@@ -123,13 +126,12 @@ class _Run:
     def train(self) -> None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face."""
         config, options = self.config, self.options
-        if options.fresh and config.checkpoint.save is not None:
+        if options.fresh and config.checkpoint.save is not None and is_heard():
             remove_run(Path(config.checkpoint.save))
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
-            report = stack.enter_context(
-                Report(config, self.path, options, self.start.step, machine_of(config))
-            )
+            report = self._report()
+            stack.enter_context(report)
             checkpoints = stack.enter_context(
                 Checkpoints(
                     config, self.model, self.loader, self.skipped, self.best, self.start.step
@@ -150,14 +152,25 @@ class _Run:
                 )
         say(f"records of the run are in {self.path}")
 
+    def _report(self) -> Report | Silence:
+        """What records steps; that of process 0 does."""
+        if not is_heard():
+            return Silence()
+        config, options = self.config, self.options
+        return Report(config, self.path, options, self.start.step, machine_of(config))
+
     def _loop(
-        self, report: Report, checkpoints: Checkpoints, profile: Profile, stop: StopSignal
+        self,
+        report: Report | Silence,
+        checkpoints: Checkpoints,
+        profile: Profile,
+        stop: StopSignal,
     ) -> None:
         """The loop over optimizer steps, `device_iterations` at a time."""
         config = self.config
         rate, iterations = Schedule.of(config.training), config.execution.device_iterations
         step = self.start.step
-        while step < config.training.steps and not stop.requested and not self.best.is_over:
+        while step < config.training.steps and not stop.look() and not self.best.is_over:
             steps = range(step, step + iterations)
             rates = [rate(s) for s in steps]
             batches = [self.loader.next_batch() for _ in steps]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import popdist
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.machines import machines
@@ -18,11 +19,12 @@ def machine_of(config: RunConfig) -> Machine:
     The operations of a step are those of the plan with nothing computed twice.
     """
     desc, replicas = device_desc(config), config.replicas
+    instances = popdist.getNumInstances()
 
     def peak() -> int | None:
-        return hardware.peak_device_bytes(desc, replicas)
+        return hardware.peak_device_bytes(desc, replicas, instances)
 
-    rate = _peak_flops(hardware.device_kinds(desc, replicas)[0], config.model.precision)
+    rate = _peak_flops(hardware.device_kinds(desc, replicas, instances)[0], config.model.precision)
     if rate is None:
         return Machine(device_bytes=peak)
     execution = replace(config.execution, activations="keep", attention_serialisation=1)

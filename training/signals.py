@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
+import popdist
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -16,7 +18,7 @@ class StopSignal:
     with StopSignal() as stop:
         for step in range(steps):
             train(step)
-            if stop.requested:
+            if stop.look():
                 save()
                 break
 
@@ -28,9 +30,16 @@ class StopSignal:
         self._received: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
+    def look(self) -> bool:
+        """Whether a signal asked any process for the end. All of them look at the same time."""
+        names = [name for name in popdist.gather(self._received) if name is not None]
+        if names:
+            self._received = names[0]
+        return self.requested
+
     @property
     def requested(self) -> bool:
-        """Whether a signal asked for the end."""
+        """Whether a signal asked for the end, as far as this process knows."""
         return self._received is not None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import popxl
 from config.sections import RunConfig
+from modelling.devices import new_ir
 from modelling.fp8 import linear_layers
 from modelling.generation.greedy import Greedy
 from modelling.generation.search import Search, SearchContext, SpecialTokens, Strategy
@@ -100,7 +101,7 @@ def build_generation(
         strategy: how to search; None: greedily.
     """
     strategy = strategy or Greedy()
-    ir = popxl.Ir(replication=config.replicas)
+    ir = new_ir(config)
     ir.num_host_transfers = config.execution.device_iterations
     with ir.main_graph:
         groups = Groups.current(config.execution.tensor_parallel)

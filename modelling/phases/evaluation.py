@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
+from modelling.devices import new_ir
 from modelling.layers.parallel import Groups
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
@@ -36,7 +37,7 @@ def build_loss(config: RunConfig, layout_of: Callable[[Settings], Layout]) -> Lo
     Layers visit the device one after the other, as in training, so that a model which can be
     trained can be evaluated.
     """
-    ir = popxl.Ir(replication=config.replicas)
+    ir = new_ir(config)
     ir.num_host_transfers = config.gradient_accumulation
     with ir.main_graph:
         layout = layout_of(Settings(config, Groups.current(config.execution.tensor_parallel)))

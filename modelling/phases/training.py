@@ -9,6 +9,7 @@ from typing import Protocol
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
+from modelling.devices import new_ir
 from modelling.fp8 import linear_layers
 from modelling.layers.parallel import Groups
 from modelling.phases.buffers import InputBuffers, over_layers
@@ -77,7 +78,7 @@ def build_training(
         gradients: let the host read the gradients of the last step, as variables.
         table: the family's weights; Adafactor needs them.
     """
-    ir = popxl.Ir(replication=config.replicas)
+    ir = new_ir(config)
     addons.enable_stochastic_rounding(ir, config.training.stochastic_rounding)
     iterations = config.execution.device_iterations
     ir.num_host_transfers = config.gradient_accumulation * iterations

@@ -5,13 +5,15 @@ A process is one of several if it was told so: by arguments of `init`, by the en
 popdist.run` sets), by Open MPI's `mpirun` or by Slurm's `srun`. `popxl.Session` calls `init` for a
 program that is for all of them, `popxl.Ir(replication="popdist")`.
 
-Names in capitals and small letters are PopDist's; `gather`, `leave` and `end` are additions.
+Names in capitals and small letters are PopDist's; the functions at the end are additions.
 """
 
 from __future__ import annotations
 
 import os as _os
+import sys as _sys
 from contextlib import AbstractContextManager, nullcontext
+from contextlib import suppress as _suppress
 from typing import Any, NoReturn
 
 from popdist._group import Group as _Group
@@ -100,6 +102,22 @@ def gather(value: Any, channel: str = "main") -> list[Any]:
     return [value] if _joined is None else _joined.gather(value, channel)
 
 
+def neighbours() -> int:
+    """How many of the processes are on this host, with this one."""
+    return 1 if _joined is None else _joined.neighbours
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """Say on standard error what is wrong, and end this process; the others notice, and end too.
+
+    Of processes that fail alike the first one says so.
+    """
+    if _joined is None:
+        _sys.stderr.write(f"{text}\n")
+        end(code)
+    _joined.fail(text, code)
+
+
 def together() -> AbstractContextManager[None]:
     """A context for work that needs the other processes: if it fails since one of them is gone,
     this process says which, and ends."""
@@ -113,9 +131,12 @@ def leave() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process at once, after a failure. The others notice, and end too."""
+    """End this process at once, after a failure or on a signal. The others notice, and end too."""
     if _joined is None:
-        raise SystemExit(code)
+        with _suppress(OSError):
+            _sys.stdout.flush()
+            _sys.stderr.flush()
+        _os._exit(code)
     _joined.end(code)
 
 

@@ -25,13 +25,14 @@ from popdist import _service
 from popdist._place import LOOPBACK, DistributedError, Place, devices_of, visible_gpus
 from popdist._stdout import QuietOutput
 
-SILENCE = 20.0  # seconds; a process that was not heard of for so long is gone
+SILENCE = 30.0  # seconds; a process that was not heard of for so long is gone
 MEETING = 120  # seconds that all processes have to come
 LAUNCHER = "POPDIST_LAUNCHER"
 PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
 PEER_LOST = 1  # exit code
 _LOOK = 1.0  # seconds between looks at who is there
-_STATUS, _LEFT, _ENDED = "popdist/status", "left", "ended"
+_AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
+_SAID, _STATUS, _LEFT, _ENDED = "popdist/said", "popdist/status", "left", "ended"
 _NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
 
 
@@ -52,6 +53,7 @@ class Group:
         self._client = self._connect(place)
         mine = [socket.gethostname(), os.getpid(), visible_gpus(os.environ, _device_files())]
         self.members: list[Any] = self.gather(mine, "members")
+        self.neighbours = sum(host == mine[0] for host, _, _ in self.members)
         self._choose_devices()
         self._output = QuietOutput()
         self._watcher = threading.Thread(target=self._watch, name="popdist", daemon=True)
@@ -161,11 +163,13 @@ class Group:
         for beat in itertools.count():
             if launcher is not None and os.getppid() != launcher:
                 self._end_with("popdist.run has ended, and so does this process")
+            if self._leaving.wait(_LOOK):
+                return
             try:
                 self._tell(str(beat))
                 told = self._told()
-            except Exception:  # the service is gone: JAX says so, and aborts
-                return
+            except Exception:  # a busy service; when it is gone, JAX itself ends the process
+                continue
             now = time.monotonic()
             for index, (word, _) in heard.items():
                 if told.get(index, "") != word:
@@ -178,8 +182,6 @@ class Group:
             if lost:
                 first = min(set(heard) - set(self._gone))
                 self._end_with(self._loss(lost[0]) if self.index == first else "")
-            if self._leaving.wait(_LOOK):
-                return
 
     def _loss(self, index: int) -> str:
         host, pid, _ = self.members[index]
@@ -225,6 +227,21 @@ class Group:
 
     def _is_last(self) -> bool:
         return all(word == _LEFT for i, word in self._told().items() if i != self.index)
+
+    def fail(self, text: str, code: int) -> NoReturn:
+        """Say what is wrong, unless a process before this one says the same; then end."""
+        said: dict[int, str] = {}
+        with suppress(Exception):  # the service may be gone
+            self._client.key_value_set(f"{_SAID}/{self.index:06d}", json.dumps(text))
+            end = time.monotonic() + _AGREEING
+            while len(said) < self.count and time.monotonic() < end:
+                found = self._client.key_value_dir_get(_SAID)
+                said = {int(k.rpartition("/")[2]): json.loads(t) for k, t in found}
+                time.sleep(0.05)
+        if all(said.get(i) != text for i in range(self.index)):
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+        self.end(code)
 
     def end(self, code: int) -> NoReturn:
         """End this process at once. The others notice, and end too."""

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 
-LINGER = 30.0  # seconds; longer than others take to notice that process 0 is gone
+LINGER = 45.0  # seconds; longer than others take to notice that process 0 is gone
 _NEVER = 7 * 24 * 3600  # seconds: processes watch each other themselves
 _PORT_WAIT = 60.0  # seconds; longer than the service of a run before lingers
 

@@ -75,7 +75,9 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
             f"{popdist.getNumInstances()}: each process needs the same number of replicas"
         )
     each = replicas // instances
-    _make_cpu_devices(max(each, popdist.getNumLocalReplicas()))
+    # XLA has as many threads as virtual devices. A collective between processes blocks one for each
+    # replica, and as many again are left for the work that others of them wait for.
+    _make_cpu_devices(2 * max(each, popdist.getNumLocalReplicas()))
     found = _devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []
     for process in range(instances):

@@ -88,6 +88,9 @@ class Program:
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables = main_variables(ir)
+        # XLA's CPU backend starts segments that do not depend on each other at once. Collectives of
+        # several processes (gloo) are told apart by their order alone, and would be mixed up.
+        self._one_by_one = self.platform == "cpu" and ir._instances > 1
         self._numbers: dict[Any, jax.Array] = {}
         self._ahead = Ahead(_AHEAD.get(self.platform, _AHEAD_ELSEWHERE))
         self.timing: Timing | None = None
@@ -165,6 +168,8 @@ class Program:
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         results = self.executables[segment](*arguments)
+        if self._one_by_one:
+            jax.block_until_ready(results)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print
