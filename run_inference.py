@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from checkpoints.origins import ORIGINS
 from config.cli import entry_point, read_command_line
+from config.screen import is_heard
 
 
 @entry_point()
@@ -21,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from modelling.shortage import explained
 
     with explained(line.preset, line.config):
-        print(side_by_side(line.config).text())
+        text = side_by_side(line.config).text()
+    if is_heard():
+        print(text)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from config.cli import count_option, read_command_line
+from config.screen import is_heard
 from config.sections import RunConfig
 from modelling.shortage import explained
 from planning.needs import Needs
@@ -39,6 +40,8 @@ def run_benchmark(
         return
     with explained(line.preset, line.config):
         measured = measure(line.config, line.options.runs)
+    if not is_heard():
+        return
     print(summary(measured))
     facts = {"benchmark": name, "config": line.preset, **asdict(measured)}
     facts |= facts.pop("machine")

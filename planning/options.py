@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.cli import CommandLine, path_option
+from config.screen import is_heard
 from config.sections import RunConfig
 from files.writing import check_file, write_text
 from planning.machines import Machine, machine, machines
@@ -50,6 +51,8 @@ def planned(line: CommandLine, needs_of: Callable[[RunConfig], Needs]) -> bool:
     options = line.options
     if not (options.plan or options.plan_json is not None or options.plan_picture is not None):
         return False
+    if not is_heard():
+        return True
     for what, path in (("the plan", options.plan_json), ("the picture", options.plan_picture)):
         if path is not None:
             check_file(what, path)

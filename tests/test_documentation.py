@@ -24,6 +24,7 @@ import evaluation.validate
 import huggingface.export
 import huggingface.side_by_side
 import planning.options
+import popdist
 import run_finetuning
 import run_generation
 import run_inference
@@ -155,6 +156,7 @@ def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runs, "ORIGINS", OfPresets(), raising=False)
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
+    monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         runs.main(arguments)
 
@@ -163,10 +165,18 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
 
 
+def started_program(words: list[str]) -> list[str]:
+    """What a launcher starts in several processes; other commands as they are."""
+    launcher = words[:3] == ["python3", "-m", "popdist.run"]
+    if words[0] in ("mpirun", "srun") or launcher:
+        return words[words.index("python3", 3 if launcher else 0) :]
+    return words
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_commands_exist(words, monkeypatch):
     """Scripts take the flags and presets, make has the targets, files are there."""
-    program, *arguments = words
+    program, *arguments = started_program(words)
     program = program.removeprefix(".venv/bin/")
     if program == "make":
         assert {a for a in arguments if "=" not in a} <= make_targets()

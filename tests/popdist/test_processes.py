@@ -132,7 +132,9 @@ def test_one_task_of_slurm_is_alone(environment):
     environment(SLURM_JOB_ID="77", SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="1")
     assert place_of_environment().count == 1
     environment(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1")
-    assert place_of_environment().coordinator == "127.0.0.1:61517"  # 61440 + 77
+    first = place_of_environment().coordinator
+    environment(SLURM_JOB_ID="78")
+    assert place_of_environment().coordinator not in (None, first)  # jobs do not meet
 
 
 @pytest.mark.parametrize("given", [(2, 2, "a:1"), (2, 0, "a"), (2, 0, ":7"), (2, 0, "a:70000")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ INSTANCE_INDEX = "POPDIST_INSTANCE_INDEX"
 TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 COORDINATOR = "POPDIST_COORDINATOR"
 LOOPBACK = "127.0.0.1"
+_FIRST_PORT = 61440
 
 # Where launchers tell their number of processes, and the index of each.
 _LAUNCHERS = (
@@ -96,7 +98,7 @@ def _on_one_host() -> str | None:
         return None
     # Different for each run, and the same in all of its processes.
     run = env.get("OMPI_MCA_orte_hnp_uri") or env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID")
-    return f"{LOOPBACK}:{61440 + int(re.sub(r'[^0-9]', '', run or '0')[:18] or 0) % 4096}"
+    return f"{LOOPBACK}:{_FIRST_PORT + zlib.crc32((run or '').encode()) % 4096}"
 
 
 def devices_of(index: int, neighbours: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:

@@ -1,0 +1,90 @@
+"""Several processes save one checkpoint together; any number of them loads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from checkpoints import load_checkpoint
+from checkpoints.folders import step_folders
+from checkpoints.tensor_files import digest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import json, os, sys, warnings
+import numpy as np
+import popdist
+from checkpoints import CheckpointStore, load_checkpoint
+from checkpoints.tensor_files import digest
+
+popdist.init()
+index, what, folder = popdist.getInstanceIndex(), sys.argv[1], sys.argv[2]
+if what == "save":
+    rng = np.random.default_rng(0)
+    with CheckpointStore(folder, to_keep=3, shard_bytes=40_000) as store:
+        for step in (1, 2, 3):
+            tensors = {f"t{i}": rng.standard_normal(i * 1000).astype(np.float32) for i in range(9)}
+            if len(sys.argv) > 3 and (step, index) == (3, 1):
+                os._exit(9)
+            store.save(step, tensors, {"step": step}, wait=step == 2)
+else:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = load_checkpoint(folder)
+    said = [str(w.message) for w in warned]
+    digests = {name: digest(found.tensors[name]) for name in found.tensors}
+    seen = popdist.gather([found.step, digests, said])
+    assert all(one[:2] == seen[0][:2] for one in seen)
+    if index == 0:
+        print(json.dumps(seen[0]))
+"""
+
+
+def run(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
+    return subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM, *arguments],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_any_number_of_processes_reads_what_two_have_saved(tmp_path):
+    saved = run(2, "save", str(tmp_path))
+    assert saved.returncode == 0, saved.stderr
+    alone = load_checkpoint(tmp_path)
+    files = {file for file, *_ in json_records(alone.path)}
+    assert {name.split("-")[1] for name in files} == {"00000", "00001"}
+    rng = np.random.default_rng(0)
+    values = [[rng.standard_normal(i * 1000).astype(np.float32) for i in range(9)] for _ in "123"]
+    expected = {f"t{i}": digest(array) for i, array in enumerate(values[2])}
+    assert {name: digest(alone.tensors[name]) for name in alone.tensors} == expected
+    read = run(4, "load", str(tmp_path))
+    assert json.loads(read.stdout) == [3, expected, []], read.stderr
+
+    # A flipped bit, which only the process that verifies the tensor sees: all take the step before.
+    path = alone.path / sorted(files)[-1]
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 16
+    path.write_bytes(content)
+    step, _, warned = json.loads(run(4, "load", str(tmp_path)).stdout)
+    assert step == 2
+    assert "the checkpoint of step 3 is damaged" in warned[0]
+
+
+def test_a_step_is_there_when_all_processes_have_written_theirs(tmp_path):
+    failed = run(2, "save", str(tmp_path), "with a death")
+    assert failed.returncode != 0
+    assert [folder.step for folder in step_folders(tmp_path)] == [2, 1]
+    assert load_checkpoint(tmp_path).step == 2
+
+
+def json_records(folder: Path) -> list[tuple[str, str]]:
+    content = json.loads((folder / "manifest.json").read_text())["content"]
+    return [(record["file"], name) for name, record in content["tensors"].items()]

@@ -1,0 +1,90 @@
+"""Training in any number of processes; run by test_processes.
+
+    python processes.py FOLDER CASE...
+
+A case is PRESET-DP-TP. Process 0 writes FOLDER/PROCESSES/CASE.json: losses, gradient norms, the
+loss of an evaluation and digests of weights; all processes together save FOLDER/PROCESSES/CASE.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import popdist
+from checkpoints import CheckpointStore, load_checkpoint
+from checkpoints.tensor_files import digest
+from config.families import config_class_of
+from config.presets import merge, preset_data
+from config.sections import RunConfig
+from data.loader import Loader
+from modelling.finetuning import FineTuning
+from modelling.losses import Losses
+from modelling.spec import family_of
+from modelling.weights import without_optimizer
+
+STEPS, RATE = 3, 1e-2
+
+
+def config_of(case: str) -> RunConfig:
+    """A model of a layer, with two micro-batches on each copy."""
+    preset, dp, tp = case.rsplit("-", 2)
+    data = preset_data("finetuning", preset)
+    changes = {
+        "model": {"layers": 1, "hidden_size": 16, "attention": {"heads": 4}, "sequence_length": 8},
+        "training": {"global_batch_size": 2 * int(dp), "steps": STEPS},
+        "execution": {
+            "micro_batch_size": 1, "data_parallel": int(dp), "tensor_parallel": int(tp),
+            "device": "cpu",
+        },
+    }  # fmt: skip
+    if preset == "tiny":
+        changes["model"] |= {"d_ff": 16, "dropout_prob": 0.1}
+        changes["model"]["attention"]["d_kv"] = 4
+    data = merge(data, changes)
+    return config_class_of(data, preset).from_dict(data)
+
+
+def train(case: str, folder: Path) -> dict[str, object]:
+    """Train a few steps, evaluate, and save; what was found."""
+    config = config_of(case)
+    family = family_of(config)
+    samples = family.generate(config, 16, None)
+    loader = Loader(samples, config.training.global_batch_size, 0)
+    model = FineTuning(config)
+    model.write(family.weights(config).initial(0))
+    with model, CheckpointStore(folder / case) as store:
+        results = [model.run([loader.next_batch()], [RATE], i)[0] for i in range(STEPS)]
+        store.save(STEPS, model.tensors(), {}, wait=False)  # in the background
+        store.wait()
+        weights = dict(without_optimizer(model.tensors()))
+    found: dict[str, object] = {
+        "losses": [r.loss for r in results],
+        "norms": [r.gradient_norm for r in results],
+        "digests": {name: digest(array) for name, array in weights.items()},
+    }
+    if case == "tiny-2-2":
+        losses = Losses(config, family)
+        losses.write(load_checkpoint(folder / case).tensors)
+        with losses:
+            found["evaluated"] = losses.of(samples).mean
+    assert all(np.isfinite(array).all() for array in weights.values())
+    return found
+
+
+def main(folder: str, *cases: str) -> None:
+    """Run the cases, one after the other."""
+    own = Path(folder) / str(popdist.getNumInstances())
+    for case in cases:
+        found = train(case, own)
+        assert all(other == found for other in popdist.gather(found)), "processes differ"
+        if popdist.getInstanceIndex() == 0:
+            (own / f"{case}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    popdist.init()
+    main(*sys.argv[1:])
