@@ -118,11 +118,12 @@ def read_command_line(
         formatter_class=formatter,
     )
     _add_config_options(parser, default_preset, origins)
-    _add_process_options(parser)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
     if add_options:
         add_options(parser)
-    flags, names = parser.flags(), parser.names()
+    names = parser.names()
+    _add_process_options(parser)
+    flags = parser.flags()
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     add_field_flags(parser, config_class, field_help(config_class, data, all_fields))
     parsed = vars(parser.parse_args(spell_flags(given, config_class, flags)))

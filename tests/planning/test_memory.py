@@ -39,7 +39,7 @@ def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
 def test_devices_with_too_little_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(popxl.plan, "device_memory", lambda desc, replicas: 10**6)
+    monkeypatch.setattr(popxl.plan, "device_memory", lambda desc, replicas, instances: 10**6)
     assert benchmarks.finetuning.main(["--config", "tiny"]) == 2
     message = capsys.readouterr().err
     assert "of device memory" in message
