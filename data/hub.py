@@ -75,9 +75,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     reachable = not local and is_reachable()
     try:
         # Without the argument, it asks at the terminal whether to run code from the folder.
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             name, local_files_only=not reachable, trust_remote_code=False
         )
+        tokenizer(["a", ""])  # settings of a wrong type show only when it is used
+        return tokenizer
     except Exception as error:  # the library of tokenizers raises just that for damaged files
         if local:
             raise DataUnavailable(

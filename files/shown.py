@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 LONGEST = 70
@@ -49,13 +50,14 @@ def shown_path(path: str | Path) -> str:
     return shown_name(path, 2 * LONGEST)
 
 
-def shown_names(names: Iterable[str]) -> str:
-    """A list of names, shortened at its end."""
+def shown_names(names: Iterable[str], longest: int = 200) -> str:
+    """A list of names, shortened at its end if it is longer than `longest` characters."""
     every = [shown_name(name) for name in names]
-    more = len(every) - MOST_NAMES
-    if more <= 0:
-        return ", ".join(every)
-    return f"{', '.join(every[:MOST_NAMES])} and {more} more"
+    ends = accumulate(len(name) + 2 for name in every)
+    fitting = sum(end - 2 <= longest for end in ends)
+    count = min(max(fitting, 1), MOST_NAMES)
+    more = len(every) - count
+    return ", ".join(every[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from files.shown import shown_name
 from modelling.quantisation import quantised
 from popxl import Variable
 from popxl_addons import NamedTensors
@@ -435,6 +436,7 @@ def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def _some(names: Iterable[str]) -> str:
     first, *rest = sorted(names) or ["none"]
+    first = shown_name(first, 48)  # two of them, and a path, are in one sentence
     return f"{first} and {len(rest)} more" if rest else first
 
 
