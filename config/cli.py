@@ -162,6 +162,7 @@ def add_export_option(parser: argparse.ArgumentParser) -> None:
 
 def entry_point(
     *user_errors: type[Exception],
+    alone: bool = False,
 ) -> Callable[[Main], EntryPoint]:
     """Make a script's main return an exit code, and say a person's mistake in one sentence.
 
@@ -169,6 +170,9 @@ def entry_point(
     a file or disk that fails and memory that runs out. SIGINT ends with code 130, SIGTERM with
     143. Every other exception is a defect of ours and keeps its traceback. A `Notice` is shown as
     one line.
+
+    Args:
+        alone: the script is never one of several processes; it may start some itself.
     """
 
     expected: tuple[type[Exception], ...] = (UserError, popdist.DistributedError, *user_errors)
@@ -178,7 +182,8 @@ def entry_point(
         def run(arguments: Sequence[str] | None = None) -> int:
             try:
                 with interruptible(), _plain_notices():
-                    _meet(sys.argv[1:] if arguments is None else arguments)
+                    if not alone:
+                        _meet(sys.argv[1:] if arguments is None else arguments)
                     main(arguments)
                     sys.stdout.flush()
             except expected as error:

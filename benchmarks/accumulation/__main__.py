@@ -113,7 +113,7 @@ def draw(pairs: Pairs, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-@entry_point()
+@entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

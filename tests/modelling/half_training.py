@@ -59,7 +59,7 @@ def train_half(
                 p.copy_(wide[name])
                 wide[name].copy_(p)
         losses.append(loss.item())
-    return Reference(losses, norms, gradients, {n: as_array(p) for n, p in wide.items()})
+    return Reference(losses, norms, gradients, {n: as_array(p) for n, p in wide.items()}, {})
 
 
 def as_array(p: torch.Tensor) -> np.ndarray:

@@ -11,6 +11,7 @@ import popxl_addons as addons
 from popxl import ops
 from popxl_addons import InputStreams, Module, NamedTensors, OutputStreams, WeightsDict, timer
 from popxl_addons.named_tensors import print_named_tensors
+from popxl_addons.ops import saturate
 from popxl_addons.testing_utils import TensorInput, run_module
 from popxl_addons.utils import OrderedDict, duplicate_items, overrides, suffix_graph_name
 from tests.popxl_addons.helpers import single_run
@@ -222,3 +223,17 @@ def test_the_package_says_which_it_is():
 def test_helpers_run_programs():
     (y,) = single_run(lambda: [ops.identity(popxl.constant(3.0))])
     assert y == 3
+
+
+# ---- saturate -----------------------------------------------------------------------------------
+def test_saturate_cuts_off_and_lets_gradients_through(ir):
+    x = popxl.variable(np.array([-9.0, -1.0, 2.0, np.inf], np.float32))
+    graph = ir.create_graph(lambda t: saturate(t, limit=3.0), x)
+    gradient = popxl.transforms.autodiff(graph)
+    call = ops.call_with_info(graph, x)
+    (dx,) = ops.call(gradient.graph, x, inputs_dict=gradient.inputs_dict(call))
+    y_out, dx_out = (addons.host_store(t) for t in (call.outputs[0], dx))
+    with popxl.Session(ir, "cpu") as session:
+        found = session.run()
+    np.testing.assert_array_equal(found[y_out], [-3, -1, 2, 3])
+    np.testing.assert_array_equal(found[dx_out], [-9, -1, 2, np.inf])
