@@ -19,7 +19,11 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 @pytest.mark.parametrize(
     ("preset", "more"),
     [
-        ("tiny", ["--generated_tokens", "9", "--examples_per_row", "3", "--prompts", "10"]),
+        pytest.param(
+            "tiny",
+            ["--generated_tokens", "9", "--examples_per_row", "3", "--prompts", "10"],
+            marks=pytest.mark.slow,  # a minute and a half on 2 cores
+        ),
         ("gptj_tiny", ["--work", "generation", "--prompts", "5"]),
     ],
 )

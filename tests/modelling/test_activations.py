@@ -63,8 +63,8 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
     return [r.loss for r in results], [r.gradient_norm for r in results], state
 
 
-def _check(family: Any, precision: str, dropout: float, **split: int) -> None:
-    """Assert that all ways give the same."""
+def _check(family: Any, precision: str, dropout: float, quick: bool = False, **split: int) -> None:
+    """Assert that all ways give the same; only that both `activations` do, if `quick`."""
 
     def train(ahead: int = 2**30, **execution: Any) -> Any:
         """`ahead`: bytes of entries that may be on their way at a time."""
@@ -73,10 +73,10 @@ def _check(family: Any, precision: str, dropout: float, **split: int) -> None:
             return _train(family, config)
 
     expected = train(activations="recompute")
-    for found in (
-        train(activations="keep"),
-        train(activations="recompute", resident_layers=1, ahead=1),
-    ):
+    others = [train(activations="keep")]
+    if not quick:
+        others.append(train(activations="recompute", resident_layers=1, ahead=1))
+    for found in others:
         assert found[:2] == expected[:2]
         assert [n for n in expected[2] if found[2][n] != expected[2][n]] == []
     losses = expected[0]
@@ -84,7 +84,7 @@ def _check(family: Any, precision: str, dropout: float, **split: int) -> None:
 
 
 def test_t5_in_float32() -> None:
-    _check(T5, "float32", 0.2, tp=2, layers=1)
+    _check(T5, "float32", 0.2, quick=True, tp=2, layers=1)
 
 
 @pytest.mark.slow  # half a minute on 2 cores
