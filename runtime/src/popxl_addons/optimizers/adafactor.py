@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import popxl
 from popxl import ReplicaGrouping, ops
 from popxl_addons.layers.initialisers import zeros
@@ -25,9 +23,6 @@ class AdafactorOptimizerStep(OptimizerStep):
     Args:
         cache: reuse the graph for variables of the same shape and the same settings.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
 
     def build(
         self,
