@@ -246,23 +246,27 @@ def test_files_of_a_hugging_face_model(cases, forks, model):
     described = family_of(CONFIG).hf_config(CONFIG)
     write_hf_directory(folder, weights(), described, shard_bytes=2000)
     files = {path: path.read_bytes() for path in folder.iterdir()}
-    data = {path: json.loads(c) for path, c in files.items() if path.suffix == ".json"}
+    _try_changes(cases, files, lambda: forks.run("weights", path=str(model)))
+
+
+def _try_changes(cases: int, files: dict[Path, bytes], run: Callable[[], Outcome]) -> None:
+    """Run with one of the files changed: damaged, or other JSON."""
 
     @st.composite
-    def file(draw: st.DrawFn) -> tuple[Path, bytes]:
+    def changed(draw: st.DrawFn) -> tuple[Path, bytes]:
         path = draw(st.sampled_from(sorted(files)))
-        if path in data and draw(st.booleans()):
-            return path, json.dumps(draw(replaced(data[path]))).encode()
+        if path.suffix == ".json" and draw(st.booleans()):
+            return path, json.dumps(draw(replaced(json.loads(files[path])))).encode()
         return path, draw(damaged(files[path]))
 
-    def check(drawn):
+    def check(drawn: tuple[Path, bytes]) -> None:
         path, content = drawn
         path.write_bytes(content)
-        outcome = forks.run("weights", path=str(model))
+        outcome = run()
         path.write_bytes(files[path])
         check_outcome(outcome)
 
-    examine(cases, file(), check)
+    examine(cases, changed(), check)
 
 
 # ---- data, tokenizers, records -------------------------------------------------------------------
@@ -270,22 +274,7 @@ def test_files_of_a_hugging_face_model(cases, forks, model):
 def test_files_of_a_tokenizer(cases, forks, tmp_path):
     folder = Path(shutil.copytree(SAMPLE_FOLDER / "t5_tokenizer", tmp_path / "tokenizer"))
     files = {path: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"}
-
-    @st.composite
-    def file(draw: st.DrawFn) -> tuple[Path, bytes]:
-        path = draw(st.sampled_from(sorted(files)))
-        if draw(st.booleans()):
-            return path, json.dumps(draw(replaced(json.loads(files[path])))).encode()
-        return path, draw(damaged(files[path]))
-
-    def check(drawn):
-        path, content = drawn
-        path.write_bytes(content)
-        outcome = forks.run("tokenizer", path=str(folder))
-        path.write_bytes(files[path])
-        check_outcome(outcome)
-
-    examine(cases, file(), check)
+    _try_changes(cases, files, lambda: forks.run("tokenizer", path=str(folder)))
 
 
 @cheap
