@@ -75,6 +75,7 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
             f"{popdist.getNumInstances()}: each process needs the same number of replicas"
         )
     each = replicas // instances
+    # Also with one replica here: it waits for those of other processes.
     _make_cpu_devices(2 * max(each, popdist.getNumLocalReplicas()))
     found = _devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []

@@ -73,19 +73,19 @@ def _attention_grads(
     scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
     rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
     dp = _product("...qd,...kd->...qk", scaled, v)
-    ds = weights * (_kept(dp, seed, p) - rows)
-    ds16 = materialised(ds.astype(q.dtype))  # read three times
+    wide = weights * (_kept(dp, seed, p) - rows)
+    ds = materialised(wide.astype(q.dtype))  # read three times
     dv = _transposed_product(scaled, _kept(weights, seed, p))
-    dk = _transposed_product(q, ds16)
-    dq = _product("...qk,...kd->...qd", ds16, k)
+    dk = _transposed_product(q, ds)
+    dq = _product("...qk,...kd->...qd", ds, k)
     if scale != 1:
         dq, dk = dq * scale, dk * scale
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), ds16
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), ds
 
 
 def _transposed_product(a: Any, scores: Any) -> Any:
-    """(scores)ᵀ a. XLA's products on CPU take a transposed first operand seven times as long, so
-    the result is transposed instead, which is smaller."""
+    """(scores)ᵀ a. A transposed first operand slows XLA's products down on CPU, so the result is
+    transposed instead, which is smaller."""
     return materialised(_product("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)
 
 
