@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+
 import pytest
 
 import popdist
 import popxl
+from popdist._stdout import without_gloo
 
 VARIABLES = ("POPDIST_NUM_INSTANCES", "POPDIST_INSTANCE_INDEX", "POPDIST_NUM_TOTAL_REPLICAS")
 
@@ -50,3 +54,13 @@ def test_wrong_values_are_named(environment):
     environment("2", "0", "3")
     with pytest.raises(ValueError, match="3 replicas .* 2 instances"):
         popdist.getNumLocalReplicas()
+
+
+def test_pieces_of_gloo_in_any_order_are_left_out():
+    """Two threads each write a message in four pieces, all 70 ways, between lines of others."""
+    pieces = [b"[Gloo] Rank ", b"1", b" is connected to 3 peer ranks. Expected number: 3", b"\n"]
+    for first in itertools.combinations(range(8), 4):
+        threads = iter(pieces), iter(pieces)
+        mixed = b"".join(next(threads[i in first]) for i in range(8))
+        written = io.BytesIO(b"before\n" + mixed + b"\nafter\n")
+        assert b"".join(without_gloo(written)) == b"before\n\nafter\n", mixed

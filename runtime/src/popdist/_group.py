@@ -10,6 +10,7 @@ import atexit
 import itertools
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -32,6 +33,8 @@ PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
 PEER_LOST = 1  # exit code
 _LOOK = 1.0  # seconds between looks at who is there
 _AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
+_PARTING = 60  # seconds for the service to hear that a process parts
+_LIFELINES = "popdist/lifelines"
 _SAID, _STATUS, _LEFT, _ENDED = "popdist/said", "popdist/status", "left", "ended"
 _NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
 
@@ -82,10 +85,9 @@ class Group:
                 "POPDIST_COORDINATOR"
             )
         host, _, port = address.rpartition(":")
-        if place.index == 0:
-            self._serve(host.strip("[]"), int(port))
+        lifelines = self._serve(host.strip("[]"), int(port)) if place.index == 0 else None
         client = _jax.get_distributed_runtime_client(
-            address, place.index, init_timeout=MEETING, shutdown_timeout=1,
+            address, place.index, init_timeout=MEETING, shutdown_timeout=_PARTING,
             heartbeat_timeout=_NEVER, use_compression=True,
         )  # fmt: skip
         try:
@@ -96,14 +98,19 @@ class Group:
                 f"{address} within {MEETING} s: start each with an index of its own, and the same "
                 "coordinator"
             ) from error
+        self._hold_lifeline(client, host.strip("[]"), lifelines)
         state = distributed.global_state
         state.client, state.coordinator_address = client, address
         state.process_id, state.num_processes = place.index, place.count
         _let_gloo_use(client, _own_address(host.strip("[]"), int(port)))
         return client
 
-    def _serve(self, host: str, port: int) -> None:
-        """Start the coordination service; on this machine alone if that is where all are."""
+    def _serve(self, host: str, port: int) -> int:
+        """Start the coordination service; on this machine alone if that is where all are.
+
+        Returns:
+            The port of its lifelines.
+        """
         bound = host if host in (LOOPBACK, "localhost") else "[::]"
         command = [sys.executable, str(Path(_service.__file__))]
         self._server = subprocess.Popen(
@@ -113,11 +120,24 @@ class Group:
         )  # fmt: skip
         assert self._server.stdout is not None
         said = self._server.stdout.readline().strip()
-        if said != "ready":
+        word, _, lifelines = said.partition(" ")
+        if word != "ready":
             raise DistributedError(
                 f"the processes cannot meet at port {port} of {host}: "
                 f"{said or 'the service ended'}; give another --coordinator"
             )
+        return int(lifelines)
+
+    def _hold_lifeline(self, client: Any, host: str, port: int | None) -> None:
+        """Keep the service alive until this process has ended, in whatever way.
+
+        Args:
+            port: where the service takes lifelines, which process 0 knows.
+        """
+        if port is not None:
+            client.key_value_set(_LIFELINES, str(port))
+        found = client.blocking_key_value_get(_LIFELINES, MEETING * 1000)
+        self._lifeline = socket.create_connection((host, int(found)), timeout=MEETING)
 
     def _choose_devices(self) -> None:
         import jax
@@ -215,18 +235,19 @@ class Group:
         """Part from the others, who may go on. Process 0 waits for them a while."""
         if self._leaving.is_set():
             return
+        self._stop_listening(_LEFT)
+        with suppress(Exception):  # the service may be gone
+            self._client.shutdown()
         if self._server is not None:
-            end = time.monotonic() + PATIENCE
-            while not self._is_last() and time.monotonic() < end:
-                time.sleep(0.02)
-        is_last = self._is_last()
-        self._part(_LEFT)
-        if self._server is not None and is_last:
-            self._server.communicate("bye\n")
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
+            with suppress(OSError):
+                self._server.stdin.write("bye\n")
+                self._server.stdin.flush()
+            # The service needs no process 0, but where this is all there is in a container, the
+            # service ends with it, and JAX aborts those who are still there.
+            select.select([self._server.stdout], [], [], PATIENCE)
         self._output.close()
-
-    def _is_last(self) -> bool:
-        return all(word == _LEFT for i, word in self._told().items() if i != self.index)
 
     def fail(self, text: str, code: int) -> NoReturn:
         """Say what is wrong, unless a process before this one says the same; then end."""
@@ -248,11 +269,11 @@ class Group:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        self._part(_ENDED)
+        self._stop_listening(_ENDED)
         os._exit(code)
 
-    def _part(self, word: str) -> None:
-        """Tell the others, and stop listening to them."""
+    def _stop_listening(self, word: str) -> None:
+        """Tell the others how this process ends, and no longer look for them."""
         from jax._src import distributed
 
         self._leaving.set()
@@ -260,7 +281,6 @@ class Group:
         distributed.global_state.client = None
         with suppress(Exception):  # the service may be gone
             self._tell(word)
-            self._client.shutdown()
 
     def _uncaught(self, kind: Any, error: Any, trace: Any) -> None:
         self._usual_hook(kind, error, trace)

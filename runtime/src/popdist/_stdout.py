@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-_NOISE = re.compile(rb"\[Gloo\]|connected peer ranks")  # several threads write at once
+
+def without_gloo(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Leave out what gloo writes.
+
+    Each of its messages is `[Gloo] Rank ...`, then the end of a line. It writes them in pieces, and
+    several threads at once, so that pieces of one may follow the beginning or the end of another:
+    from the first beginning on, all is gloo's until as many lines have ended as messages began.
+    """
+    owed = 0
+    for line in lines:
+        owed += line.count(b"[Gloo]")
+        if owed:
+            owed -= 1
+        else:
+            yield line
 
 
 class QuietOutput:
@@ -35,9 +49,8 @@ class QuietOutput:
 
     def _copy(self, reader: int) -> None:
         with os.fdopen(reader, "rb") as lines, suppress(OSError):
-            for line in lines:
-                if not _NOISE.search(line):
-                    os.write(self._out, line)
+            for line in without_gloo(lines):
+                os.write(self._out, line)
 
     def close(self) -> None:
         """Give the descriptor back."""
