@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import popdist
+
 if TYPE_CHECKING:
     from popxl.replica_grouping import ReplicaGrouping
 
@@ -47,11 +49,23 @@ def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True
 
 def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
     """Sum over the group, of which each replica keeps its slice along axis 0."""
+    groups = _groups(group)
+
+    def at_once(x: Any) -> Any:
+        return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True, axis_index_groups=groups)
+
+    def slice_by_slice(x: Any) -> Any:
+        slices = jnp.reshape(x, (group.group_size, -1, *x.shape[1:]))
+        own = lax.all_to_all(slices, AXIS, 0, 0, axis_index_groups=groups)
+        return jnp.sum(own, axis=0, dtype=x.dtype)
+
     if group.group_size == 1:
         return x
-    return lax.psum_scatter(
-        x, AXIS, scatter_dimension=0, tiled=True, axis_index_groups=_groups(group)
-    )
+    if popdist.getNumInstances() > 1:
+        # XLA's reduce-scatter by gloo does not wait until all of a large message is sent, and then
+        # frees it: the last elements may arrive wrong. tests/popxl/test_xla_faults.py shows it.
+        return lax.platform_dependent(x, cpu=slice_by_slice, default=at_once)
+    return at_once(x)
 
 
 def ppermute(x: Any, pairs: list[tuple[int, int]]) -> Any:
