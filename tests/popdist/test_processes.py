@@ -63,9 +63,11 @@ print("ready", index, flush=True)
     ],
 )
 def test_all_end_when_one_fails(end, code, said):
+    run = started(3, "-c", f"{MEET}if index == 1: {end}\nelse: time.sleep(90)")
+    assert run.stdout is not None
+    assert "ready" in run.stdout.readline()
     begin = time.monotonic()
-    run = started(3, "-c", f"{MEET}if index == 1: {end}\nelse: time.sleep(60)")
-    errors = run.communicate(timeout=50)[1]
+    errors = run.communicate(timeout=80)[1]
     assert run.returncode == code, errors
     assert said in errors
     assert time.monotonic() - begin < 30
@@ -89,9 +91,8 @@ def test_a_process_alone_notices_that_another_is_gone():
         probe.bind(("127.0.0.1", 0))
         meeting = f"127.0.0.1:{probe.getsockname()[1]}"
     code = (
-        "import popdist._group\npopdist._group.SILENCE = 3.0\n"
-        + MEET.replace("popdist.init()", "popdist.init(3, int(sys.argv[1]), sys.argv[2])")
-        + "os.kill(os.getpid(), 9) if index == 0 else time.sleep(60)"
+        MEET.replace("popdist.init()", "popdist.init(3, int(sys.argv[1]), sys.argv[2])")
+        + "os.kill(os.getpid(), 9) if index == 0 else time.sleep(120)"
     )
     runs = [
         subprocess.Popen(
@@ -100,7 +101,10 @@ def test_a_process_alone_notices_that_another_is_gone():
         )
         for i in range(3)
     ]  # fmt: skip
+    runs[0].wait(timeout=120)
+    begin = time.monotonic()
     errors = [run.communicate(timeout=60)[1] for run in runs]
+    assert time.monotonic() - begin < SILENCE  # by the lifeline that the system has closed
     assert [run.returncode for run in runs] == [-9, 1, 1]
     assert errors[1].startswith(f"error: process 0 of 3 (pid {runs[0].pid} on ")
     assert errors[2] == ""

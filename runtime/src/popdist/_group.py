@@ -35,7 +35,8 @@ _LOOK = 1.0  # seconds between looks at who is there
 _AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
 _PARTING = 60  # seconds for the service to hear that a process parts
 _LIFELINES = "popdist/lifelines"
-_SAID, _STATUS, _LEFT, _ENDED = "popdist/said", "popdist/status", "left", "ended"
+_SAID, _STATUS = "popdist/said", "popdist/status"
+_LEFT, _ENDED, _FOLLOWED = "left", "ended", "followed"  # what a process tells last
 _NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
 
 
@@ -51,7 +52,7 @@ class Group:
         self.index, self.count = place.index, place.count
         self._rounds: Counter[str] = Counter()
         self._leaving = threading.Event()
-        self._gone: list[int] = []
+        self._left: set[int] = set()
         self._server: subprocess.Popen[str] | None = None
         self._client = self._connect(place)
         mine = [socket.gethostname(), os.getpid(), visible_gpus(os.environ, _device_files())]
@@ -138,6 +139,17 @@ class Group:
             client.key_value_set(_LIFELINES, str(port))
         found = client.blocking_key_value_get(_LIFELINES, MEETING * 1000)
         self._lifeline = socket.create_connection((host, int(found)), timeout=MEETING)
+        self._lifeline.send(self.index.to_bytes(_service.WORD))
+        self._lifeline.setblocking(False)
+
+    def _ended(self) -> set[int]:
+        """The processes that have ended since this was asked last, in whatever way."""
+        try:
+            words = self._lifeline.recv(self.count * _service.WORD)
+        except OSError:  # there are none
+            return set()
+        each = range(0, len(words), _service.WORD)
+        return {int.from_bytes(words[i : i + _service.WORD]) for i in each}
 
     def _choose_devices(self) -> None:
         import jax
@@ -180,6 +192,7 @@ class Group:
         """Tell the others again and again that this process lives, and look who does not."""
         launcher = os.getppid() if os.environ.get(LAUNCHER) == str(os.getppid()) else None
         heard = dict.fromkeys(range(self.count), ("", time.monotonic()))
+        closed: set[int] = set()
         for beat in itertools.count():
             if launcher is not None and os.getppid() != launcher:
                 self._end_with("popdist.run has ended, and so does this process")
@@ -187,7 +200,8 @@ class Group:
                 return
             try:
                 self._tell(str(beat))
-                told = self._told()
+                closed |= self._ended()
+                told = self._told()  # after that: who leaves tells so before it ends
             except Exception:  # a busy service; when it is gone, JAX itself ends the process
                 continue
             now = time.monotonic()
@@ -195,12 +209,13 @@ class Group:
                 if told.get(index, "") != word:
                     heard[index] = told[index], now
             silent = {i for i, (_, since) in heard.items() if now - since > SILENCE}
-            left = {i for i, word in told.items() if word == _LEFT}
-            ended = {i for i, word in told.items() if word == _ENDED}
-            self._gone = sorted(silent | left | ended)
-            lost = sorted((silent | ended) - left)
+            self._left, ended, followed = (
+                {i for i, word in told.items() if word == what}
+                for what in (_LEFT, _ENDED, _FOLLOWED)
+            )
+            lost = sorted((silent | ended | closed) - self._left - followed)
             if lost:
-                first = min(set(heard) - set(self._gone))
+                first = min(set(heard) - self._left - set(lost))
                 self._end_with(self._loss(lost[0]) if self.index == first else "")
 
     def _loss(self, index: int) -> str:
@@ -213,6 +228,8 @@ class Group:
     def _end_with(self, text: str) -> NoReturn:
         if text and LAUNCHER not in os.environ:  # else the launcher says it
             print(f"error: {text}", file=sys.stderr, flush=True)
+        with suppress(Exception):  # the service may be gone
+            self._tell(_FOLLOWED)
         os._exit(PEER_LOST)
 
     @contextmanager
@@ -225,8 +242,8 @@ class Group:
         except JaxRuntimeError:
             end = time.monotonic() + SILENCE + 5
             while time.monotonic() < end:  # `_watch` ends the process as soon as it knows
-                if self._gone:
-                    self._end_with(self._loss(self._gone[0]))
+                if self._left:
+                    self._end_with(self._loss(min(self._left)))
                 time.sleep(0.1)
             raise
 

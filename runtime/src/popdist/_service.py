@@ -2,7 +2,8 @@
 
 In process 0 itself it would end with it, and its end makes JAX abort all other processes before
 they can say what happened. This one lives for as long as any of them does: each holds a connection
-to it, its lifeline, which the system closes when the process has ended.
+to it, its lifeline, which the system closes when the process has ended. It begins with the index of
+the process, and then brings the indices of those that have ended, each a word of `WORD` bytes.
 
     python _service.py ADDRESS PORT PROCESSES
 
@@ -19,7 +20,9 @@ import selectors
 import socket
 import sys
 import time
+from contextlib import suppress
 
+WORD = 4  # bytes
 LINGER = 45.0  # seconds; longer than others take to notice that process 0 is gone
 _NEVER = 7 * 24 * 3600  # seconds: processes watch each other themselves
 _PORT_WAIT = 60.0  # seconds; longer than the service of a run before lingers
@@ -48,28 +51,54 @@ def _lifeline_server(address: str) -> socket.socket:
     return socket.create_server(("" if address == "[::]" else address, 0))
 
 
-def _outlive(server: socket.socket, processes: int) -> None:
-    """Return when the other ends of all lifelines are closed, and process 0 has ended."""
-    waiting = selectors.DefaultSelector()
-    waiting.register(server, selectors.EVENT_READ)
-    waiting.register(0, selectors.EVENT_READ)
-    missing, alive, end = processes, 0, float("inf")
-    has_first = True
-    while (alive or has_first) and time.monotonic() < end:
-        for key, _ in waiting.select(timeout=1.0):
-            if key.fileobj is server:
-                waiting.register(server.accept()[0], selectors.EVENT_READ)
-                missing, alive = missing - 1, alive + 1
-                continue
-            waiting.unregister(key.fileobj)
-            if key.fd == 0:
-                has_first = False
-                end = float("inf") if os.read(0, 4) == b"bye\n" else time.monotonic() + LINGER
-            else:
-                alive -= 1
-        if alive <= 1 and not missing:
-            os.close(1)
-            missing = -1
+class _Lifelines:
+    """The connections by which the service sees who lives."""
+
+    def __init__(self, server: socket.socket, processes: int) -> None:
+        self._server, self._missing = server, processes
+        self._index: dict[socket.socket, bytes] = {}
+        self._waiting = selectors.DefaultSelector()
+        self._waiting.register(server, selectors.EVENT_READ)
+
+    def outlast(self) -> None:
+        """Return when the other ends of all are closed, and process 0 has ended."""
+        end, has_first = float("inf"), True
+        self._waiting.register(0, selectors.EVENT_READ)
+        while (self._index or has_first) and time.monotonic() < end:
+            for key, _ in self._waiting.select(timeout=1.0):
+                if key.fileobj is self._server:
+                    self._take()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._hear(key.fileobj)
+                else:
+                    self._waiting.unregister(0)
+                    said_bye, has_first = os.read(0, 4) == b"bye\n", False
+                    end = float("inf") if said_bye else time.monotonic() + LINGER
+
+    def _take(self) -> None:
+        line = self._server.accept()[0]
+        self._index[line] = b""
+        self._waiting.register(line, selectors.EVENT_READ)
+        self._missing -= 1
+
+    def _hear(self, line: socket.socket) -> None:
+        """An index at the beginning, else the end of the process."""
+        try:
+            word = line.recv(WORD)
+        except OSError:
+            word = b""
+        if word:
+            self._index[line] = word
+            return
+        self._waiting.unregister(line)
+        line.close()
+        ended = self._index.pop(line)
+        for other in self._index:
+            with suppress(OSError):
+                other.send(ended, socket.MSG_DONTWAIT)
+        if len(self._index) <= 1 and not self._missing:
+            with suppress(OSError):  # it is closed
+                os.close(1)
 
 
 def main(address: str, port: int, processes: int) -> None:
@@ -89,7 +118,7 @@ def main(address: str, port: int, processes: int) -> None:
         recoverable=True,  # a process that is gone is reported, instead of ending all others
     )
     print("ready", server.getsockname()[1], flush=True)
-    _outlive(server, processes)
+    _Lifelines(server, processes).outlast()
     del service
     os._exit(0)
 

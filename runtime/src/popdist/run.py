@@ -101,8 +101,7 @@ def _failed(
 ) -> int:
     """End the others, and say which was the first to fail."""
     code = process.returncode
-    # Who ends by itself tells the others, which end too; of a signal they only learn by silence.
-    _end(others, grace=GRACE if code > 0 else 0.0)
+    _end(others, grace=GRACE)
     if code > 0 and all(p.returncode == code for p in processes):
         return code  # they have failed alike, and said why
     if code > 0:
