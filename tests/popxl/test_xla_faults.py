@@ -139,6 +139,51 @@ def test_dynamic_updates_then_a_reshape_are_right():
     assert result.ravel().tolist() == SHIFTED_OUT
 
 
+# ---- C: CPU, no thread left to start the replica that all others wait for ----------------------
+MANY_SEGMENTS = """
+import sys, numpy as np, popxl
+from popxl import ops
+from popxl._lower import program
+if sys.argv[1] == "off":
+    program._UNFINISHED = 10**9
+ir, count = popxl.Ir(replication=2), 400
+with ir.main_graph:
+    buffer = popxl.remote_buffer((64, 64), popxl.float32, count)
+    x, first = popxl.variable(np.eye(64, dtype=np.float32)), popxl.constant(0, popxl.int32)
+    def step(x, row):
+        y = ops.tanh(ops.tanh(ops.remote_load(buffer, row) @ x) @ x)
+        ops.remote_store(buffer, row, ops.collectives.replicated_all_reduce(y))
+        return x * 0.99, row + 1
+    ops.repeat(ir.create_graph(step, x, first), count, x, first)
+with popxl.Session(ir, "cpu") as session:
+    for _ in range(5):
+        session.run()
+print("done")
+"""
+
+
+def _run_many_segments(bound: str) -> int:
+    source = Path(popxl.__file__).parents[1]
+    flags = "--xla_force_host_platform_device_count=2"  # and two threads
+    if bound == "off":
+        flags += " --xla_cpu_collective_call_terminate_timeout_seconds=4"
+    return subprocess.run(
+        [sys.executable, "-c", MANY_SEGMENTS, bound],
+        capture_output=True, timeout=100, check=False,
+        env=_environment(source) | {"XLA_FLAGS": flags},
+    ).returncode  # fmt: skip
+
+
+def test_many_segments_with_collectives_end():
+    assert _run_many_segments("on") == 0
+
+
+def test_many_segments_with_collectives_stand_still_without_the_bound():
+    if (os.cpu_count() or 1) > 2:
+        pytest.skip("XLA has a thread for each processor")
+    assert _run_many_segments("off") != 0
+
+
 # ---- entries at another index than the loop counter (openxla/xla#46231 in one executable) -------
 ROWS, WIDTH = 16, 1024
 

@@ -57,10 +57,18 @@ def _has_only_float32_products(stablehlo: str) -> bool:
 _FLOAT32_PRODUCT = re.compile(r": \(tensor<[\dx]*f32>, tensor<[\dx]*f32>\) -> tensor<[\dx]*f32>")
 
 
+_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+
+
 def prepare_environment() -> None:
     """Settings XLA reads once, when a backend starts. Values the user has set stay."""
     # The pinned host memory pool of a GPU is 64 GB by default; ours holds the whole model state.
     os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_host_memory_gb()))
+    # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
+    # end the process after 40 s.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1800".strip()
 
 
 def _host_memory_gb() -> int:

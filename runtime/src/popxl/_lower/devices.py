@@ -56,7 +56,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
     prepare_environment()
     if instances > 1:
         return _mesh_over_processes(device_desc, replicas, instances)
-    _make_cpu_devices(max(_processors(), _with_spare_threads(replicas)))
+    _make_cpu_devices(max(_processors(), replicas))
     devices = _devices(device_desc, replicas, jax.local_devices)
     may_restart = devices[0].platform == "cpu" and jax.process_count() == 1
     if len(devices) < replicas and may_restart and not _cpu_devices_are_given():
@@ -75,8 +75,7 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
             f"{popdist.getNumInstances()}: each process needs the same number of replicas"
         )
     each = replicas // instances
-    # Also with one replica here: it waits for those of other processes.
-    _make_cpu_devices(2 * max(each, popdist.getNumLocalReplicas()))
+    _make_cpu_devices(max(each, popdist.getNumLocalReplicas()))
     found = _devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []
     for process in range(instances):
@@ -85,12 +84,6 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
             raise _too_few(own, each, f"for process {process} of {instances} there are")
         chosen += own[:each]
     return Mesh(np.asarray(chosen), (AXIS,))
-
-
-def _with_spare_threads(replicas: int) -> int:
-    """Virtual devices for so many replicas. XLA has as many threads. A collective blocks one for
-    each replica that waits; without others, the work of the replica it waits for may have none."""
-    return 2 * replicas if replicas > 1 else 1
 
 
 def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from popxl._lower.rounding import count_updates
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.transfers import check_transfers
-from popxl._lower.walker import Ahead, Globals, Walker
+from popxl._lower.walker import Ahead, Globals, Walker, wait_for
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ logger = logging.getLogger("popxl")
 _NUMBERS_KEPT = 2**14
 _AHEAD = {"cpu": 64 * 2**20}  # bytes in flight, by platform
 _AHEAD_ELSEWHERE = 2 * 2**30
+_UNFINISHED = 8  # segments
 
 
 @dataclass
@@ -75,6 +77,19 @@ def facts_of_program(ir: Ir, platform: str) -> Facts:
     )
 
 
+def _unfinished_limit(platform: str, ir: Ir) -> int | None:
+    """How many segments may be on their way; None: the walker's bound on bytes is enough.
+
+    XLA's CPU backend starts segments that do not depend on each other at once. Collectives of
+    several processes (gloo) are told apart by their order alone, and would be mixed up. Those of
+    replicas in one process block a thread each, and starting a 33rd segment on a device blocks one
+    too: with no thread left for the replica that all wait for, the program would stand still.
+    """
+    if platform != "cpu" or ir.replication_factor == 1:
+        return None
+    return 0 if ir._instances > 1 else _UNFINISHED
+
+
 class Program:
     """What a session compiles and runs."""
 
@@ -88,9 +103,8 @@ class Program:
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables = main_variables(ir)
-        # XLA's CPU backend starts segments that do not depend on each other at once. Collectives of
-        # several processes (gloo) are told apart by their order alone, and would be mixed up.
-        self._one_by_one = self.platform == "cpu" and ir._instances > 1
+        self._unfinished: deque[jax.Array] = deque()
+        self._unfinished_limit = _unfinished_limit(self.platform, ir)
         self._numbers: dict[Any, jax.Array] = {}
         self._ahead = Ahead(_AHEAD.get(self.platform, _AHEAD_ELSEWHERE))
         self.timing: Timing | None = None
@@ -168,8 +182,11 @@ class Program:
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         results = self.executables[segment](*arguments)
-        if self._one_by_one:
-            jax.block_until_ready(results)
+        if self._unfinished_limit is not None and results:
+            self._unfinished.append(results[0])
+            if len(self._unfinished) > self._unfinished_limit:
+                oldest = self._unfinished.popleft()
+                wait_for(results[0] if oldest.is_deleted() else oldest)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print

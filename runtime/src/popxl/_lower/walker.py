@@ -58,6 +58,12 @@ class Globals:
     seed: jax.Array | None = None
 
 
+def wait_for(array: jax.Array) -> None:
+    """Wait until an array is there, unless it was given away."""
+    if not array.is_deleted():
+        array.block_until_ready()
+
+
 @dataclass
 class Ahead:
     """Arrays that were asked for, up to a number of bytes.
@@ -78,18 +84,15 @@ class Ahead:
         self._nbytes += nbytes
         while self._nbytes > self.limit and len(self._pending) > 1:
             oldest, size = self._pending.popleft()
-            if not oldest.is_deleted():
-                start = time.perf_counter()
-                oldest.block_until_ready()
-                self.waited += time.perf_counter() - start
+            start = time.perf_counter()
+            wait_for(oldest)
+            self.waited += time.perf_counter() - start
             self._nbytes -= size
 
     def settle(self) -> None:
         """Wait for all of them."""
         while self._pending:
-            array, _ = self._pending.popleft()
-            if not array.is_deleted():
-                array.block_until_ready()
+            wait_for(self._pending.popleft()[0])
         self._nbytes = 0
 
 
