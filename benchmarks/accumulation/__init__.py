@@ -5,6 +5,5 @@
 - *Local*, as fine-tuning does it: each device adds up its own gradients, and one reduction a step
   averages the sums.
 
-`programs`: both as PopXL programs, on the virtual devices of one process. `processes`: both in JAX,
-in several processes that talk through gloo.
+Both are PopXL programs, for virtual devices of one process or for several processes.
 """

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accumulation import processes, programs
+from benchmarks.accumulation import programs
 from benchmarks.accumulation.settings import COUNTS, SEEDS_SAVING, WAYS, Measured, Size
 from config.cli import count_option, entry_point
 from config.errors import UserError
@@ -69,7 +69,7 @@ def measure_all(
             one, other = (
                 programs.measure(size, way, count, DEVICES, steps)
                 if group == 1
-                else processes.measure(size, way, count, group, steps)
+                else programs.measure_apart(size, way, count, group, steps)
                 for way in WAYS
             )
             kept.add(one, other)

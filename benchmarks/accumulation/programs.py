@@ -1,16 +1,28 @@
-"""Both ways as PopXL programs: layers of GPT-J, with all state on the devices."""
+"""Both ways as PopXL programs: layers of GPT-J, with all state on the devices.
+
+    python3 -m benchmarks.accumulation.programs SETTINGS
+
+is one of the processes that `measure_apart` starts.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import time
+from dataclasses import asdict
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
+import popdist
 import popxl
 import popxl_addons as addons
 from benchmarks.accumulation.settings import Measured, Size, Way
+from config.errors import UserError
 from config.gptj import GPTJConfig
 from modelling.gptj.block import Block
 from modelling.gptj.ends import DecoderHead
@@ -55,14 +67,17 @@ def config_of(size: Size, devices: int) -> GPTJConfig:
 
 
 class Program:
-    """A program that takes one optimizer step a run."""
+    """A program that takes one optimizer step a run.
 
-    def __init__(self, size: Size, way: Way, micro_batches: int, devices: int) -> None:
-        self.size, self.micro_batches, self.devices = size, micro_batches, devices
-        self.config = config_of(size, devices)
-        self.ir = popxl.Ir(replication=devices)
+    Args:
+        ir: an empty one, for some replicas.
+    """
+
+    def __init__(self, size: Size, way: Way, micro_batches: int, ir: popxl.Ir) -> None:
+        self.size, self.micro_batches, self.ir = size, micro_batches, ir
+        self.config = config_of(size, ir.replication_factor)
         self.ir.num_host_transfers = micro_batches
-        samples, rest = divmod(size.batch, micro_batches * devices)
+        samples, rest = divmod(size.batch, micro_batches * ir.replication_factor)
         assert not rest, "the batch is cut evenly"
         with self.ir.main_graph:
             spec = (samples, size.length)
@@ -149,31 +164,71 @@ class Program:
         return {variable: make() for variable, make in made.items()}
 
     def fed(self, tokens: np.ndarray) -> dict[popxl.HostToDeviceStream, np.ndarray]:
-        """A global batch, (batch, length + 1), as (micro-batches, devices, ...)."""
-        shape = (self.micro_batches, self.devices, *self.words.shape)
+        """This process's part of a global batch, (batch, length + 1), as (micro-batches, its
+        replicas, ...)."""
+        replicas, own = self.ir.replication_factor, self.ir.instance_replication_factor
+        first = own * popdist.getInstanceIndex() if own < replicas else 0
+        shape = (self.micro_batches, replicas, *self.words.shape)
         parts = {self.words: tokens[:, :-1], self.labels: tokens[:, 1:]}
-        return {stream: np.ascontiguousarray(t).reshape(shape) for stream, t in parts.items()}
+        return {
+            stream: np.ascontiguousarray(t).reshape(shape)[:, first : first + own]
+            for stream, t in parts.items()
+        }
 
 
-def measure(size: Size, way: Way, micro_batches: int, devices: int, steps: int) -> Measured:
-    """Train for `steps` steps; the first, which is slower, counts for the losses alone."""
-    program = Program(size, way, micro_batches, devices)
+def train(program: Program, steps: int) -> tuple[list[float], list[float]]:
+    """Losses of this process's replicas, and seconds, of each step."""
     losses, seconds = [], []
     with popxl.Session(program.ir, "cpu") as session:
         session.write_variables_data(program.data())
-        for tokens in size.samples(steps):
+        for tokens in program.size.samples(steps):
             fed = program.fed(tokens)
             begin = time.perf_counter()
             losses.append(float(session.run(fed)[program.loss].mean()))
             seconds.append(time.perf_counter() - begin)
+    return losses, seconds
+
+
+def measure(
+    size: Size, way: Way, micro_batches: int, replication: int | Literal["popdist"], steps: int
+) -> Measured:
+    """Train for `steps` steps; the first, which is slower, counts for the losses alone."""
+    program = Program(size, way, micro_batches, popxl.Ir(replication=replication))
+    losses, seconds = train(program, steps)
     collectives = [c for part in popxl.plan.plan_of(program.ir).parts for c in part.collectives]
     return Measured(
         way,
-        1,
-        devices,
+        popdist.getNumInstances(),
+        program.ir.replication_factor,
         micro_batches,
         statistics.median(seconds[1:]),
         sum(c.nbytes for c in collectives),
         sum(c.count for c in collectives),
-        losses,
+        np.mean(popdist.gather(losses), 0).tolist(),
     )
+
+
+# ---- several processes --------------------------------------------------------------------------
+def measure_apart(size: Size, way: Way, micro_batches: int, processes: int, steps: int) -> Measured:
+    """`measure` in several processes with a replica each, which talk through gloo."""
+    settings = json.dumps([asdict(size), way, micro_batches, steps])
+    starter = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
+    done = subprocess.run(
+        [*starter, sys.executable, "-m", "benchmarks.accumulation.programs", settings],
+        stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError(f"a process of {processes} ended with an error, which stands above")
+    return Measured(**json.loads(done.stdout))
+
+
+def be_one(settings: str) -> None:
+    """Be one of the processes; the first one prints what was measured."""
+    size, way, micro_batches, steps = json.loads(settings)
+    found = measure(Size(**size), way, micro_batches, "popdist", steps)
+    if popdist.getInstanceIndex() == 0:
+        print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    be_one(sys.argv[1])

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.accumulation import processes, programs
+from benchmarks.accumulation import programs
 from benchmarks.accumulation.__main__ import main
 from benchmarks.accumulation.settings import WAYS, Measured, Size
 
@@ -27,9 +27,9 @@ def test_losses_are_those_of_one_big_batch_and_local_sums_are_reduced_once():
 
 @pytest.mark.slow
 def test_processes_train_alike_too():
-    big = processes.measure(SIZE, "local", 1, 2, 3)
+    big = programs.measure_apart(SIZE, "local", 1, 2, 3)
     for way in WAYS:
-        measured = processes.measure(SIZE, way, 4, 2, 3)
+        measured = programs.measure_apart(SIZE, way, 4, 2, 3)
         np.testing.assert_allclose(measured.losses, big.losses, rtol=1e-5)
         assert measured.processes == 2
 
