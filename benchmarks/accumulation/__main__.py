@@ -66,13 +66,11 @@ def measure_all(
         if size.batch % (count * (DEVICES if group == 1 else group)):
             raise UserError(f"{size.batch} samples cannot be cut into {count} micro-batches")
         if (group, count) not in kept.pairs:
-            one, other = (
-                programs.measure(size, way, count, DEVICES, steps)
+            kept.add(
+                *programs.measure_both(size, count, DEVICES, steps)
                 if group == 1
-                else programs.measure_apart(size, way, count, group, steps)
-                for way in WAYS
+                else programs.measure_apart(size, count, group, steps)
             )
-            kept.add(one, other)
         print(row(*kept.pairs[group, count]), flush=True)
 
 
@@ -119,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
     parser.add_argument("--counts", type=count_option, nargs="+", default=COUNTS)
-    parser.add_argument("--steps", type=count_option, default=6, help="optimizer steps, 2 or more")
+    parser.add_argument("--steps", type=count_option, default=4, help="optimizer steps, 2 or more")
     parser.add_argument("--batch", type=count_option, default=Size.batch, help="samples of a step")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write JSON and a picture")
     given = parser.parse_args(arguments)

@@ -21,7 +21,7 @@ import numpy as np
 import popdist
 import popxl
 import popxl_addons as addons
-from benchmarks.accumulation.settings import Measured, Size, Way
+from benchmarks.accumulation.settings import WAYS, Measured, Size, Way
 from config.errors import UserError
 from config.gptj import GPTJConfig
 from modelling.gptj.block import Block
@@ -195,23 +195,37 @@ def measure(
     """Train for `steps` steps; the first, which is slower, counts for the losses alone."""
     program = Program(size, way, micro_batches, popxl.Ir(replication=replication))
     losses, seconds = train(program, steps)
-    collectives = [c for part in popxl.plan.plan_of(program.ir).parts for c in part.collectives]
     return Measured(
         way,
         popdist.getNumInstances(),
         program.ir.replication_factor,
         micro_batches,
         statistics.median(seconds[1:]),
-        sum(c.nbytes for c in collectives),
-        sum(c.count for c in collectives),
+        *reductions(program.ir),
         np.mean(popdist.gather(losses), 0).tolist(),
     )
 
 
+def reductions(ir: popxl.Ir) -> tuple[int, int]:
+    """Bytes that a device brings into reductions in a run, and how many there are."""
+    found = [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
+    return sum(c.nbytes for c in found), sum(c.count for c in found)
+
+
+def measure_both(
+    size: Size, micro_batches: int, replication: int | Literal["popdist"], steps: int
+) -> tuple[Measured, Measured]:
+    """(naive, local)."""
+    naive, local = (measure(size, way, micro_batches, replication, steps) for way in WAYS)
+    return naive, local
+
+
 # ---- several processes --------------------------------------------------------------------------
-def measure_apart(size: Size, way: Way, micro_batches: int, processes: int, steps: int) -> Measured:
-    """`measure` in several processes with a replica each, which talk through gloo."""
-    settings = json.dumps([asdict(size), way, micro_batches, steps])
+def measure_apart(
+    size: Size, micro_batches: int, processes: int, steps: int
+) -> tuple[Measured, Measured]:
+    """`measure_both` in several processes with a replica each, which talk through gloo."""
+    settings = json.dumps([asdict(size), micro_batches, steps])
     starter = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     done = subprocess.run(
         [*starter, sys.executable, "-m", "benchmarks.accumulation.programs", settings],
@@ -219,15 +233,16 @@ def measure_apart(size: Size, way: Way, micro_batches: int, processes: int, step
     )  # fmt: skip
     if done.returncode:
         raise UserError(f"a process of {processes} ended with an error, which stands above")
-    return Measured(**json.loads(done.stdout))
+    naive, local = (Measured(**facts) for facts in json.loads(done.stdout))
+    return naive, local
 
 
 def be_one(settings: str) -> None:
     """Be one of the processes; the first one prints what was measured."""
-    size, way, micro_batches, steps = json.loads(settings)
-    found = measure(Size(**size), way, micro_batches, "popdist", steps)
+    size, micro_batches, steps = json.loads(settings)
+    found = measure_both(Size(**size), micro_batches, "popdist", steps)
     if popdist.getInstanceIndex() == 0:
-        print(json.dumps(asdict(found)))
+        print(json.dumps([asdict(m) for m in found]))
 
 
 if __name__ == "__main__":

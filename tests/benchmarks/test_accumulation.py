@@ -7,31 +7,30 @@ import json
 import numpy as np
 import pytest
 
+import popxl
 from benchmarks.accumulation import programs
 from benchmarks.accumulation.__main__ import main
-from benchmarks.accumulation.settings import WAYS, Measured, Size
+from benchmarks.accumulation.settings import Measured, Size
 
 SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
 
 
-def test_losses_are_those_of_one_big_batch_and_local_sums_are_reduced_once():
-    big = programs.measure(SIZE, "local", 1, 2, 3)
-    found = {way: programs.measure(SIZE, way, 4, 2, 3) for way in WAYS}
-    for measured in found.values():
-        np.testing.assert_allclose(measured.losses, big.losses, rtol=1e-5)
-    assert big.losses[-1] < big.losses[0]
-    local, naive = found["local"], found["naive"]
-    assert (local.reductions, local.reduced) == (big.reductions, big.reduced)
-    assert (naive.reductions, naive.reduced) == (4 * big.reductions, 4 * big.reduced)
+def test_both_ways_train_alike_and_one_reduces_once():
+    naive, local = programs.measure_both(SIZE, 4, 2, 3)
+    np.testing.assert_allclose(naive.losses, local.losses, rtol=1e-5)
+    assert local.losses[-1] < local.losses[0]
+    big = programs.Program(SIZE, "local", 1, popxl.Ir(replication=2))
+    nbytes, count = programs.reductions(big.ir)
+    assert (local.reductions, local.reduced) == (count, nbytes)
+    assert (naive.reductions, naive.reduced) == (4 * count, 4 * nbytes)
 
 
 @pytest.mark.slow
-def test_processes_train_alike_too():
-    big = programs.measure_apart(SIZE, "local", 1, 2, 3)
-    for way in WAYS:
-        measured = programs.measure_apart(SIZE, way, 4, 2, 3)
+def test_processes_train_as_one_does_on_one_big_batch():
+    big = programs.measure(SIZE, "local", 1, 2, 3)
+    for measured in programs.measure_apart(SIZE, 4, 2, 3):
         np.testing.assert_allclose(measured.losses, big.losses, rtol=1e-5)
-        assert measured.processes == 2
+        assert (measured.processes, measured.devices) == (2, 2)
 
 
 def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
@@ -40,7 +39,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
         for way, share in (("naive", 1.0), ("local", 0.5))
         for n in (1, 32)
     }
-    monkeypatch.setattr(programs, "measure", lambda size, way, n, devices, steps: measured[way, n])
+    monkeypatch.setattr(programs, "measure", lambda size, way, n, *_: measured[way, n])
     flags = ["--processes", "1", "--counts", "1", "32", "--out", str(tmp_path)]
     assert main(flags) == 0
     assert "| 8 devices | 32 | 32.000 | 16.000 | 50% | 39% |" in capsys.readouterr().out

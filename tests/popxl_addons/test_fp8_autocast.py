@@ -9,7 +9,7 @@ import torch
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl_addons.fp8 import fp8_products
+from popxl_addons.fp8 import Recipe, fp8_products
 from popxl_addons.layers import Linear
 from popxl_addons.testing_utils import TensorInput, run_module
 
@@ -28,7 +28,7 @@ class Two(addons.Module):
         return self.second(ops.gelu(self.first(x)))
 
 
-def names(recipe: addons.CurrentScaling | None, kind: str) -> list[str]:
+def names(recipe: Recipe | None, kind: str) -> list[str]:
     with popxl.Ir().main_graph, addons.fp8_autocast(recipe):
         facts, _ = Two().create_graph(popxl.TensorSpec((3, 5), popxl.float32))
     return facts.of_kind(kind).keys_flat()
@@ -60,6 +60,10 @@ def test_graphs_take_the_scales_alone_also_of_called_modules():
     state = {n for n in graph.args.keys_flat() if ".product." in n}
     assert state == {"inner.first.product.scale", "inner.second.product.scale"}
     assert fp8_products(facts) == ["inner.first.product", "inner.second.product"]
+    with pytest.raises(
+        TypeError, match=r"inner\.first\.product was made with DelayedScaling, not Cu"
+    ):
+        addons.update_fp8(addons.CurrentScaling(), facts, variables, variables)
     assert "inner.second.product.amax_history" in variables.keys_flat()
 
 

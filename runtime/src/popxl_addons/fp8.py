@@ -26,8 +26,8 @@ SCALE, HISTORY, STEP = "scale", "amax_history", "step"
 
 
 @dataclass(frozen=True)
-class CurrentScaling:
-    """Scales follow from the operands themselves; there is no state.
+class Recipe:
+    """How linear layers multiply in FP8: `CurrentScaling` or `DelayedScaling`.
 
     Attributes:
         format: "hybrid": e4m3 forwards, e5m2 for gradients; "e4m3": e4m3 for all.
@@ -39,7 +39,12 @@ class CurrentScaling:
 
 
 @dataclass(frozen=True)
-class DelayedScaling(CurrentScaling):
+class CurrentScaling(Recipe):
+    """Scales follow from the operands themselves; there is no state."""
+
+
+@dataclass(frozen=True)
+class DelayedScaling(Recipe):
     """Scales follow from the largest absolute values ("amax") of the steps before.
 
     Attributes:
@@ -86,8 +91,6 @@ class DelayedScaling(CurrentScaling):
         return NamedTensors.pack(self.variables, values)
 
 
-Recipe = CurrentScaling  # and its subclass
-DELAYED = DelayedScaling()
 _RECIPE: ContextVar[Recipe | None] = ContextVar("fp8_recipe", default=None)
 
 
@@ -99,7 +102,7 @@ def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
     `product.scale`, a graph input, and `product.amax_history`, which only `update_fp8` uses.
 
     Args:
-        recipe: a `DelayedScaling` or `CurrentScaling`; None: layers made inside are ordinary ones.
+        recipe: None: layers made inside are ordinary ones.
 
     Example:
         >>> with fp8_autocast(DelayedScaling(history=16)):
@@ -198,9 +201,16 @@ def update_fp8(
         variables: its variables, by the names of `facts`.
         amaxes: what was observed since the last update, by the names of the scales: accumulators of
             `autodiff_with_accumulation`.
+
+    Raises:
+        TypeError: the module was made with delayed scaling, and `recipe` is another.
     """
     for name in fp8_products(facts):
-        assert isinstance(recipe, DelayedScaling)
+        if not isinstance(recipe, DelayedScaling):
+            raise TypeError(
+                f"update_fp8: {name} was made with DelayedScaling, not {type(recipe).__name__}: "
+                "give the recipe of its fp8_autocast"
+            )
         state = variables.get(name)
         amax = ops.collectives.replicated_all_reduce(amaxes.get(f"{name}.{SCALE}"), "max")
         for key, t in recipe.update(state, amax).to_dict().items():

@@ -229,10 +229,9 @@ def linear(
         raise ValueError("fp8.linear: give `scale` for delayed scaling or `rule` for current")
     _check_format(format)
     inputs = [x, weight] if scale is None else [x, weight, scale]
-    attrs = {"format": format, "rule": rule and astuple(rule), "result": output_type}
-    return emit(_LINEAR, inputs, {k: v for k, v in attrs.items() if v is not None or k == "rule"})[
-        0
-    ]
+    attrs = {"format": format, "rule": None if rule is None else astuple(rule)}
+    y, *_ = emit(_LINEAR, inputs, attrs | ({"result": output_type} if output_type else {}))
+    return y
 
 
 def _check_format(name: str) -> None:

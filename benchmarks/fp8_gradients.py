@@ -1,0 +1,113 @@
+"""How far FP8 moves gradients, beside how far they lie apart from batch to batch.
+
+    python3 -m benchmarks.fp8_gradients --config gptj_tiny --load runs/gptj_tiny
+
+Computes the gradients of every weight for some training batches twice, in the configuration's type
+and in FP8 with current scaling, from the same weights. Distances are Euclidean, and relative to a
+gradient's length. Where FP8's is small beside the batches', training cannot tell it from chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from checkpoints.start import load_weights
+from config.cli import count_option, entry_point, read_command_line
+from config.sections import FP8, RunConfig
+from data.loader import Loader
+from modelling.finetuning import FineTuning
+from modelling.spec import Batch, family_of
+from modelling.text import training_samples
+
+Gradients = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Of the gradients of one weight, relative to their length; means over batches.
+
+    Attributes:
+        fp8: from a batch's gradient to the same in FP8.
+        batches: from a batch's gradient to the expected one.
+    """
+
+    fp8: float
+    batches: float
+
+
+def distances(wide: Sequence[Gradients], narrow: Sequence[Gradients]) -> dict[str, Distances]:
+    """For each weight.
+
+    Args:
+        wide, narrow: of the same batches, two or more; the latter in FP8.
+    """
+    return {
+        name: _distances(*(np.stack([np.ravel(g[name]) for g in of]) for of in (wide, narrow)))
+        for name in wide[0]
+    }
+
+
+def _distances(wide: np.ndarray, narrow: np.ndarray) -> Distances:
+    def length(rows: np.ndarray) -> float:
+        return float(np.mean(np.linalg.norm(rows.astype(np.float64), axis=-1)))
+
+    # The mean of n batches has 1 / n of a batch's variance itself, and goes along with each.
+    unbiased = np.sqrt(len(wide) / (len(wide) - 1))
+    whole = length(wide)
+    return Distances(length(narrow - wide) / whole, unbiased * length(wide - wide.mean(0)) / whole)
+
+
+def gradients(config: RunConfig, weights: Gradients, batches: Sequence[Batch]) -> list[Gradients]:
+    """Of the loss of each batch at these weights, which stay as they are."""
+    model, found = FineTuning(config, family_of(config), gradients=True), []
+    model.write(weights)
+    with model:
+        for step, batch in enumerate(batches):
+            model.run([batch], [0.0], step)
+            found.append(model.gradients())
+    return found
+
+
+def compare(config: RunConfig, count: int) -> dict[str, Distances]:
+    """Distances for `count` training batches, with the weights that the configuration loads."""
+    family = family_of(config)
+    wide = replace(config, fp8=FP8())
+    narrow = replace(config, fp8=replace(config.fp8, enabled=True, recipe="current"))
+    weights = load_weights(wide, family.weights(wide)).tensors
+    samples = training_samples(config, family)
+    loader = Loader(samples, config.training.global_batch_size, config.model.seed)
+    batches = [loader.next_batch() for _ in range(count)]
+    return distances(*(gradients(c, weights, batches) for c in (wide, narrow)))
+
+
+def table(found: Mapping[str, Distances]) -> str:
+    """Distances over the weights."""
+    lines = [
+        "| distance, of a gradient's length | median weight | largest |",
+        "| --- | --- | --- |",
+    ]
+    for title, name in (("by FP8", "fp8"), ("of a batch", "batches")):
+        of = [getattr(d, name) for d in found.values()]
+        lines.append(f"| {title} | {np.median(of):.2f} | {max(of):.2f} |")
+    return "\n".join(lines)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batches", type=count_option, default=4, help="training batches")
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare and print."""
+    description = __doc__.partition("\n")[0]
+    line = read_command_line(description, "finetuning", "tiny", arguments, _add_options)
+    print(table(compare(line.config, max(2, line.options.batches))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
