@@ -24,6 +24,7 @@ from files.writing import write_text
 ROOT = Path(__file__).parent.parent
 SEEDS = (42, 43, 44)
 FP8 = "--fp8.enabled"
+KEEP = ("--activations", "keep")  # the same bits as with recomputation, sooner
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def train(preset: str, seed: int, fp8: bool, folder: Path) -> Run:
     path = folder / f"{preset}-{seed}-{'fp8' if fp8 else 'float32'}"
     common, flags = ["--config", preset, "--seed", str(seed)], [FP8] if fp8 else []
     if not (path / "validation.json").exists():
-        run("run_finetuning.py", *common, *flags, "--save", str(path), "--run-dir", str(path))
+        save = ["--save", str(path), "--run-dir", str(path)]
+        run("run_finetuning.py", *common, *flags, *KEEP, *save)
         run("run_validation.py", *common, "--load", str(path), "--out", str(path))
     in_fp8 = path / "in_fp8"
     if fp8 and not (in_fp8 / "validation.json").exists():

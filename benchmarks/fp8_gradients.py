@@ -86,7 +86,7 @@ def compare(config: RunConfig, count: int) -> dict[str, Distances]:
 
 
 def table(found: Mapping[str, Distances]) -> str:
-    """Distances over the weights."""
+    """Distances, median and largest of all weights."""
     lines = [
         "| distance, of a gradient's length | median weight | largest |",
         "| --- | --- | --- |",
