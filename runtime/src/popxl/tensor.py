@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from popxl import context, dtypes
+from popxl._core import operators
 from popxl._core.log import logger
 from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.errors import UndefinedValue
@@ -90,7 +91,7 @@ class TensorSpec(Mapping):
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}{meta})"
 
 
-class Tensor:
+class Tensor(operators.Operators):
     """A value in a graph. Created by ops and by the functions of this module."""
 
     __array_priority__ = 1000  # numpy scalars defer to our reflected operators
@@ -207,161 +208,21 @@ class Tensor:
 
     def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
         """Copy to virtual device `destination`."""
-        from popxl import ops
-
-        return ops.ipu_copy(self, destination, source)
-
-    # ---- shape methods --------------------------------------------------------------------------
-    def transpose(self, permutation: Iterable[int] | None = None) -> Tensor:
-        """Permute the axes; default: reverse them."""
-        from popxl import ops
-
-        return ops.transpose(self, _tuple_or_none(permutation))
-
-    def transpose_(self, permutation: Iterable[int] | None = None) -> Tensor:
-        """As `transpose`, as a view."""
-        from popxl import ops
-
-        return ops.transpose_(self, _tuple_or_none(permutation))
-
-    @property
-    def T(self) -> Tensor:  # noqa: N802 - as in numpy
-        return self.transpose()
-
-    @property
-    def T_(self) -> Tensor:  # noqa: N802
-        return self.transpose_()
-
-    def reshape(self, shape: Iterable[int]) -> Tensor:
-        from popxl import ops
-
-        return ops.reshape(self, tuple(shape))
-
-    def reshape_(self, shape: Iterable[int]) -> Tensor:
-        from popxl import ops
-
-        return ops.reshape_(self, tuple(shape))
-
-    def flatten(self) -> Tensor:
-        from popxl import ops
-
-        return ops.flatten(self)
-
-    def flatten_(self) -> Tensor:
-        from popxl import ops
-
-        return ops.flatten_(self)
-
-    def detach(self) -> Tensor:
-        from popxl import ops
-
-        return ops.detach(self)
-
-    def detach_(self) -> Tensor:
-        from popxl import ops
-
-        return ops.detach_(self)
+        return operators.ops.ipu_copy(self, destination, source)
 
     def diag(self) -> Tensor:
         """Diagonal of a square matrix. Raises ValueError for any other shape."""
         if self.rank != 2 or self.shape[0] != self.shape[1]:
             raise ValueError(f"diag needs a square matrix, but {self.id!r} has shape {self.shape}")
         indices = np.arange(self.shape[0]) * (self.shape[0] + 1)
-        from popxl import ops
-
         with self._graph:
-            return ops.gather(self.flatten(), constant(indices, dtypes.int32))
-
-    # ---- operators ------------------------------------------------------------------------------
-    def _binary(self, name: str, other: Any, reflected: bool = False) -> Tensor:
-        from popxl import ops
-
-        rhs = self._ensure_tensor(other)
-        pair = (rhs, self) if reflected else (self, rhs)
-        return getattr(ops, name)(*pair)
+            return operators.ops.gather(self.flatten(), constant(indices, dtypes.int32))
 
     def _ensure_tensor(self, other: Any) -> Tensor:
         """`other` itself, or a constant of this tensor's dtype."""
         if isinstance(other, Tensor):
             return other
         return constant(to_numpy(other), dtype=self.dtype)
-
-    def __add__(self, other: Any) -> Tensor:
-        return self._binary("add", other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return self._binary("add", other, True)
-
-    def __iadd__(self, other: Any) -> Tensor:
-        """In place: this tensor's value changes."""
-        from popxl import ops
-
-        return ops.add_(self, self._ensure_tensor(other))
-
-    def __sub__(self, other: Any) -> Tensor:
-        return self._binary("sub", other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return self._binary("sub", other, True)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return self._binary("mul", other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return self._binary("mul", other, True)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return self._binary("div", other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return self._binary("div", other, True)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return self._binary("pow", other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return self._binary("pow", other, True)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return self._binary("fmod", other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return self._binary("fmod", other, True)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return self._binary("matmul", other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return self._binary("matmul", other, True)
-
-    def __and__(self, other: Any) -> Tensor:
-        return self._binary("logical_and", other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return self._binary("logical_and", other, True)
-
-    def __or__(self, other: Any) -> Tensor:
-        return self._binary("logical_or", other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return self._binary("logical_or", other, True)
-
-    def __invert__(self) -> Tensor:
-        from popxl import ops
-
-        return ops.logical_not(self)
-
-    def __neg__(self) -> Tensor:
-        from popxl import ops
-
-        return ops.negate(self)
-
-    def __getitem__(self, key: Any) -> Tensor:
-        """Integers and slices slice; an integer tensor or array gathers along axis 0; a bool
-        mask of this tensor's shape keeps the chosen elements and sets the others to 0."""
-        from popxl.ops._indexing import getitem
-
-        return getitem(self, key)
 
     # ---- Python ---------------------------------------------------------------------------------
     def __repr__(self) -> str:
@@ -385,10 +246,6 @@ else:
     TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
 
 
-def _tuple_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
-
-
 class _Initialised(Tensor):
     """A tensor with host data."""
 
@@ -400,9 +257,7 @@ class Constant(_Initialised):
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
         """Copy to virtual device `dst`; the source must be given, a constant lives nowhere."""
-        from popxl import ops
-
-        return ops.ipu_copy(self, dst, src)
+        return operators.ops.ipu_copy(self, dst, src)
 
 
 class Variable(_Initialised):
@@ -471,9 +326,7 @@ class Variable(_Initialised):
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
         """Copy to virtual device `dst`; the source must be given, a variable lives nowhere."""
-        from popxl import ops
-
-        return ops.ipu_copy(self, dst, src)
+        return operators.ops.ipu_copy(self, dst, src)
 
 
 class Shard(Tensor):

@@ -1,5 +1,9 @@
 """The ops of PopXL. Each is a function that adds an op to the current graph."""
 
+import sys as _sys
+
+from popxl._core import operators as _operators
+from popxl.ops._indexing import getitem as _getitem
 from popxl.ops._windows import PadType as PadType
 from popxl.ops.activation import gelu as gelu
 from popxl.ops.activation import gelu_ as gelu_
@@ -283,3 +287,5 @@ __all__ = [
     "var_updates",
     "where",
 ]
+
+_operators.attach(_sys.modules[__name__], _getitem)
