@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from config.errors import UserError
 from config.sections import RunConfig
+from files.shown import shown_name
 
 VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 
 class WandbLog:
-    """One Weights & Biases run. `WANDB_MODE=offline` keeps it in the run directory."""
+    """One Weights & Biases run. `WANDB_MODE=offline` keeps it in the run directory.
+
+    wandb has a process of its own, which keeps what it is given while there is no network. When
+    that process is gone, killed or out of disk, the first call says so and later ones do nothing.
+    """
 
     def __init__(self, config: RunConfig, name: str | None, directory: Path) -> None:
         """Start the run.
@@ -31,26 +39,45 @@ class WandbLog:
         except ImportError:
             raise UserError("--wandb needs the package wandb: pip install wandb") from None
         try:
-            self._run = wandb.init(
+            self._run: Any = wandb.init(
                 project=f"popxl-{config.family}",
                 name=name,
                 dir=directory,
                 config=config.to_dict() | {"versions": _versions()},
             )
         except wandb.Error as error:
+            reason = shown_name(" ".join(str(error).split()).rstrip("."), 120)
             raise UserError(
-                f"Weights & Biases cannot be used: {str(error).rstrip('.')}; "
+                f"Weights & Biases cannot be used: {reason}; "
                 "run `wandb login`, or set WANDB_MODE=offline, or leave out --wandb"
             ) from error
 
     def log(self, row: Mapping[str, float]) -> None:
         """Log the values of one step."""
         values = {name: value for name, value in row.items() if name != "step"}
-        self._run.log(values, step=int(row["step"]))
+        self._ask(lambda run: run.log(values, step=int(row["step"])))
 
     def close(self, failed: bool = False) -> None:
         """End the run."""
-        self._run.finish(exit_code=1 if failed else 0)
+        self._ask(lambda run: run.finish(exit_code=1 if failed else 0))
+
+    def _ask(self, what: Callable[[Any], object]) -> None:
+        if self._run is None:
+            return
+        try:
+            what(self._run)
+        except Exception:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Leave wandb's process: else the end of Python would wait for it, or show a traceback."""
+        import wandb
+
+        self._run = None
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each further write
+        with suppress(Exception):
+            wandb.teardown(exit_code=1)
 
 
 def _versions() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,3 +24,13 @@ def fixed_seeds() -> None:
     """Start the global generators anew for each test; tests' own generators name their seed."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - for libraries that draw from it
+
+
+@pytest.fixture(scope="session")
+def executables(tmp_path_factory) -> Path:
+    """A folder of executables that tests may share, those of other workers too: a program that
+    several of them run is compiled once. Name it in `POPXL_CACHE_DIR`."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executables"
+    folder.mkdir(exist_ok=True)
+    return folder

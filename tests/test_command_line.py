@@ -22,31 +22,37 @@ import huggingface.export
 import run_finetuning
 import run_generation
 import run_validation
+import training.finetune
 from benchmarks import device as device_benchmark
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
 from checkpoints import load_checkpoint
+from config.sections import RunConfig
+from data.loader import Samples
+from modelling.spec import ModelFamily
 from records.metrics import read_metrics
+from tests.small_runs import MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
-MODEL = ("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2")
-BATCH = ("--global_batch_size", "8", "--micro_batch_size", "4")
-# A rate that does not depend on the number of steps lets a shorter run be lengthened.
-RATE = (
-    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
-    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
-)
-TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
 VALIDATION = (*MODEL, "--micro_batch_size", "32", "--evaluation.metrics", "accuracy")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def executables(tmp_path_factory) -> Iterator[Path]:
-    """One cache for all runs here: the few programs are compiled once."""
+def what_is_shared(executables) -> Iterator[None]:
+    """Programs are compiled once, and in this process the corpus is encoded once."""
+    training_samples = training.finetune.training_samples
+    encoded: dict[str, Samples] = {}
+
+    def once(config: RunConfig, family: ModelFamily) -> Samples:
+        key = repr((config.data, config.model))
+        if key not in encoded:
+            encoded[key] = training_samples(config, family)
+        return encoded[key]
+
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("executables")
-        patch.setenv("POPXL_CACHE_DIR", str(folder))
-        yield folder
+        patch.setenv("POPXL_CACHE_DIR", str(executables))
+        patch.setattr(training.finetune, "training_samples", once)
+        yield
 
 
 @pytest.fixture(scope="module")

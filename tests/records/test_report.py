@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,11 +143,78 @@ def test_wandb_not_installed(tmp_path, config, monkeypatch):
         Report(config, tmp_path, RunOptions("tiny", wandb=True))
 
 
+def warnings_in(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("warning")]
+
+
+def test_a_run_goes_on_without_wandb(tmp_path, config, runs, monkeypatch, capsys):
+    """It fails in the middle, and is not asked again: not at the end of the process either."""
+    ends = []
+    monkeypatch.setattr(wandb, "teardown", lambda exit_code: ends.append(exit_code))
+    with Report(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
+        report.step(0, loss=2.0, learning_rate=1e-3)
+        monkeypatch.setattr(FakeRun, "log", raise_connection_error)
+        for step in (1, 2):
+            report.step(step, loss=2.0, learning_rate=1e-3)
+    said = warnings_in(capsys.readouterr().err)
+    assert said == ["warning: Weights & Biases is not written, the run goes on: Connection lost"]
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+    assert (runs[0].exit_code, ends) == (None, [1])
+
+
+def raise_connection_error(*_: object, **__: object) -> None:
+    raise ConnectionResetError("Connection lost")
+
+
+# After the third step wandb's own process is killed, as by a lack of memory.
+WITHOUT_WANDB = """
+import os, signal, sys, time
+from pathlib import Path
+from config.presets import load_config
+from config.t5 import T5Config
+from records.report import Report
+from training.options import RunOptions
+
+def its_process():
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"wandb-core" in (path / "cmdline").read_bytes():
+                if (path / "stat").read_text().rsplit(")")[1].split()[1] == str(os.getpid()):
+                    return int(path.name)
+        except OSError:
+            pass
+
+config = load_config(T5Config, "finetuning", "tiny", {"training": {"steps": 6}})
+with Report(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as report:
+    for step in range(6):
+        report.step(step, loss=2.0, learning_rate=1e-3)
+        if step == 2:
+            os.kill(its_process(), signal.SIGKILL)
+            time.sleep(1)
+"""
+
+
 @pytest.mark.slow
 def test_wandb_offline_for_real(tmp_path, config):
     with Report(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+@pytest.mark.slow
+def test_the_process_of_wandb_is_killed(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_WANDB, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env={name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(warnings_in(done.stderr)) == 1
+    assert "Traceback" not in done.stderr
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 6
 
 
 def test_where_a_run_goes():

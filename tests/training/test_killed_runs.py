@@ -20,6 +20,7 @@ import pytest
 
 from checkpoints.folders import step_folders
 from records.metrics import Row, read_metrics
+from tests.small_runs import TRAINING
 
 ROOT = Path(__file__).parents[2]
 SEED = 20
@@ -35,14 +36,7 @@ load = text.load_corpus
 text.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
 sys.exit(run_finetuning.main(sys.argv[1:]))
 """
-FLAGS = [
-    *("--config", "tiny", "--device", "cpu", "--dropout_prob", "0.1"),
-    *("--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2"),
-    *("--global_batch_size", "8", "--micro_batch_size", "4"),
-    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
-    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
-    *("--checkpoint.steps", "3"),
-]
+FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
 WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]
 
 
@@ -172,14 +166,14 @@ def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
     assert len({row["step"] for row in lives.rows}) >= last  # none is missing
 
 
-def test_killed_three_times(tmp_path):
-    lives = killed(tmp_path / "run", tmp_path / "executables", 3, {1: flip, 2: remove})
+def test_killed_three_times(tmp_path, executables):
+    lives = killed(tmp_path / "run", executables, 3, {1: flip, 2: remove})
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(tmp_path):
+def test_killed_twenty_times(tmp_path, executables):
     damages = {4: flip, 8: truncate, 12: remove, 16: flip}
-    lives = killed(tmp_path / "run", tmp_path / "executables", 20, damages)
+    lives = killed(tmp_path / "run", executables, 20, damages)
     assert lives.while_saving >= 3  # else the moments were not those that matter
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")

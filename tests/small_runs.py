@@ -1,0 +1,12 @@
+"""The flags of the smallest run of the scripts, whose programs several files of tests share."""
+
+from __future__ import annotations
+
+MODEL = ("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2")
+BATCH = ("--global_batch_size", "8", "--micro_batch_size", "4")
+# A rate that does not depend on the number of steps lets a shorter run be lengthened.
+RATE = (
+    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
+    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
+)
+TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
