@@ -32,7 +32,7 @@ from config.flags import add_field_flags, field_overrides, spell_flags
 from config.help import field_help, formatter
 from config.interrupts import Interrupted, exit_code, interruptible, sentence
 from config.presets import merge, preset_data, preset_names
-from config.screen import is_heard
+from config.screen import hold_standard_streams, is_heard
 from config.sections import RunConfig
 from config.values import PathText, ValueType
 from files.shown import shown_name, shown_path
@@ -180,12 +180,12 @@ def entry_point(
     def decorate(main: Main) -> EntryPoint:
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
+            hold_standard_streams()
             try:
                 with interruptible(), _plain_notices():
                     if not alone:
                         _meet(sys.argv[1:] if arguments is None else arguments)
-                    main(arguments)
-                    sys.stdout.flush()
+                    _run(main, arguments)
             except expected as error:
                 return _say(f"error: {' '.join(str(error).split())}", USER_ERROR)
             except BrokenPipeError:  # such as `| head`
@@ -205,6 +205,16 @@ def entry_point(
         return run
 
     return decorate
+
+
+def _run(main: Main, arguments: Sequence[str] | None) -> None:
+    """Run it, and write what it printed: the disk, or what reads it, may refuse."""
+    try:
+        main(arguments)
+    except SystemExit:  # --help
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
 
 
 def _say(text: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import popdist
@@ -26,3 +27,15 @@ def say(text: str) -> None:
         sys.stderr.flush()
     else:
         print(text, file=sys.stderr, flush=True)
+
+
+def hold_standard_streams() -> None:
+    """Open streams that are closed, as `2>&-` leaves them, to nothing.
+
+    Else the next file that is opened, such as a checkpoint, would be standard error, and XLA would
+    write its messages into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 - takes the lowest number that is free
+            setattr(sys, name, stream)

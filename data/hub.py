@@ -53,7 +53,7 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
     try:
         with _cache_only(not reachable):
             return datasets.load_dataset(path, name, split=split)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # its library raises what it likes
         raise DataUnavailable(
             f"cannot get data set {path}{f'/{name}' if name else ''} from the Hugging Face hub"
             f"{_why(reachable, error)}: connect to the network, or use --data.dataset sample, or "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,10 +12,11 @@ from typing import Any, Protocol
 from config.errors import UserError
 from data import hub
 from files.json_files import json_lines
-from files.shown import shown, shown_path
+from files.shown import shown, shown_name, shown_path
 from files.text import check_regular
 
 Row = Mapping[str, Any]
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 class DataError(UserError, ValueError):
@@ -87,6 +89,11 @@ def source_of(given: str, split: str) -> Source:
         return File(given)
     whole, _, named = given.partition("@")
     path, _, subset = whole.partition(":")
+    if not _HUB_NAME.fullmatch(path):
+        raise DataError(
+            f"{shown_path(given)} is no file here, and cannot be a data set of the hub: give one "
+            f"of {', '.join(_READERS)}, or NAME[:SUBSET][@SPLIT]"
+        )
     return HubDataset(path, subset or None, named or split)
 
 
@@ -106,18 +113,25 @@ def _separated(separator: str) -> Callable[[Path], Iterator[tuple[str, Row]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter=separator, strict=True)
             try:
+                _check_header(path, reader.fieldnames or ())
                 for row in reader:
                     if None in row or None in row.values():
                         count = len(reader.fieldnames or ())
                         raise DataError(
-                            f"{path}, line {reader.line_num}: the header has {count} columns, but "
-                            "this row has another number"
+                            f"{shown_path(path)}, line {reader.line_num}: the header has {count} "
+                            "columns, but this row has another number"
                         )
                     yield f"line {reader.line_num}", row
             except csv.Error as error:
-                raise DataError(f"{path}, line {reader.line_num}: {error}") from None
+                raise DataError(f"{shown_path(path)}, line {reader.line_num}: {error}") from None
 
     return read
+
+
+def _check_header(path: Path, columns: Sequence[str]) -> None:
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{shown_path(path)}, line 1: the column {shown(twice)} stands twice")
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
@@ -132,7 +146,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
                     number += 1
                     yield f"row {number}", row
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is not a Parquet file: {error}") from None
+        raise DataError(
+            f"{shown_path(path)} is not a Parquet file: {shown_name(str(error))}"
+        ) from None
 
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[str, Row]]]] = {

@@ -10,12 +10,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 from config.sections import Data
 from data.sources import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, Template
-from files.shown import shown_name
+from files.shown import shown, shown_name
 
 Split = Literal["train", "validation"]
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
+MOST_CHARACTERS = 1_000_000
+"""Of a prompt or target, long before it is cut to the tokens that the model reads."""
+
 UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
 
@@ -92,12 +95,12 @@ class Task:
                 raise DataError(f"{place}: {error}") from None
 
     def _example(self, row: Row, prompt: Form, target: Form) -> Example | None:
-        answer = target.render(row)
+        answer = _bounded(target.render(row))
         if self.labels is not None:
             if answer == str(UNLABELLED):
                 return None
             answer = self._label(answer)
-        return Example(prompt.render(row), answer)
+        return Example(_bounded(prompt.render(row)), answer)
 
     def _label(self, answer: str) -> str:
         assert self.labels is not None
@@ -105,7 +108,8 @@ class Task:
             return answer
         if answer.isdecimal() and len(answer) < 10 and int(answer) < len(self.labels):
             return self.labels[int(answer)]
-        raise ColumnError(f"the label {answer!r:.40} is none of {', '.join(self.labels)}")
+        known = shown_name(", ".join(self.labels), 150)
+        raise ColumnError(f"the label {shown(answer)} is none of {known}")
 
     def prompt_of(self, row: Row) -> str:
         """What the model reads for a row, which need not have the target's columns.
@@ -116,8 +120,8 @@ class Task:
         forms = [prompt for prompt, _ in USUAL_FORMS]
         for form in [*([] if self.prompt is None else [self.prompt]), *forms]:
             if set(form.columns) <= row.keys():
-                return form.render(row)
-        return (self.prompt or forms[0]).render(row)
+                return _bounded(form.render(row))
+        return _bounded((self.prompt or forms[0]).render(row))
 
     def _forms(self, place: str, row: Row) -> tuple[Form, Form]:
         """The task's forms, or where it has none those of the row's columns."""
@@ -183,8 +187,24 @@ def task_of(data: Data) -> Task:
     return task if data.labels is None else replace(task, labels=_labels(data.labels))
 
 
+def _bounded(text: str) -> str:
+    """The text, unless it would keep a tokenizer busy for minutes and gigabytes.
+
+    Raises:
+        ColumnError: it is that long.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ColumnError(
+            f"a text of {len(text):,} characters, but at most {MOST_CHARACTERS:,} are read: cut it"
+        )
+    return text
+
+
 def _labels(text: str) -> tuple[str, ...]:
     labels = tuple(label.strip() for label in text.split(","))
     if len(labels) < 2 or len(set(labels)) < len(labels) or not all(labels):
-        raise DataError(f"data.labels is {text!r}, but must name two or more, separated by commas")
+        raise DataError(
+            f"data.labels is {shown(text)}, but must name two or more, each once, separated by "
+            "commas"
+        )
     return labels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def text_in(row: Mapping[str, Any], column: str) -> str:
     value = row[column]
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
         return str(value)
     found = "null" if value is None else shown(value)
     raise ColumnError(f"column {shown(column)} holds {found}, but must hold text")

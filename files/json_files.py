@@ -84,7 +84,9 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     """
     place = f"{shown_path(path)}, line {first_line}"
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        data = json.loads(
+            text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant
+        )
         if _HALF_CHARACTER.search(text):
             json.dumps(data, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -96,7 +98,8 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         raise FileError(f"{place} is nested too deep") from None
     except ValueError as error:  # also a number of more digits than Python reads
         reason = str(error).partition(";")[0]
-        raise FileError(f"{shown_path(path)} is not JSON: {shown_name(reason)}") from None
+        where = shown_path(path) if "\n" in text.strip() else place
+        raise FileError(f"{where} is not JSON: {shown_name(reason)}") from None
     return data
 
 
@@ -107,6 +110,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in found if names.count(name) > 1)
         raise ValueError(f"the name {shown(twice)} stands twice")
     return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {shown_name(text)} is too large")
+    return number
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -100,6 +100,8 @@ def check_folder(what: str, path: str | Path) -> None:
 def _check_place(folder: Path) -> None:
     """Write a nameless file into the folder, or into the one in which it would be made."""
     absolute = Path(os.path.abspath(folder))
+    if absolute.is_symlink() and not absolute.exists():
+        raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
     there = next(place for place in (absolute, *absolute.parents) if _mode(place) is not None)
     if not stat.S_ISDIR(_mode(there) or 0):
         raise NotADirectoryError(errno.ENOTDIR, f"{shown_path(there)} is not a folder")

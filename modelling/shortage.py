@@ -28,8 +28,7 @@ def explained(preset: str, config: RunConfig) -> Iterator[None]:
         raise UserError(
             f"preset {name} needs {error.needed} {error.platform} device(s), "
             f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
-            f"but there are {error.found}: "
-            f"lower --data_parallel or --tensor_parallel, or {_other_way(error.platform)}"
+            f"but there are {error.found}: {_way_out(error)}"
         ) from error
     except popdist.DistributedError as error:
         e = config.execution
@@ -52,7 +51,14 @@ _MORE = {
 }
 
 
-def _other_way(platform: str) -> str:
-    if platform == "cpu":  # only a limit that was set can be too low
-        return "take xla_force_host_platform_device_count out of XLA_FLAGS"
-    return "use a machine that has them, or --device cpu for virtual devices"
+def _way_out(error: popxl.errors.DeviceError) -> str:
+    lower = "lower --data_parallel or --tensor_parallel, or "
+    if error.platform == "cpu":  # only a limit that was set can be too low
+        return lower + "take xla_force_host_platform_device_count out of XLA_FLAGS"
+    if error.found:
+        return lower + "use a machine that has them, or --device cpu for virtual devices"
+    requirements = {"gpu": "requirements-cuda.txt"}.get(error.platform, "requirements-tpu.txt")
+    return (
+        f"on a machine that has them, pip install -r {requirements}; --device cpu takes virtual "
+        "devices"
+    )

@@ -1,4 +1,4 @@
-"""The flags of the smallest run of the scripts, whose programs several files of tests share."""
+"""The smallest run of the scripts, whose programs several files of tests share."""
 
 from __future__ import annotations
 
@@ -10,3 +10,6 @@ RATE = (
     *("--training.optimizer.learning_rate.warmup_proportion", "0"),
 )
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
+
+COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+"""Environment of processes in which neither bits nor speed are what is tested."""

@@ -34,6 +34,7 @@ from checkpoints.origins import SavedOrModel
 from config.families import FAMILIES
 from config.presets import preset_data
 from docs.tables import DOCUMENTS, rewritten
+from tests.small_runs import COMPILE_QUICKLY
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md"),
@@ -93,7 +94,12 @@ def test_the_walkthrough_runs():
     """And the model learns in it."""
     done = subprocess.run(
         [sys.executable, "-m", "docs.walkthrough"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "runtime/src"), "HF_HUB_OFFLINE": "1"},
+        env={
+            **os.environ,
+            **COMPILE_QUICKLY,
+            "PYTHONPATH": str(ROOT / "runtime/src"),
+            "HF_HUB_OFFLINE": "1",
+        },
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from benchmarks.contestants import generation_contestant, training_contestant, t
 from config.errors import UserError
 from config.presets import load_config
 from config.t5 import T5Config
+from tests.small_runs import COMPILE_QUICKLY
 
 ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 
@@ -27,7 +28,9 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
         ("gptj_tiny", ["--work", "generation", "--prompts", "5"]),
     ],
 )
-def test_it_ends_with_ratios(preset, more, capfd):
+def test_it_ends_with_ratios(preset, more, capfd, monkeypatch):
+    for name, value in COMPILE_QUICKLY.items():  # for the processes that it starts
+        monkeypatch.setenv(name, value)
     assert beside_huggingface.main(["--config", preset, *ARGUMENTS, *more]) == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     measured = {work: facts[work] for work in ("training", "generation") if work in facts}
@@ -73,6 +76,7 @@ def config_of(rows: int) -> T5Config:
     )
 
 
+@pytest.mark.slow  # four programs; tests of the models hold that sharing rows changes nothing
 def test_sharing_rows_is_the_same_work():
     losses = [training_contestant("keep", config_of(rows), 9.0).result for rows in (1, 3)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

@@ -110,6 +110,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, content, said):
         ("r.csv", b"text,summary\na\n", "r.csv, line 2: the header has 2 columns, but"),
         ("r.csv", b"text,summary\na,b,c\n", "line 2: the header has 2 columns"),
         ("r.csv", b"text,summary\n\xff,b\n", "r.csv is not UTF-8 text"),
+        ("r.csv", b"text,text,summary\na,b,c\n", "line 1: the column 'text' stands twice"),
         ("r.parquet", b"nothing", "r.parquet is not a Parquet file"),
         ("missing.csv", None, "cannot read .*missing.csv: No such file"),
         ("r.txt", b"hello", "r.txt is not a kind of file that is known: give one of .jsonl"),
@@ -120,6 +121,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path, name, content, said):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=said):
         examples_of(str(tmp_path / name), prompt="{text}", target="{summary}")
+
+
+def test_what_is_neither_a_file_nor_a_name_of_the_hub():
+    with pytest.raises(UserError, match="@ is no file here, and cannot be a data set of the hub"):
+        examples_of("@")
 
 
 def test_columns_without_a_meaning_ask_for_a_template(tmp_path):
@@ -133,6 +139,10 @@ def test_columns_without_a_meaning_ask_for_a_template(tmp_path):
         ({"labels": "yes"}, "must name two or more"),
         ({"labels": "yes,yes"}, "must name two or more"),
         ({"prompt": "{text"}, "lone or empty brace"),
+        (
+            {"prompt": "{text}" * 500_000, "target": "x"},
+            "line 1: a text of .* characters, but at most 1,000,000 are read",
+        ),
     ],
 )
 def test_a_task_that_cannot_be_meant(tmp_path, fields, said):

@@ -158,6 +158,14 @@ def test_places_that_cannot_be_written(option, what, place, reason, refused, tmp
     assert "n" * 100 not in said
 
 
+def test_a_link_to_nothing_is_no_folder(refused, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for option in ("--save", "--save-hf"):
+        assert "it is a link to nothing" in refused(
+            run_finetuning.main, option, str(tmp_path / "link")
+        )
+
+
 def test_a_picture_is_not_written_into_the_name_of_a_folder(refused, tmp_path):
     (tmp_path / "plans").mkdir()
     said = refused(run_finetuning.main, "--plan-picture", str(tmp_path / "plans"))
@@ -272,6 +280,7 @@ def test_yaml_from_outside(text, said, tmp_path):
         (b'"\\ud800"', "half a character"),
         (b"\xff", "line 1: is not UTF-8"),
         (b'{"a": NaN}', "NaN is no number"),
+        (b'{"a": 1e999}', "line 1 is not JSON: the number 1e999 is too large"),
     ],
 )
 def test_json_from_outside(content, said, tmp_path):
@@ -439,6 +448,34 @@ def test_a_signal_while_python_is_away():
     _, said = run.communicate(timeout=30)
     assert said == "interrupted by SIGTERM: what was saved before is intact\n"
     assert run.returncode == 143
+
+
+WRITES = """
+import os, sys
+from pathlib import Path
+from config.cli import entry_point
+
+@entry_point()
+def main(arguments=None):
+    with Path(sys.argv[1]).open("wb"):
+        for stream in (1, 2):
+            os.write(stream, b"a message of XLA\\n")
+    print("an answer")
+
+sys.exit(main())
+"""
+
+
+def test_streams_that_are_closed_get_into_no_file(tmp_path):
+    """Else the file would have the number of standard error, and get what is written there."""
+    command = [sys.executable, "-c", WRITES, str(tmp_path / "checkpoint")]
+    closed = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=ROOT)
+    assert closed.returncode == 0
+    assert (tmp_path / "checkpoint").read_bytes() == b""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr.splitlines()[-1]
 
 
 def test_validation_checks_its_place_first(refused, monkeypatch):

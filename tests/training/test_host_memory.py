@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_runs import COMPILE_QUICKLY
+
 ROOT = Path(__file__).parents[2]
 RESET = Path("/proc/self/clear_refs")
 
@@ -73,7 +75,6 @@ FLAGS = [
     *("--vocab_size", "8000", "--heads", "8", "--model.attention.rotary_dim", "16"),
     *("--sequence_length", "8", "--global_batch_size", "8", "--micro_batch_size", "8"),
 ]
-COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 @pytest.mark.skipif(not RESET.exists(), reason="peaks are measured as Linux counts them")
