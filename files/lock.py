@@ -37,8 +37,10 @@ def locked(folder: Path) -> Iterator[None]:
     """
     with writing("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # Not inherited by programs that are started meanwhile: they would go on holding it.
-        descriptor = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # Not inherited by programs that are started meanwhile: they would go on holding it. Not
+        # through a link: what it leads to would be overwritten.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(folder / FILE_NAME, flags, 0o666)
     try:
         _take(descriptor, folder)
         yield

@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 
 from config.sections import RunConfig
-from files.writing import write_text, writing
+from files.text import check_regular
+from files.writing import check_folder, write_text, writing
 from files.yaml_files import yaml_text
 from records.loss_curve import draw_loss_curve
 from records.metrics import MetricsFile, read_metrics
@@ -48,6 +49,16 @@ class RunDirectory:
         rows = read_metrics(self.path / METRICS)
         if rows:
             draw_loss_curve(rows, self.path / LOSS_CURVE, title)
+
+
+def check_path(path: Path) -> None:
+    """Raise UserError unless a run's records can be written into the directory.
+
+    Metrics that are a pipe or a device would be read without end.
+    """
+    check_folder("the run directory", path)
+    if (path / METRICS).exists():
+        check_regular(path / METRICS)
 
 
 def choose_path(given: str | None, save: str | None, preset: str) -> Path:

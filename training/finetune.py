@@ -28,7 +28,7 @@ from modelling.spec import ModelFamily, family_of
 from modelling.text import training_samples
 from modelling.weights import without_optimizer
 from records.report import Report, Silence
-from records.run_directory import choose_path
+from records.run_directory import check_path, choose_path
 from training.best import Best
 from training.epochs import with_steps
 from training.machine import machine_of
@@ -64,7 +64,7 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
             "model.eval is true, which is for generation: a model that trains has it false"
         )
     _check_iterations(config)
-    check_folder("the run directory", path)
+    check_path(path)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
     if options.save_hf is not None:

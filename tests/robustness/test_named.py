@@ -77,6 +77,11 @@ def test_damaged_metrics_are_set_aside(tmp_path):
     assert (tmp_path / "metrics.damaged.jsonl").read_bytes() == b"".join(b + b"\n" for b in bad)
 
 
+def test_metrics_that_are_a_pipe_are_not_waited_for(refused, tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert "it is not a regular file" in refused(run_finetuning.main, "--save", str(tmp_path))
+
+
 @pytest.fixture
 def config() -> T5Config:
     return load_config(T5Config, "finetuning", "tiny")
@@ -239,6 +244,19 @@ def test_one_writer(tmp_path, refused):
     holder.communicate()
     with locked(tmp_path):  # what is killed holds nothing
         pass
+
+
+def test_a_lock_is_no_link(tmp_path):
+    """What it leads to is not written."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "writer.lock").symlink_to(tmp_path / "mine")
+    with (
+        pytest.raises(WriteError, match="Too many levels of symbolic links"),
+        locked(tmp_path / "run"),
+    ):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 # ---- YAML and JSON from outside ------------------------------------------------------------------
