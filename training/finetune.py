@@ -18,6 +18,7 @@ from config.sections import RunConfig
 from data.loader import Loader
 from evaluation.evaluator import Evaluator
 from files.lock import locked
+from files.shown import shown_path
 from files.writing import check_folder
 from huggingface.export import export
 from modelling.compiling import compiled
@@ -68,8 +69,17 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
     if options.save_hf is not None:
-        check_is_free(options.save_hf)
+        _check_export(options.save_hf, path, config.checkpoint.save)
     check_least(config)
+
+
+def _check_export(folder: str, path: Path, save: str | None) -> None:
+    check_is_free(folder)
+    if Path(folder).resolve() in {Path(used).resolve() for used in (path, save) if used}:
+        raise ConfigError(
+            f"--save-hf {shown_path(folder)} is the folder of the run, which will not be empty: "
+            "give another one"
+        )
 
 
 def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:

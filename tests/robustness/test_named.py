@@ -171,6 +171,14 @@ def test_a_link_to_nothing_is_no_folder(refused, tmp_path):
         )
 
 
+def test_the_exported_model_has_a_folder_of_its_own(refused, tmp_path):
+    """Else it would be refused after training, when the run has filled the folder."""
+    same = [str(tmp_path / "run"), str(tmp_path / "x" / ".." / "run")]
+    for option in ("--save", "--run-dir"):
+        said = refused(run_finetuning.main, option, same[0], "--save-hf", same[1])
+        assert "is the folder of the run, which will not be empty" in said
+
+
 def test_a_picture_is_not_written_into_the_name_of_a_folder(refused, tmp_path):
     (tmp_path / "plans").mkdir()
     said = refused(run_finetuning.main, "--plan-picture", str(tmp_path / "plans"))
