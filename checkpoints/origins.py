@@ -16,7 +16,6 @@ from config.errors import ConfigError
 from config.families import FAMILIES
 from config.presets import merge, preset_data
 from files.shown import shown, shown_path
-from modelling.spec import family_named
 
 CONFIG = "config.yml"
 
@@ -49,6 +48,9 @@ class SavedOrModel:
                 f"{shown_path(name)} is of the kind {shown(kind)}, but there are: "
                 f"{', '.join(FAMILIES)}"
             )
+        # It brings JAX, which takes seconds: mistakes in the command line are said before.
+        from modelling.spec import family_named
+
         if data is None:
             data = preset_data("finetuning", FAMILIES[kind].preset)
         if data.get("family") != kind:  # what only the other family has does not apply
