@@ -4,13 +4,18 @@ Python runs a signal's handler when the main thread is back in Python. A compila
 the devices may keep it away for minutes, so a second thread watches: if the handler has not run
 after a moment, it ends the process in its place. What is written half then has a hidden name, as
 after a kill.
+
+Python drops what a handler raises inside a destructor or a callback of the garbage collector, such
+as JAX has: then the signal is sent once more.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -19,6 +24,8 @@ import popdist
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SECONDS_TO_ANSWER = 1.5
+SECONDS_TO_RETURN = 0.05  # from a destructor
+AGAIN = 128  # added to the number of a signal that is to be sent once more
 
 
 class Interrupted(BaseException):
@@ -60,11 +67,21 @@ def interruptible() -> Iterator[None]:
         answered.set()
         raise Interrupted(number)
 
+    hook = sys.unraisablehook
+
+    def once_more(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, Interrupted):
+            hook(dropped)
+            return
+        answered.clear()
+        os.write(writer, bytes([AGAIN + dropped.exc_value.number]))
+
     watch = threading.Thread(
         target=_watch, args=(reader, handle, answered), name="signals", daemon=True
     )
     watch.start()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    sys.unraisablehook = once_more
     try:
         for number in ours:
             signal.signal(number, handle)
@@ -72,6 +89,7 @@ def interruptible() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, previous[number])
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(before)
         os.close(writer)  # ends the thread
         watch.join()
@@ -82,6 +100,9 @@ def _watch(reader: int, handle: object, answered: threading.Event) -> None:
     received = 0
     while byte := os.read(reader, 1):
         number = byte[0]
+        if number > AGAIN:
+            time.sleep(SECONDS_TO_RETURN)
+            os.kill(os.getpid(), number - AGAIN)
         if number not in SIGNALS:
             continue
         received += 1

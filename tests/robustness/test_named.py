@@ -511,6 +511,33 @@ sys.exit(main())
 """
 
 
+IN_A_DESTRUCTOR = """
+import os, signal, sys, time
+from config.cli import entry_point
+
+class Tidy:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.001)
+
+@entry_point()
+def main(arguments=None):
+    tidy = Tidy()
+    del tidy
+    time.sleep(20)
+
+sys.exit(main())
+"""
+
+
+def test_a_signal_within_a_destructor_is_not_lost():
+    """Python drops what is raised there, and in callbacks of the garbage collector, as JAX has."""
+    command = [sys.executable, "-c", IN_A_DESTRUCTOR]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == "interrupted by SIGTERM: what was saved before is intact\n"
+    assert done.returncode == 143
+
+
 def test_streams_that_are_closed_get_into_no_file(tmp_path):
     """Else the file would have the number of standard error, and get what is written there."""
     command = [sys.executable, "-c", WRITES, str(tmp_path / "checkpoint")]
