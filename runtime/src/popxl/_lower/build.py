@@ -1,10 +1,8 @@
 """From graphs to schedules: which ops the host does, and how the rest is cut into segments.
 
-An op is *hosted* if it moves an entry of a remote buffer, if a graph that it runs holds a hosted
-op, or if it calls a graph that is compiled apart. Device ops between hosted ones are grouped: a
-load moves in front of the segment that is open, a store waits until it is closed. So a segment is
-closed only where the host has to wait for it, where a buffer is loaded from after it was stored to,
-or where more than `_BYTES` were loaded for it.
+Device ops between hosted ones are grouped: a load moves in front of the segment that is open, a
+store waits until it is closed. So a segment is closed only where the host has to wait for it, where
+a buffer is loaded from after it was stored to, or where more than `_BYTES` were loaded for it.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from popxl._core.aliases import modified_inputs, modified_owners, owners
 from popxl._core.apart import Halves, halves_of
 from popxl._core.regions import Region, regions
-from popxl._lower.hostside import host_constant, host_rule, is_host_kind
+from popxl._lower.assembly import Assembly
+from popxl._lower.hosted import Hosted, is_same
+from popxl._lower.hostside import host_rule, is_host_kind
 from popxl._lower.ownership import keep_apart, own
 from popxl._lower.rounding import count_updates, count_updates_of
 from popxl._lower.schedule import (
@@ -32,13 +31,11 @@ from popxl._lower.schedule import (
     Run,
     Schedule,
     Slot,
-    Step,
     Store,
     calls,
 )
-from popxl._lower.segment import Bind, Capture, Name, RunOp, Scope, Segment, Write
+from popxl._lower.segment import Name, RunOp, Scope
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
-from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -72,15 +69,13 @@ def main_variables(ir: Ir) -> list[Variable | Shard]:
     return list(ir.main_graph._resident)
 
 
-# ---- what is hosted -----------------------------------------------------------------------------
 class _Program:
     """Routines made so far, and what is known of graphs."""
 
     def __init__(self, ir: Ir) -> None:
         self.ir = ir
         self.routines: dict[Any, Routine] = {}
-        self._hosted: dict[Graph, bool] = {}
-        self._inlined: dict[Graph, bool] = {}
+        self.hosted = Hosted()
 
     def main(self) -> Routine:
         graph = self.ir.main_graph
@@ -99,85 +94,8 @@ class _Program:
             self.routines[key] = made
         return self.routines[key]
 
-    def is_hosted(self, op: Op) -> bool:
-        if op.defn in (REMOTE_LOAD, REMOTE_STORE):
-            return True
-        found = [r.graph for r in regions(op) if r.kind != "derivative"]
-        return any(graph._apart is not None or self.has_hosted(graph) for graph in found)
 
-    def has_hosted(self, graph: Graph) -> bool:
-        """Whether `graph` holds a hosted op."""
-        if graph not in self._hosted:
-            self._hosted[graph] = any(map(self.is_hosted, graph._ops))
-        return self._hosted[graph]
-
-    def is_inlined(self, op: Op) -> bool:
-        """Whether a call is taken apart where it stands, because its graph does little but move
-        entries, or passes its inputs on."""
-        found = regions(op)
-        if len(found) != 1 or found[0].count != 1 or found[0].kind != "always":
-            return False
-        graph = found[0].graph
-        if graph not in self._inlined:
-            self._inlined[graph] = self._can_be_inlined(graph)
-        return self._inlined[graph] and not op.modified_inputs()
-
-    def _can_be_inlined(self, graph: Graph) -> bool:
-        if graph._apart is not None or modified_inputs(graph):
-            return False
-        if not self.has_hosted(graph):
-            return any(_passed_on(t) for t in graph._outputs)
-        return all(
-            op.defn in (REMOTE_LOAD, REMOTE_STORE)
-            or host_rule(op) is not None
-            or _is_same(op)
-            or self.is_inlined(op)
-            for op in graph._ops
-        )
-
-
-def _passed_on(t: Tensor) -> bool:
-    """Whether an output of a graph is one of its inputs, unchanged."""
-    while t._producer is not None and _is_same(t._producer):
-        t = t._producer.inputs[0]
-    return t._producer is None
-
-
-def _is_same(op: Op) -> bool:
-    return op.defn.same is not None and op.inplace is None and op.defn.same(op)
-
-
-# ---- building a routine -------------------------------------------------------------------------
-@dataclass(eq=False)
-class _Open:
-    """The segment to which device ops are added.
-
-    Attributes:
-        defines: owners that it has given values.
-        waiting: stores that follow it.
-        nbytes: of entries loaded for it.
-        updates: random roundings before it.
-    """
-
-    segment: Segment
-    args: dict[Name | Slot, Slot] = field(default_factory=dict)
-    defines: dict[Name, None] = field(default_factory=dict)
-    captured: list[Slot] = field(default_factory=list)
-    waiting: list[Store] = field(default_factory=list)
-    nbytes: int = 0
-    updates: int = 0
-
-
-@dataclass(eq=False)
-class _Closed:
-    """A segment that is complete but for the results that later steps will ask for."""
-
-    run: Run
-    open: _Open
-    results: dict[Name, Slot] = field(default_factory=dict)
-
-
-class _Builder:
+class _Builder(Assembly):
     """Makes the routine of one graph."""
 
     def __init__(
@@ -188,47 +106,13 @@ class _Builder:
         known: set[int],
         arrays: Iterable[int],
     ) -> None:
-        self.program, self.graph = program, graph
-        self.scope = Scope(graph)
-        self.steps: list[Step] = []
-        self.specs: dict[Slot, TensorSpec] = {}
-        self.start: dict[Slot, int] = {}
-        self.numbers: set[Slot] = set()  # slots of numbers that the host knows
-        self._size = 0
+        super().__init__(graph, inputs, known)
+        self.program = program
         self._inputs, self._arrays = list(inputs), list(arrays)
-        self._closed: list[_Closed] = []
-        self._where: dict[Name, Slot | _Closed | _Open] = {}
-        self._constants: dict[int, Slot] = {}
         self._unwritable: dict[Graph, set[Tensor]] = {}
         self._uses: dict[Graph, set[Tensor]] = {}
-        self._updates = 0
-        self._part = ""  # of the call that is inlined
-        self._hosted = program.has_hosted(graph)
-        self._open = self._new_segment()
-        self._input_slots: list[Slot] = []
-        for i, t in enumerate(inputs):
-            slot = self.new_number() if i in known else self.new_array(t.spec)
-            self._where[self.scope, t] = slot
-            self._input_slots.append(slot)
-
-    # ---- slots ----------------------------------------------------------------------------------
-    def new_number(self) -> Slot:
-        slot = self._size
-        self._size += 1
-        self.numbers.add(slot)
-        return slot
-
-    def new_array(self, spec: TensorSpec) -> Slot:
-        slot = self._size
-        self._size += 1
-        self.specs[slot] = TensorSpec(spec.shape, spec.dtype)
-        return slot
-
-    def constant(self, number: int) -> Slot:
-        if number not in self._constants:
-            slot = self._constants[number] = self.new_number()
-            self.start[slot] = number
-        return self._constants[number]
+        self.hosted = program.hosted
+        self._has_hosted = program.hosted.has_hosted(graph)
 
     # ---- whole ----------------------------------------------------------------------------------
     def build(self) -> Routine:
@@ -278,29 +162,29 @@ class _Builder:
         for op in scope.graph._ops:
             if op.view:
                 continue
-            if self._hosted and self._on_host(scope, op):
+            if self._has_hosted and self._on_host(scope, op):
                 pass
-            elif self.program.is_hosted(op) or (self._hosted and self.program.is_inlined(op)):
+            elif self.hosted.is_hosted(op) or (self._has_hosted and self.hosted.is_inlined(op)):
                 self._hosted_op(scope, op)
-            elif self._hosted and _is_same(op):
+            elif self._has_hosted and is_same(op):
                 self._bind((scope, op.outputs[0]), (scope, op.inputs[0]))
             else:
                 self._device_op(scope, op)
             self._updates += 0 if self._is_nested(op) else count_updates_of(op)
 
     def _is_nested(self, op: Op) -> bool:
-        return self._hosted and self.program.is_inlined(op)
+        return self._has_hosted and self.hosted.is_inlined(op)
 
     def _hosted_op(self, scope: Scope, op: Op) -> None:
         if op.defn is REMOTE_LOAD:
             self._load(scope, op)
         elif op.defn is REMOTE_STORE:
             self._store(scope, op)
-        elif self.program.is_inlined(op):
+        elif self.hosted.is_inlined(op):
             self._inline(scope, op)
         elif any(r.kind == "branch" for r in regions(op)):
             self._branch(scope, op)
-        elif not any(self.program.has_hosted(r.graph) for r in regions(op)) and _runs_once(op):
+        elif not any(self.hosted.has_hosted(r.graph) for r in regions(op)) and _runs_once(op):
             self._apart(scope, op)
         else:
             self._loop(scope, op)
@@ -322,11 +206,11 @@ class _Builder:
         rule = host_rule(op)
         if rule is None or not self._unwritten(scope.graph).isdisjoint((*op.inputs, *op.outputs)):
             return False
-        ins = [self._number(scope, t) for t in op.inputs]
-        if None in ins:
+        ins = [slot for t in op.inputs if (slot := self._number(scope, t)) is not None]
+        if len(ins) < len(op.inputs):
             return False
         outs = [self.new_number() for _ in op.outputs]
-        self._step(Compute(name=op.defn.name, rule=rule, ins=tuple(ins), outs=tuple(outs)), op)  # type: ignore[arg-type]
+        self._step(Compute(name=op.defn.name, rule=rule, ins=tuple(ins), outs=tuple(outs)), op)
         self._where.update(((scope, t), s) for t, s in zip(op.outputs, outs, strict=True))
         return True
 
@@ -341,144 +225,6 @@ class _Builder:
                 if any(o in changed for o in owners(t))
             }
         return self._unwritable[graph]
-
-    def _step(self, step: Step, op: Op | None) -> None:
-        if op is not None:
-            step.part = op.part or self._part
-        self.steps.append(step)
-
-    # ---- where values are -----------------------------------------------------------------------
-    def _number(self, scope: Scope, t: Tensor) -> Slot | None:
-        """The slot of a number that the host knows."""
-        found = self._where.get((scope, t))
-        if isinstance(found, int):
-            return found if found in self.numbers else None
-        constant = host_constant(t) if found is None else None
-        return None if constant is None else self.constant(constant)
-
-    def _slot(self, scope: Scope, t: Tensor) -> Slot | None:
-        """The slot that holds the value of `t` now; None if only a segment can give it."""
-        while t._producer is not None and t._producer.outputs[0] is t:
-            if t._producer.inplace is None:
-                if t._producer.view:
-                    return None
-                break
-            t = t._producer.inputs[t._producer.inplace]
-        found = self._where.get((scope, t))
-        if isinstance(found, _Closed):
-            return self._result(found, (scope, t))
-        if isinstance(found, _Open):
-            return None
-        return self._number(scope, t) if found is None else found
-
-    def _result(self, closed: _Closed, name: Name) -> Slot:
-        if name not in closed.results:
-            closed.results[name] = self.new_array(name[1].spec)
-        return closed.results[name]
-
-    def _array(self, scope: Scope, t: Tensor) -> Slot:
-        """A slot with the array of `t`; it may be given its value when the open segment has run."""
-        slot = self._slot(scope, t)
-        return self._captured(scope, t) if slot is None or slot in self.numbers else slot
-
-    def _captured(self, scope: Scope, t: Tensor) -> Slot:
-        self._read(scope, t)
-        segment = self._open.segment
-        if not segment.items:
-            self._open.updates = self._updates
-        segment.items.append(Capture(scope, t, len(segment.captures)))
-        segment.captures.append(TensorSpec(t.shape, t.dtype))
-        slot = self.new_array(t.spec)
-        self._open.captured.append(slot)
-        return slot
-
-    def _read(self, scope: Scope, t: Tensor) -> None:
-        """Let the open segment read `t`."""
-        for owner in owners(t):
-            name = scope, owner
-            if name in self._open.defines or name in self._open.args:
-                continue
-            found = self._where.get(name)
-            if found is None:
-                assert isinstance(owner, Constant), f"{owner!r} has no value"
-                continue
-            assert not isinstance(found, _Open)
-            slot = self._result(found, name) if isinstance(found, _Closed) else found
-            self._open.args[name] = slot
-
-    def _defined(self, scope: Scope, tensors: Iterable[Tensor]) -> None:
-        for t in tensors:
-            self._open.defines[scope, t] = None
-            self._where[scope, t] = self._open
-
-    def _bind(self, to: Name, source: Name) -> None:
-        slot = self._slot(*source)
-        if slot is not None:
-            self._where[to] = slot
-            return
-        self._read(*source)
-        if not self._open.segment.items:
-            self._open.updates = self._updates
-        self._open.segment.items.append(Bind(to, source))
-        self._defined(to[0], [to[1]])
-
-    def _assign(self, scope: Scope, t: Tensor, slot: Slot) -> None:
-        """Let `t`, and all that it is a view of, have the array in `slot`."""
-        touched = [(scope, o) for o in owners(t)]
-        if any(n in self._open.args or n in self._open.defines for n in touched):
-            self.close()
-        if len(touched) == 1 and self._is_whole(t):
-            self._where[touched[0]] = slot
-            return
-        self._read(scope, t)
-        self._open.args[slot] = slot
-        self._open.segment.items.append(Write(scope, t, slot))
-        self._defined(scope, owners(t))
-
-    @staticmethod
-    def _is_whole(t: Tensor) -> bool:
-        """Whether `t` is all of its owner, under the same shape."""
-        while (op := t._producer) is not None and op.outputs[0] is t:
-            if op.inplace is None:
-                return not op.view
-            t = op.inputs[op.inplace]
-        return True
-
-    # ---- segments -------------------------------------------------------------------------------
-    def _new_segment(self) -> _Open:
-        return _Open(Segment(f"{self.graph.id}.{len(self._closed)}"))
-
-    def close(self) -> None:
-        """Complete the open segment, and do what waits for it."""
-        opened = self._open
-        self._open = self._new_segment()
-        if opened.segment.items:
-            run = Run(
-                segment=opened.segment, args=tuple(opened.args.values()), updates=opened.updates
-            )
-            parts = {item.part for item in opened.segment.items if isinstance(item, RunOp)}
-            run.part = parts.pop() if len(parts) == 1 else ""
-            closed = _Closed(run, opened)
-            self._closed.append(closed)
-            self._where.update(dict.fromkeys(opened.defines, closed))
-            self.steps.append(run)
-            self._open.segment.name = f"{self.graph.id}.{len(self._closed)}"
-        self.steps += opened.waiting
-
-    def _finish_segments(self) -> None:
-        """Give segments the results that were asked for."""
-        for closed in self._closed:
-            segment, opened = closed.open.segment, closed.open
-            segment.args = list(opened.args)
-            segment.numbers = frozenset(
-                i for i, slot in enumerate(closed.run.args) if slot in self.numbers
-            )
-            segment.arg_specs = [
-                self.specs[slot] if isinstance(name, int) else _plain(name[1])
-                for name, slot in opened.args.items()
-            ]
-            segment.results = list(closed.results)
-            closed.run.outs = (*opened.captured, *closed.results.values())
 
     # ---- transfers ------------------------------------------------------------------------------
     def _index(self, scope: Scope, op: Op, position: int) -> Slot:
@@ -704,7 +450,3 @@ def _at(region: Region, index: int) -> int:
     at = region.inputs[index]
     assert at is not None
     return at
-
-
-def _plain(t: Tensor) -> TensorSpec:
-    return TensorSpec(t.shape, t.dtype)
