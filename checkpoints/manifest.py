@@ -17,11 +17,12 @@ from files.errors import FileError
 from files.json_files import Fields, read_object
 from files.shown import shown, shown_path
 from files.text import MEBIBYTE, read_bytes
+from modelling.parts import Part
 
 FILE_NAME = "manifest.json"
 MOST_TEXT = MEBIBYTE
-FORMAT = 2
-"""1 had no texts."""
+FORMAT = 3
+"""1 had no texts, 2 no tensors in parts."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,24 @@ class TensorRecord:
         return cls(file, fields.text("dtype"), fields.counts("shape"), fields.text("sha256"))
 
 
+Parts = dict[str, Part]
+"""The parts of a tensor, by the names under which the files have them."""
+
+
+def _read_parts(fields: Fields) -> Parts:
+    """The parts of a tensor in a manifest. Raises FileError if they are none."""
+    shape = tuple(fields.counts("shape"))
+    found = {}
+    for name, part in fields.objects("parts").items():
+        axes, corner, box = (tuple(part.counts(what)) for what in ("axes", "corner", "box"))
+        if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
+            raise FileError(f"{shown(name)} is no part of a tensor of shape {shape}")
+        found[name] = Part(shape, axes, corner, box, part.count("start"), part.count("size"))
+    if not found:
+        raise FileError("a tensor has no parts")
+    return found
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Everything about a step but the tensors' values."""
@@ -63,9 +82,13 @@ class Manifest:
     texts: dict[str, str] = field(default_factory=dict)
     """Text files beside the tensors, such as config.yml: name to SHA-256 of the content."""
 
+    parts: dict[str, Parts] = field(default_factory=dict)
+    """Tensors that are stored in parts, which are among `tensors`."""
+
     def write(self, folder: Path) -> None:
         """Write the manifest, with a digest of itself, into the step's folder."""
         content = {"format": FORMAT, **asdict(self)}
+        content["parts"] = {name: _parts_data(parts) for name, parts in self.parts.items()}
         write_json(folder / FILE_NAME, {"sha256": _digest(content), "content": content})
 
     @classmethod
@@ -101,7 +124,9 @@ class Manifest:
         texts = content.texts("texts") if written > 1 else {}
         if not all(map(is_file_name, texts)):
             raise FileError(f"{shown_path(path)} names texts that are no files of the checkpoint")
-        return cls(content.count("step"), content.mapping("metadata"), tensors, texts)
+        in_parts = content.objects("parts") if written > 2 else {}
+        parts = {name: _read_parts(row) for name, row in in_parts.items()}
+        return cls(content.count("step"), content.mapping("metadata"), tensors, texts, parts)
 
     def check_texts(self, folder: Path) -> None:
         """Raise CheckpointError unless every text file is as it was saved."""
@@ -121,18 +146,24 @@ class Manifest:
         """
         files = dict.fromkeys(record.file for record in self.tensors.values())
         digests = {name: record.sha256 for name, record in self.tensors.items()}
-        tensors = TensorFiles([folder / file for file in files], digests)
-        different = tensors.keys() ^ self.tensors.keys()
+        tensors = TensorFiles([folder / file for file in files], digests, self.parts)
+        different = tensors.stored ^ self.tensors.keys()
         if different:
             raise CheckpointError(f"{folder} lacks, or should lack, tensor {min(different)}")
         for name, record in self.tensors.items():
-            dtype, shape = tensors.spec(name)
+            dtype, shape = tensors.stored_spec(name)
             if (dtype.name, list(shape)) != (record.dtype, record.shape):
                 raise CheckpointError(
                     f"tensor {name} in {folder} is {dtype.name}{list(shape)}, "
                     f"but was saved as {record.dtype}{record.shape}"
                 )
         return tensors
+
+
+def _parts_data(parts: Parts) -> dict[str, Any]:
+    rows = {name: asdict(part) for name, part in parts.items()}
+    shapes = [row.pop("shape") for row in rows.values()]
+    return {"shape": shapes[0], "parts": rows}
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import popdist
 from checkpoints.tensor_files import DTYPES
 from files.writing import sync
+from modelling.parts import TensorPart
 
 RESERVED_NAME = "__metadata__"  # of the format
 
@@ -36,16 +37,35 @@ def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
 def own_share(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors that this process stores, of several processes that all have them.
 
-    Each tensor goes to the process that has the fewest bytes so far. Every process takes each from
-    the mapping, in the same order: those that devices of all of them hold are read by all of them.
+    Every process takes each from the mapping, in the same order, since it may be a value that
+    devices of all of them hold.
     """
-    given = [0] * popdist.getNumInstances()
+    shares = _Shares()
     for name in tensors:
         array = as_stored(name, tensors[name])
-        owner = given.index(min(given))
-        given[owner] += array.nbytes
-        if owner == popdist.getInstanceIndex():
+        if shares.take(array.nbytes, range(popdist.getNumInstances())):
             yield name, array
+
+
+def own_parts(parts: Iterable[tuple[str, TensorPart]]) -> Iterator[tuple[str, np.ndarray]]:
+    """The parts of tensors that this process stores, under their names, of those it holds."""
+    shares = _Shares()
+    for name, held in parts:
+        if shares.take(held.part.size * held.dtype.itemsize, held.processes):
+            yield name, as_stored(name, held.read())
+
+
+class _Shares:
+    """What each process stores: what several have, the one of them that has least to store."""
+
+    def __init__(self) -> None:
+        self._bytes = [0] * popdist.getNumInstances()
+
+    def take(self, nbytes: int, processes: Sequence[int]) -> bool:
+        """Whether this process stores what some of them have."""
+        owner = min(processes, key=self._bytes.__getitem__)
+        self._bytes[owner] += nbytes
+        return owner == popdist.getInstanceIndex()
 
 
 def shards_of(

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,9 +25,10 @@ from checkpoints.folders import (
     remove_older,
     step_folders,
 )
-from checkpoints.manifest import FILE_NAME, Manifest, TensorRecord, text_digest
-from checkpoints.shards import own_share, shards_of, write_shard, write_synced
+from checkpoints.manifest import FILE_NAME, Manifest, Parts, TensorRecord, text_digest
+from checkpoints.shards import own_parts, own_share, shards_of, write_shard, write_synced
 from checkpoints.tensor_files import TensorFiles
+from modelling.parts import InParts, TensorPart
 
 SHARD_BYTES = 2**30
 
@@ -83,7 +84,8 @@ class CheckpointStore:
         """Save a step, as the newest.
 
         A save that still runs is waited for first, so that at most one copy exists. Several
-        processes save together: each writes its share of the tensors, all of which it can read.
+        processes save together: each writes what it holds, if the tensors can be had in parts
+        (`modelling.parts.InParts`), else its share of the tensors, all of which it can read.
 
         Args:
             step: optimizer steps done.
@@ -101,12 +103,13 @@ class CheckpointStore:
         """
         self.wait()
         record: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
-        texts = dict(texts or {})
+        parts, own = _own(tensors)
+        manifest = Manifest(step, record, {}, dict(texts or {}), parts)
         if wait:
-            self._write(step, own_share(tensors), record, texts)
+            self._write(manifest, own)
             return
-        copies = {name: array.copy() for name, array in own_share(tensors)}
-        self._pending = self._writer.submit(self._write, step, copies.items(), record, texts)
+        copies = {name: array.copy() for name, array in own}
+        self._pending = self._writer.submit(self._write, manifest, copies.items())
 
     def wait(self) -> None:
         """Return when nothing is being saved.
@@ -170,13 +173,14 @@ class CheckpointStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _write(
-        self,
-        step: int,
-        tensors: Iterable[tuple[str, np.ndarray]],
-        metadata: dict[str, Any],
-        texts: Mapping[str, str],
-    ) -> None:
+    def _write(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Write a step.
+
+        Args:
+            manifest: without records of the tensors, and with the texts themselves.
+            tensors: what this process stores.
+        """
+        step, texts = manifest.step, manifest.texts
         try:
             if popdist.getInstanceIndex():
                 self._write_share(self._everyones(None)[0], tensors)
@@ -191,7 +195,7 @@ class CheckpointStore:
                 for name, text in texts.items():
                     write_synced(folder / name, text)
                 digests = {name: text_digest(text.encode()) for name, text in texts.items()}
-                Manifest(step, metadata, records, digests).write(folder)
+                replace(manifest, tensors=records, texts=digests).write(folder)
             if self._to_keep is not None:
                 remove_older(self._directory, self._to_keep, self._damaged)
         except (OSError, SafetensorError) as error:
@@ -226,6 +230,22 @@ class CheckpointStore:
             f"no checkpoint in {self._directory}: give a folder written by --save, "
             "or a Hugging Face model folder"
         )
+
+
+def _own(
+    tensors: Mapping[str, np.ndarray],
+) -> tuple[dict[str, Parts], Iterable[tuple[str, np.ndarray]]]:
+    """The parts in which tensors are stored, and what of them this process stores."""
+    if popdist.getNumInstances() == 1 or not isinstance(tensors, InParts):
+        return {}, own_share(tensors)
+    parts: dict[str, Parts] = {}
+    held: list[tuple[str, TensorPart]] = []
+    for one in tensors.parts():
+        of_tensor = parts.setdefault(one.name, {})
+        stored = f"{one.name}@{len(of_tensor)}"
+        of_tensor[stored] = one.part
+        held.append((stored, one))
+    return parts, own_parts(held)
 
 
 def has_checkpoint(path: str | Path) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError
+from modelling.parts import Part, assembled
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -57,12 +59,18 @@ class TensorFiles(Mapping[str, np.ndarray]):
     with old checkpoints) does not disturb. An array that was read belongs to the caller.
     """
 
-    def __init__(self, files: Iterable[Path], digests: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        files: Iterable[Path],
+        digests: Mapping[str, str] | None = None,
+        parts: Mapping[str, Mapping[str, Part]] | None = None,
+    ) -> None:
         """Open `files`.
 
         Args:
             files: safetensors files without a tensor's name in common.
-            digests: `digest` of every tensor; reading another value is then an error.
+            digests: `digest` of every tensor in them; reading another value is then an error.
+            parts: tensors that are made of some in the files, by name, and which parts these are.
 
         Raises:
             CheckpointError: if a file is missing or damaged, or names do not fit.
@@ -76,7 +84,12 @@ class TensorFiles(Mapping[str, np.ndarray]):
                         f"tensor {name} is in {self._files[name][1]} and also in {path.name}"
                     )
                 self._files[name] = (file, path)
-        self._digests = digests
+        self._digests, self._parts = digests, dict(parts or {})
+        inside = {stored for of_one in self._parts.values() for stored in of_one}
+        missing = inside - self._files.keys()
+        if missing:
+            raise CheckpointError(f"tensor {min(missing)}, a part of one, is missing")
+        self._names = [name for name in self._files if name not in inside] + list(self._parts)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor.
@@ -85,6 +98,20 @@ class TensorFiles(Mapping[str, np.ndarray]):
             KeyError: if there is none of that name.
             CheckpointError: if it cannot be read, or is not what its digest says.
         """
+        if name not in self._parts:
+            return self._stored(name)
+        of_one = self._parts[name].items()
+        try:
+            return assembled({part: partial(self._stored, stored) for stored, part in of_one})
+        except ValueError as error:
+            raise CheckpointError(f"tensor {name} cannot be put together: {error}") from error
+
+    @property
+    def stored(self) -> Collection[str]:
+        """The names of the tensors in the files: whole ones, and parts."""
+        return self._files.keys()
+
+    def _stored(self, name: str) -> np.ndarray:
         file, path = self._files[name]
         try:
             array: np.ndarray = file.get_tensor(name)
@@ -96,10 +123,10 @@ class TensorFiles(Mapping[str, np.ndarray]):
         return array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._names)
 
     def spec(self, name: str) -> TensorSpec:
         """Dtype and shape of a tensor, without reading it.
@@ -108,6 +135,13 @@ class TensorFiles(Mapping[str, np.ndarray]):
             KeyError: if there is none of that name.
             CheckpointError: for a dtype that NumPy lacks.
         """
+        if name in self._parts:
+            stored, one = next(iter(self._parts[name].items()))
+            return TensorSpec(self.stored_spec(stored).dtype, one.shape)
+        return self.stored_spec(name)
+
+    def stored_spec(self, name: str) -> TensorSpec:
+        """The same of a tensor in the files, which may be a part."""
         file, path = self._files[name]
         part = file.get_slice(name)
         if part.get_dtype() not in DTYPES:
@@ -130,11 +164,11 @@ class TensorFiles(Mapping[str, np.ndarray]):
         """
 
         def read(name: str) -> None:
-            self[name]
+            self._stored(name)
 
         readers = ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1))
         try:
-            for _ in readers.map(read, list(self)[part::parts]):
+            for _ in readers.map(read, list(self._files)[part::parts]):
                 pass
         finally:
             readers.shutdown(cancel_futures=True)

@@ -75,8 +75,8 @@ class FineTuning(RunningModel):
             ValueError: the model is not entered.
         """
         self._check_entered()
-        read = self.session.read_variable_data
-        return self._table.to_logical(read, self.program.variables, optimizer)
+        read, parts = self.session.read_variable_data, self.session.variable_parts
+        return self._table.to_logical(read, self.program.variables, optimizer, parts)
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
         """As `tensors`, all at once: a copy."""

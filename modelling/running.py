@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Self
 
 import numpy as np
@@ -47,15 +46,13 @@ class RunningModel:
         }
         if popdist.getNumInstances() == 1:
             return own
-        texts = {s.tensor_id: base64.b64encode(x.tobytes()).decode() for s, x in own.items()}
-        everyones = popdist.gather(texts)
-
-        def of_all(stream: popxl.DeviceToHostStream) -> np.ndarray:
-            parts = (base64.b64decode(found[stream.tensor_id]) for found in everyones)
-            x = own[stream]
-            return np.concatenate([np.frombuffer(p, x.dtype).reshape(x.shape) for p in parts], 1)
-
-        return {stream: of_all(stream) for stream in own}
+        packed = np.concatenate([x.reshape(-1).view(np.uint8) for x in own.values()])
+        ends = np.cumsum([x.nbytes for x in own.values()])[:-1]
+        parts = np.split(self.session.gather(packed), ends, axis=1)
+        return {
+            stream: np.concatenate([p.view(x.dtype).reshape(x.shape) for p in everyones], 1)
+            for (stream, x), everyones in zip(own.items(), parts, strict=True)
+        }
 
     def __enter__(self) -> Self:
         self.session.__enter__()

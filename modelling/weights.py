@@ -17,8 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from files.shown import shown_name
+from modelling.parts import RowPart, TensorPart, parts_in_row
 from modelling.quantisation import quantised
 from popxl import Variable
+from popxl.session import VariablePart
 from popxl_addons import NamedTensors
 from popxl_addons.array_munging import pad_axis, shard
 
@@ -27,6 +29,7 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 """A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
 `optim` (their optimizer state, by variable) and `grad` (their gradients), as far as there are."""
 
+Parts = Callable[[Variable], Iterable[VariablePart]]
 OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
 _FACTORS = ("second_order_rows", "second_order_columns")
@@ -223,11 +226,31 @@ class _Logical(Mapping[str, np.ndarray]):
     """
 
     def __init__(
-        self, places: Iterable[_Place], read: Callable[[Variable], np.ndarray], tensor_parallel: int
+        self,
+        places: Sequence[_Place],
+        read: Callable[[Variable], np.ndarray],
+        tensor_parallel: int,
+        parts: Parts,
     ) -> None:
+        self._all, self._parts = places, parts
         self._places = {p.prefix + w.name: p for p in places for w in p.row.weights}
         self._read, self._tensor_parallel = read, tensor_parallel
         self._made: dict[str, np.ndarray] = {}
+
+    def parts(self) -> Iterator[TensorPart]:
+        """As `InParts`: what the variables' parts hold of each tensor."""
+        for row, variable, prefix, common in self._all:
+            dtype = variable.dtype.as_numpy()
+            for held in self._parts(variable):
+                for part in _row_parts(row, variable.shape, held, common):
+                    read = partial(_read_part, part, held.read)
+                    name = prefix + part.weight.name
+                    yield TensorPart(name, part.part, dtype, held.processes, read)
+
+    def without(self, prefix: str) -> _Logical:
+        """The same without the tensors whose names begin with `prefix`."""
+        places = [p for p in self._all if not p.prefix.startswith(prefix)]
+        return _Logical(places, self._read, self._tensor_parallel, self._parts)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._made:
@@ -247,6 +270,19 @@ class _Logical(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def _row_parts(
+    row: Row, shape: tuple[int, ...], held: VariablePart, common: bool
+) -> Iterator[RowPart]:
+    """The logical tensors' elements in a part of a variable. Args as of `_Place`."""
+    alike = [Row(row.path, (replace(w, shape=shape),)) for w in row.weights] if common else [row]
+    for each in alike:
+        yield from parts_in_row(each, shape, held.group, held.start, held.size)
+
+
+def _read_part(part: RowPart, read: Callable[[], np.ndarray]) -> np.ndarray:
+    return part.taken(read())
 
 
 @dataclass(frozen=True)
@@ -358,7 +394,11 @@ class WeightTable:
         return [place.variable for place in self._places(variables, optimizer)]
 
     def to_logical(
-        self, read: Callable[[Variable], np.ndarray], variables: Variables, optimizer: bool = True
+        self,
+        read: Callable[[Variable], np.ndarray],
+        variables: Variables,
+        optimizer: bool = True,
+        parts: Parts = lambda variable: (),
     ) -> Arrays:
         """The inverse of `to_variables`: logical tensors, made when they are asked for.
 
@@ -367,14 +407,16 @@ class WeightTable:
 
         Args:
             read: gives the host data of a variable.
+            parts: gives its parts, where the tensors are to be had in parts as well (`InParts`).
         """
-        return _Logical(self._places(variables, optimizer), read, self.tensor_parallel)
+        places = self._places(variables, optimizer)
+        return _Logical(places, read, self.tensor_parallel, parts)
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
         rows = self._rows(variables)
         places = [_Place(row, tree.grad.get(row.path), "") for row, tree in rows]
-        return _Logical(places, read, self.tensor_parallel)
+        return _Logical(places, read, self.tensor_parallel, lambda variable: ())
 
     def _rows(self, variables: Variables) -> list[tuple[Row, NamedTensors]]:
         """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer
@@ -442,5 +484,7 @@ def _some(names: Iterable[str]) -> str:
 
 def without_optimizer(tensors: Arrays) -> Arrays:
     """All but the optimizer's state, each made when it is asked for."""
+    if isinstance(tensors, _Logical):
+        return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
     return Computed({name: partial(tensors.__getitem__, name) for name in names})

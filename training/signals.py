@@ -28,24 +28,25 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._received: str | None = None
+        self._agreed: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def look(self) -> bool:
         """Whether a signal asked any process for the end. All of them look at the same time."""
         names = [name for name in popdist.gather(self._received) if name is not None]
-        if names:
-            self._received = names[0]
-        return self.requested
+        # Not what this process alone has received since: the others do not know of it yet.
+        self._agreed = names[0] if names else None
+        return self._agreed is not None
 
     @property
     def requested(self) -> bool:
-        """Whether a signal asked for the end, as far as this process knows."""
-        return self._received is not None
+        """Whether a signal asked for the end when all looked last."""
+        return self._agreed is not None
 
     @property
     def name(self) -> str | None:
         """The signal that did, such as "SIGTERM"."""
-        return self._received
+        return self._agreed
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,90 @@ import pytest
 
 from checkpoints import load_checkpoint
 from checkpoints.tensor_files import digest
+from records.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
+
+# ---- the command --------------------------------------------------------------------------------
+# Few examples, so that runs start soon.
+RUN = """
+import sys
+import run_finetuning
+from data.task import Corpus
+from modelling import text
+
+load = text.load_corpus
+text.load_corpus = lambda *split: Corpus(load(*split).examples[:100], 0)
+sys.exit(run_finetuning.main(sys.argv[1:]))
+"""
+STEPS = 120
+FLAGS = [
+    *("--config", "gptj_tiny", "--device", "cpu", "--steps", str(STEPS)),
+    *("--layers", "1", "--hidden_size", "32", "--heads", "4"),
+    *("--data_parallel", "2", "--tensor_parallel", "2"),
+    *("--global_batch_size", "8", "--micro_batch_size", "2"),
+    *("--checkpoint.steps", "50", "--evaluation.steps", str(STEPS), "--evaluation.samples", "10"),
+]
+
+
+def run(count: int, folder: Path) -> list[subprocess.Popen[str]]:
+    """The same command in `count` processes, each started by hand."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN, *FLAGS, "--save", str(folder)], cwd=ROOT,
+            env={
+                **ENV, "POPXL_CACHE_DIR": str(folder.parent / "executables"),
+                "POPDIST_NUM_INSTANCES": str(count), "POPDIST_INSTANCE_INDEX": str(index),
+                "POPDIST_COORDINATOR": meeting,
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+
+
+def ended(runs: list[subprocess.Popen[str]]) -> str:
+    """What the first process has said at the end; the others have nothing to say."""
+    first, *others = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0] * len(runs), (first, others)
+    assert first[0] == ""
+    assert all(said == ("", "") for said in others)
+    return first[1]
+
+
+def test_two_processes_train_as_one_does(tmp_path):
+    """2 × 2 devices, 2 dp × 2 tp: each sum has two terms, so that all bits are the same, although
+    SIGTERM to one of the processes ends both, and the same command goes on."""
+    one, two = tmp_path / "1", tmp_path / "2"
+    ended(run(1, one))
+    runs = run(2, two)
+    assert runs[0].stderr is not None
+    lines = iter(runs[0].stderr.readline, "")
+    assert any(line.startswith("step ") for line in lines)
+    runs[1].send_signal(signal.SIGTERM)
+    said = ended(runs)
+    stopped = load_checkpoint(two).step
+    assert 0 < stopped < STEPS
+    assert f"stopped by SIGTERM after step {stopped}\n" in said
+    assert f"starting from step {stopped} in {two}\n" in ended(run(2, two))
+
+    expected, found = load_checkpoint(one), load_checkpoint(two)
+    assert found.step == expected.step == STEPS
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name in expected.tensors:
+        assert digest(found.tensors[name]) == digest(expected.tensors[name]), name
+    alone, together = (read_metrics(folder / "metrics.jsonl") for folder in (one, two))
+    assert {"loss", "gradient_norm", "validation_loss", "validation_accuracy"} < alone[-1].keys()
+    for a, b in zip(alone, together, strict=True):
+        for name in a.keys() & {"loss", "gradient_norm", "validation_loss", "validation_accuracy"}:
+            assert a[name] == b[name], (a, b)
+
+
+# ---- layouts ------------------------------------------------------------------------------------
 PROGRAM = Path(__file__).with_name("processes.py")
 LAYOUTS = ["2-2", "4-1", "1-4"]
 ALL = [f"{preset}-{layout}" for preset in ("tiny", "gptj_tiny") for layout in LAYOUTS]
@@ -25,28 +109,17 @@ def trained(processes: int, folder: Path, *cases: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     run = subprocess.run(
         [*command, sys.executable, str(PROGRAM), str(folder), *cases],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
-        capture_output=True, text=True, timeout=900, check=False,
+        cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert (run.returncode, run.stdout) == (0, ""), run.stderr
     return {case: json.loads((folder / f"{processes}/{case}.json").read_text()) for case in cases}
-
-
-def test_two_processes_train_as_one_does(tmp_path):
-    """2 × 2 devices, 2 dp × 2 tp: each sum has two terms, so that all bits are the same."""
-    case = ALL[0]
-    one, two = trained(1, tmp_path, case), trained(2, tmp_path, case)
-    assert two == one
-    tensors = load_checkpoint(tmp_path / "2" / case).tensors
-    assert len(list((tmp_path / "2" / case).glob("*/*.safetensors"))) == 2  # each wrote its own
-    for name, expected in one[case]["digests"].items():
-        assert digest(tensors[name]) == expected, name
 
 
 @pytest.mark.slow
 def test_any_layout_in_one_two_and_four_processes(tmp_path):
     """Sums of four terms depend on their order, which gloo chooses: the last bits differ."""
     found = {n: trained(n, tmp_path, *ALL) for n in (1, 2, 4)}
+    assert found[2]["tiny-2-2"] == found[1]["tiny-2-2"]
     for case in ALL:
         for processes in (2, 4):
             for name in ("losses", "norms"):

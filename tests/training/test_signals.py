@@ -22,8 +22,25 @@ def test_a_signal_raises_the_flag(number):
         assert not stop.requested
         assert stop.name is None
         os.kill(os.getpid(), number)
+        assert not stop.requested  # another process would not know of it
+        assert stop.look()
         assert stop.requested
         assert stop.name == number.name
+
+
+def test_what_comes_while_processes_look_is_for_the_next_time(monkeypatch):
+    """Else one of them would end, and the others would wait for it in the next step."""
+
+    def gather(value):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return [value, None]
+
+    with StopSignal() as stop:
+        monkeypatch.setattr("popdist.gather", gather)
+        assert not stop.look()
+        assert not stop.requested
+        monkeypatch.setattr("popdist.gather", lambda value: [None, value])
+        assert stop.look()
 
 
 @pytest.fixture
@@ -38,7 +55,7 @@ def interruptible():
 def test_a_second_signal_does_what_it_did_before():
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.requested
+        assert stop.look()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -55,7 +72,7 @@ def test_outside_the_main_thread_the_flag_stays_down():
 
     def work():
         with StopSignal() as stop:
-            flags.append(stop.requested)
+            flags.append(stop.look())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -73,7 +90,7 @@ with StopSignal() as stop, CheckpointStore(sys.argv[1]) as store:
     for step in itertools.count(1):
         time.sleep(0.01)
         print(step, flush=True)
-        if stop.requested:
+        if stop.look():
             store.save(step, {"x": np.full(3, step)}, {"signal": stop.name})
             break
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeVar
@@ -25,7 +26,7 @@ from popxl._core.verify import (
 from popxl._lower import hostdata, hostvalues
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
 from popxl._lower.entries import Entries
-from popxl._lower.exchange import parts_everywhere
+from popxl._lower.exchange import of_all_processes, parts_everywhere
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
@@ -50,6 +51,24 @@ VariableData = HostTensor | Callable[[], HostTensor]
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
 
 _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are made of, besides a seed
+
+
+@dataclass(frozen=True)
+class VariablePart:
+    """Consecutive elements of a variable's value, as some replicas hold them.
+
+    Attributes:
+        group: of the variable's replica grouping.
+        start, size: which elements of that group's value, in C order.
+        processes: those whose replicas hold it.
+        read: gives the elements, [size], on one of these processes, without the others.
+    """
+
+    group: int
+    start: int
+    size: int
+    processes: tuple[int, ...]
+    read: Callable[[], np.ndarray]
 
 
 class Session:
@@ -410,19 +429,22 @@ class Session:
 
     def _fetched(self, var: Variable) -> np.ndarray:
         """The value on the devices; it may be a view of their memory."""
-        assert self._state is not None
-        if var._remote is None:
-            array = self._state.variables[_resident(var)]
-        else:
-            buffer, index = var._remote
-            array = self._state.entries[buffer].array(index)
-        held = _resident(var).shape if var._remote is None else var._remote[0].tensor_shape
         with self._together():
-            parts = hostdata.replica_parts(array, self._replicas, held)
+            parts = hostdata.replica_parts(*self._held(var))
             needed = hostdata.replicas_needed(var)
             everyones = parts_everywhere(parts, needed, self._program.mesh)
         value = hostdata.host_value(var, everyones.__getitem__)
         return value.view(var.dtype.as_numpy())
+
+    def _held(self, var: Variable) -> tuple[jax.Array, int, tuple[int, ...]]:
+        """The array of a variable, the number of replicas, and the shape of what each holds."""
+        assert self._state is not None
+        if var._remote is None:
+            resident = _resident(var)
+            return self._state.variables[resident], self._replicas, resident.shape
+        buffer, index = var._remote
+        array = self._state.entries[buffer].array(index)
+        return array, self._replicas, buffer.tensor_shape
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
@@ -464,6 +486,42 @@ class Session:
         if variable._retrieval == "all_replicas":
             return np.array(hostvalues.host_data(variable))
         return np.array(variable._value())
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """The arrays of all processes, (processes, *shape), brought by the devices. All processes
+        call it with arrays of one shape and dtype. Not of PopXL."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        with self._together():
+            everyones = of_all_processes(flat, self._program.mesh)
+        return everyones.view(array.dtype).reshape(-1, *array.shape)
+
+    def variable_parts(self, variable: Variable) -> list[VariablePart]:
+        """The parts that make up a variable's value, the same on every process.
+
+        With them a process reads what its own replicas hold, where `read_variable_data` asks all
+        processes. Not of PopXL.
+
+        Raises:
+            TypeError, ValueError: as for `get_tensors_data`.
+        """
+        hostvalues.check_host_data(self.ir, variable, Variable)
+        devices = list(self._program.mesh.devices.flat)
+        return [
+            VariablePart(
+                group, start, size, tuple(sorted({devices[r].process_index for r in holders})),
+                partial(self._read_part, variable, size, holders),
+            )
+            for group, start, size, holders in hostdata.parts_of(variable)
+        ]  # fmt: skip
+
+    def _read_part(self, var: Variable, size: int, holders: Sequence[int]) -> np.ndarray:
+        """The first `size` elements that one of the `holders` has, which is of this process."""
+        if self.is_attached and var._stale:
+            held = hostdata.replica_parts(*self._held(var))
+            part = next(held[replica] for replica in holders if replica in held)
+        else:
+            part = hostvalues.initial_on_replica(var, holders[0])
+        return np.array(part.reshape(-1)[:size]).view(var.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
         """Write host data to a variable, and to the devices if attached.

@@ -42,19 +42,24 @@ def parts_everywhere(
     spec = next(iter(own.values()))
     slots = _slots([owners[r] for r in needed])
     mine = {slot: own[r] for slot, r in zip(slots, needed, strict=True) if r in own}
-    across = _one_device_each(mesh)
     width = 1 + max(slot for _, slot in slots)
     filled = np.zeros((width, *spec.shape), spec.dtype)
     for (_, slot), part in mine.items():
         filled[slot] = part
-    sent = put_parts(lambda _: filled, filled, NamedSharding(across, PartitionSpec(_AXIS)))
-    whole = NamedSharding(across, PartitionSpec(), memory_kind="device")
-    received = np.asarray(_copier(whole)(sent).addressable_data(0))
+    received = of_all_processes(filled, mesh)
     order = {process: i for i, process in enumerate(sorted(set(owners)))}
     return {
-        r: received[order[process] * width + slot]
-        for (process, slot), r in zip(slots, needed, strict=True)
+        r: received[order[process], slot] for (process, slot), r in zip(slots, needed, strict=True)
     }
+
+
+def of_all_processes(own: np.ndarray, mesh: Mesh) -> np.ndarray:
+    """The arrays of all processes of a mesh, (processes, *shape); all have the same shape, and a
+    dtype that devices have."""
+    across = _one_device_each(mesh)
+    sent = put_parts(lambda _: own[None], own[None], NamedSharding(across, PartitionSpec(_AXIS)))
+    whole = NamedSharding(across, PartitionSpec(), memory_kind="device")
+    return np.asarray(_copier(whole)(sent).addressable_data(0))
 
 
 def _slots(owners: Sequence[int]) -> list[tuple[int, int]]:

@@ -167,6 +167,22 @@ def replicas_needed(var: Variable) -> list[int]:
     return sorted(asked)
 
 
+def parts_of(var: Variable) -> list[tuple[int, int, int, list[int]]]:
+    """The parts in which replicas hold a variable: group, first element of the group's value in C
+    order, number of elements, and the replicas that hold it."""
+    size = math.prod(var.shape)
+    found = []
+    for group, members in enumerate(var._grouping.groups):
+        if not var._sharded:
+            found.append((group, 0, size, list(members)))
+            continue
+        shards, each = var._shards, -(-size // var._shards)
+        for shard, start in enumerate(range(0, size, each)):
+            holders = [r for r in members if _members(var, r)[1] % shards == shard]
+            found.append((group, start, min(each, size - start), holders))
+    return found
+
+
 def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
     if not var._sharded:
         return per_replica(replica).reshape(var.shape)

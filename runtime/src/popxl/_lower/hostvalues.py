@@ -70,7 +70,7 @@ def host_data(t: Variable | Constant) -> np.ndarray:
             fill_host(t, t._source())
         if t._retrieval == "all_replicas":
             if t._retrieved is None:
-                values = host_value(t, lambda r: _initial_on_replica(t, r))
+                values = host_value(t, lambda r: initial_on_replica(t, r))
                 t._retrieved = np.array(values)
             return t._retrieved
     return t._data
@@ -84,7 +84,8 @@ def fill_host(var: Variable, value: np.ndarray) -> None:
         var._data.flush()
 
 
-def _initial_on_replica(var: Variable, replica: int) -> np.ndarray:
+def initial_on_replica(var: Variable, replica: int) -> np.ndarray:
+    """What a replica stores of the value on the host."""
     return stored_entry(var, var._value(), replica)
 
 

@@ -1,0 +1,159 @@
+"""Parts of logical tensors, as replicas hold them: what a process saves without asking others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from modelling.weights import Row, Weight
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive elements of a box that is cut out of a tensor.
+
+    Attributes:
+        shape: of the tensor.
+        axes: the order in which the box has the tensor's axes.
+        corner, box: where the box begins, and its shape, with its axes in that order.
+        start, size: which elements of the box, in C order.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    corner: tuple[int, ...]
+    box: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """A part of a named tensor, on some of the processes.
+
+    Attributes:
+        name: of the tensor.
+        part: which elements.
+        dtype: theirs.
+        processes: those that hold it.
+        read: gives the elements, [size], on one of them.
+    """
+
+    name: str
+    part: Part
+    dtype: np.dtype
+    processes: Sequence[int]
+    read: Callable[[], np.ndarray]
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """Tensors that can be had in parts."""
+
+    def parts(self) -> Iterable[TensorPart]:
+        """All parts, in the same order on all processes; together they are all tensors."""
+
+
+def assembled(parts: Mapping[Part, Callable[[], np.ndarray]]) -> np.ndarray:
+    """The tensor that parts make up.
+
+    Args:
+        parts: what gives the elements of each.
+
+    Raises:
+        ValueError: they are not one whole tensor.
+    """
+    shape = next(iter(parts)).shape
+    whole: np.ndarray | None = None
+    found = 0
+    ordered = sorted(parts, key=lambda p: (p.corner, p.start))
+    for box, inside in groupby(ordered, key=lambda p: (p.shape, p.axes, p.corner, p.box)):
+        pieces = [parts[part]() for part in inside]
+        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        whole = np.empty(shape, values.dtype) if whole is None else whole
+        where: tuple[Any, ...] = (*map(_slice, box[2], box[3]), ...)
+        target = whole.transpose(box[1])[where]
+        if box[0] != shape or target.shape != box[3] or values.shape != (target.size,):
+            raise ValueError("its parts do not fit together")
+        target[...] = values.reshape(target.shape)
+        found += target.size
+    if whole is None or found != whole.size:
+        raise ValueError("not all of its parts are there")
+    return whole
+
+
+def _slice(first: int, length: int) -> slice:
+    return slice(first, first + length)
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """The elements of one weight among consecutive elements of a row's variable.
+
+    Attributes:
+        weight: which one.
+        part: where they are in it.
+    """
+
+    weight: Weight
+    part: Part
+    _start: int
+    _middle: tuple[int, int, int, int]
+    """First and last index on the axis along which weights are joined; length, elements inside."""
+
+    def taken(self, values: np.ndarray) -> np.ndarray:
+        """Them, of all those elements."""
+        low, high, length, inner = self._middle
+        if high - low == length:
+            return values
+        first, offset = divmod(self._start, length * inner)
+        rows = -(-(offset + values.size) // (length * inner))
+        filled = np.zeros(rows * length * inner, values.dtype)
+        filled[offset : offset + values.size] = values
+        chosen = filled.reshape(rows, length, inner)[:, low:high].reshape(-1)
+        return chosen[_slice(self.part.start - first * (high - low) * inner, self.part.size)]
+
+
+def parts_in_row(
+    row: Row, shape: tuple[int, ...], group: int, start: int, size: int
+) -> Iterator[RowPart]:
+    """The elements of a row's weights among consecutive elements of its variable.
+
+    Args:
+        shape: of the variable on a replica.
+        group: which of the tensor-parallel parts the variable is.
+        start, size: which of its elements, in C order.
+    """
+    if not shape:
+        scalar = Part((), (), (), (), 0, 1)
+        yield from (RowPart(weight, scalar, 0, (0, 1, 1, 1)) for weight in row.weights)
+        return
+    axis, count = row.axis or 0, len(row.weights)
+    length, inner = shape[axis], math.prod(shape[axis + 1 :])
+    for number, weight in enumerate(row.weights):
+        box = list(reversed(weight.shape) if row.transpose else weight.shape)
+        corner = [0] * len(box)
+        corner[axis] = group * (length // count)
+        box[axis] = max(min(length // count, box[axis] - corner[axis]), 0)  # without the padding
+        low = number * (length // count)
+        high = low + box[axis]
+
+        def before(element: int, low: int = low, high: int = high) -> int:
+            """How many elements of the weight come before one of the variable."""
+            rows, rest = divmod(element, length * inner)
+            return (rows * (high - low) + min(max(rest // inner - low, 0), high - low)) * inner + (
+                rest % inner if low <= rest // inner < high else 0
+            )
+
+        first, end = before(start), before(start + size)
+        if end > first:
+            axes = range(len(box))
+            order = tuple(reversed(axes) if row.transpose else axes)
+            part = Part(weight.shape, order, tuple(corner), tuple(box), first, end - first)
+            yield RowPart(weight, part, start, (low, high, length, inner))
