@@ -1,6 +1,7 @@
 """Runs that are killed at random moments go on as if nothing had happened, bit for bit.
 
-The slow test kills twenty times (about two minutes on two cores), the other three times.
+The slow tests kill twenty times, the other three times: a run of one process, and one process of a
+run of four, which the others must notice.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,16 +40,36 @@ sys.exit(run_finetuning.main(sys.argv[1:]))
 """
 FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
 WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]
+FLAGS_OF_SEVERAL = [
+    *("--config", "gptj_tiny", "--device", "cpu", "--data_parallel", "2", "--tensor_parallel", "2"),
+    *("--layers", "1", "--hidden_size", "32", "--heads", "4"),
+    *("--global_batch_size", "8", "--micro_batch_size", "2"),
+    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
+    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
+    *("--checkpoint.steps", "5"),
+]
 
 
-def start(folder: Path, executables: Path, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, *FLAGS, "--save", str(folder), *flags],
-        cwd=ROOT,
-        env={**os.environ, "POPXL_CACHE_DIR": str(executables)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(
+    folder: Path, executables: Path, *flags: str, processes: int = 1
+) -> list[subprocess.Popen[str]]:
+    """The command in some processes, which nobody watches but they themselves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    given = FLAGS if processes == 1 else FLAGS_OF_SEVERAL
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN, *given, "--save", str(folder), *flags], cwd=ROOT,
+            env={
+                **os.environ, "POPXL_CACHE_DIR": str(executables),
+                "POPDIST_NUM_INSTANCES": str(processes), "POPDIST_INSTANCE_INDEX": str(index),
+                "POPDIST_COORDINATOR": meeting,
+            },
+            stderr=subprocess.PIPE, text=True,
+        )
+        for index in range(processes)
+    ]  # fmt: skip
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -84,26 +106,36 @@ class Lives:
     saved: dict[int, list[dict[str, str]]] = field(default_factory=dict)
     spoiled: set[Path] = field(default_factory=set)
     while_saving: int = 0
+    processes: int = 1
 
-    def live(self, seconds: float, newest: int | None, damaged: int | None) -> None:
+    def live(self, seconds: float, newest: int | None, damaged: int | None, victim: int) -> None:
         """Run from step `newest`, which is where a warning about `damaged` leads, and kill.
 
         Args:
             seconds: from the end of the first step to the kill.
+            victim: the process that is killed.
         """
-        load = [] if newest is None else ["--load", str(self.folder)]
-        process = start(self.folder, self.executables, *WITHOUT_END, *load)
-        assert process.stderr is not None
+        load = [] if newest is None or self.processes > 1 else ["--load", str(self.folder)]
+        flags = [*WITHOUT_END, *load]
+        runs = start(self.folder, self.executables, *flags, processes=self.processes)
+        first = runs[0].stderr
+        assert first is not None
         said = []
         while not said or not said[-1].startswith("step "):
-            said.append(process.stderr.readline())
+            said.append(first.readline())
             assert said[-1], said
         while len(step_folders(self.folder)) < 2:  # in the first life
             time.sleep(0.01)
         time.sleep(seconds)
-        process.kill()
-        rest = process.communicate()[1]
-        assert process.returncode == -signal.SIGKILL, rest
+        runs[victim].kill()
+        rest = [run.communicate(timeout=60)[1] for run in runs]
+        codes = [1] * self.processes
+        codes[victim] = -signal.SIGKILL
+        assert [run.returncode for run in runs] == codes, rest
+        if self.processes > 1:
+            (named,) = [line for text in rest for line in text.splitlines() if "ended" in line]
+            pid = runs[victim].pid
+            assert named.startswith(f"error: process {victim} of {self.processes} (pid {pid} on ")
         origin = "random weights" if newest is None else f"step {newest} in {self.folder}"
         assert f"starting from {origin}\n" in said
         warned = [line for line in said if line.startswith("warning")]
@@ -136,16 +168,19 @@ class Lives:
         self.spoiled.add(newest)
 
 
-def killed(folder: Path, executables: Path, kills: int, damages: dict[int, Callable]) -> Lives:
+def killed(
+    folder: Path, executables: Path, kills: int, damages: dict[int, Callable], processes: int = 1
+) -> Lives:
     """A run after `kills` deaths; `damages` says before which life the newest step is spoiled."""
     print(f"moments of the kills are from seed {SEED}")
     moments = random.Random(SEED)
-    lives = Lives(folder, executables)
+    lives = Lives(folder, executables, processes=processes)
     for life in range(kills):
         if life in damages:
             lives.spoil(damages[life])
         seconds = moments.uniform(0.0, 0.8)
-        lives.live(seconds, *lives.good())
+        victim = moments.randrange(processes) if processes > 1 else 0
+        lives.live(seconds, *lives.good(), victim)
         print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.good()[0]}")
     print(f"{lives.while_saving} of {kills} kills were in the middle of a save")
     return lives
@@ -153,9 +188,10 @@ def killed(folder: Path, executables: Path, kills: int, damages: dict[int, Calla
 
 def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
     last = max(lives.saved)
-    process = start(folder, lives.executables, "--steps", str(last), "--to_keep", str(last))
-    errors = process.communicate()[1]
-    assert process.returncode == 0, errors
+    flags = ["--steps", str(last), "--to_keep", str(last)]
+    for run in start(folder, lives.executables, *flags, processes=lives.processes):
+        errors = run.communicate()[1]
+        assert run.returncode == 0, errors
     reference = {step: digests(path) for _, step, path in step_folders(folder)}
     for step, found in lives.saved.items():
         assert all(one == reference[step] for one in found), f"step {step} differs"
@@ -176,4 +212,10 @@ def test_killed_twenty_times(tmp_path, executables):
     damages = {4: flip, 8: truncate, 12: remove, 16: flip}
     lives = killed(tmp_path / "run", executables, 20, damages)
     assert lives.while_saving >= 3  # else the moments were not those that matter
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+@pytest.mark.slow
+def test_one_of_four_processes_killed_twenty_times(tmp_path):
+    lives = killed(tmp_path / "run", tmp_path / "executables", 20, {}, processes=4)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")

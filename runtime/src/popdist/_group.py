@@ -32,6 +32,7 @@ LAUNCHER = "POPDIST_LAUNCHER"
 PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
 PEER_LOST = 1  # exit code
 _LOOK = 1.0  # seconds between looks at who is there
+_PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
 _AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
 _PARTING = 60  # seconds for the service to hear that a process parts
 _LIFELINES = "popdist/lifelines"
@@ -191,8 +192,9 @@ class Group:
     def _watch(self) -> None:
         """Tell the others again and again that this process lives, and look who does not."""
         launcher = os.getppid() if os.environ.get(LAUNCHER) == str(os.getppid()) else None
-        heard = dict.fromkeys(range(self.count), ("", time.monotonic()))
+        heard = dict.fromkeys(range(self.count), ("", 0.0))
         closed: set[int] = set()
+        now, before = 0.0, time.monotonic()
         for beat in itertools.count():
             if launcher is not None and os.getppid() != launcher:
                 self._end_with("popdist.run has ended, and so does this process")
@@ -204,7 +206,9 @@ class Group:
                 told = self._told()  # after that: who leaves tells so before it ends
             except Exception:  # a busy service; when it is gone, JAX itself ends the process
                 continue
-            now = time.monotonic()
+            # While this process was stopped itself, it could not hear the others.
+            now += min(time.monotonic() - before, _PAUSE)
+            before = time.monotonic()
             for index, (word, _) in heard.items():
                 if told.get(index, "") != word:
                     heard[index] = told[index], now
