@@ -190,6 +190,8 @@ def entry_point(
                 return _say(f"error: {' '.join(str(error).split())}", USER_ERROR)
             except BrokenPipeError:  # such as `| head`
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
+                if popdist.getNumInstances() > 1:  # the others must not wait for this one
+                    popdist.end(NOBODY_READS)
                 return NOBODY_READS
             except OSError as error:
                 return _say(f"error: {_failure(error)}", USER_ERROR)

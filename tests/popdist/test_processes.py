@@ -60,10 +60,11 @@ print("ready", index, flush=True)
     [
         ("os.kill(os.getpid(), 9)", 137, "process 1 of 3 was ended by SIGKILL"),
         ("raise ValueError('it')", 1, "ValueError: it"),
+        ("sys.exit(3)", 3, "process 1 of 3 ended with code 3"),
     ],
 )
 def test_all_end_when_one_fails(end, code, said):
-    run = started(3, "-c", f"{MEET}if index == 1: {end}\nelse: time.sleep(90)")
+    run = started(3, "-c", f"{MEET}if index == 1: {end}\nelse: popdist.gather(0)")
     assert run.stdout is not None
     assert "ready" in run.stdout.readline()
     begin = time.monotonic()

@@ -33,6 +33,7 @@ PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
 PEER_LOST = 1  # exit code
 _LOOK = 1.0  # seconds between looks at who is there
 _PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
+_LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
 _AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
 _PARTING = 60  # seconds for the service to hear that a process parts
 _LIFELINES = "popdist/lifelines"
@@ -54,6 +55,7 @@ class Group:
         self._rounds: Counter[str] = Counter()
         self._leaving = threading.Event()
         self._left: set[int] = set()
+        self._waiting = False  # for all others, some of which may have left
         self._server: subprocess.Popen[str] | None = None
         self._client = self._connect(place)
         mine = [socket.gethostname(), os.getpid(), visible_gpus(os.environ, _device_files())]
@@ -173,7 +175,9 @@ class Group:
         self._rounds[channel] += 1
         here = f"popdist/{channel}/{number}"
         self._client.key_value_set(f"{here}/{self.index:06d}", json.dumps(value))
+        self._waiting = True
         self._client.wait_at_barrier(here, _NEVER * 1000)
+        self._waiting = False
         found = self._client.key_value_dir_get(here)
         if self.index == 0 and number:  # everybody has read the round before
             self._client.key_value_delete(f"popdist/{channel}/{number - 1}")
@@ -194,21 +198,25 @@ class Group:
         launcher = os.getppid() if os.environ.get(LAUNCHER) == str(os.getppid()) else None
         heard = dict.fromkeys(range(self.count), ("", 0.0))
         closed: set[int] = set()
-        now, before = 0.0, time.monotonic()
+        waits_for_nobody = 0
+        now, before, heard_of_service = 0.0, time.monotonic(), 0.0
         for beat in itertools.count():
             if launcher is not None and os.getppid() != launcher:
                 self._end_with("popdist.run has ended, and so does this process")
             if self._leaving.wait(_LOOK):
                 return
-            try:
-                self._tell(str(beat))
-                closed |= self._ended()
-                told = self._told()  # after that: who leaves tells so before it ends
-            except Exception:  # a busy service; when it is gone, JAX itself ends the process
-                continue
             # While this process was stopped itself, it could not hear the others.
             now += min(time.monotonic() - before, _PAUSE)
             before = time.monotonic()
+            closed |= self._ended()
+            try:
+                self._tell(str(beat))
+                told = self._told()  # after `closed`: who leaves tells so before it ends
+                heard_of_service = now
+            except Exception:  # a busy service; when it is gone, JAX mostly ends the process
+                if now - heard_of_service > SILENCE:
+                    self._end_with("the service at which the processes meet cannot be reached")
+                continue
             for index, (word, _) in heard.items():
                 if told.get(index, "") != word:
                     heard[index] = told[index], now
@@ -218,8 +226,11 @@ class Group:
                 for what in (_LEFT, _ENDED, _FOLLOWED)
             )
             lost = sorted((silent | ended | closed) - self._left - followed)
+            waits_for_nobody = waits_for_nobody + 1 if self._left and self._waiting else 0
+            if waits_for_nobody * _LOOK > _LEAVING:
+                lost = lost or sorted(self._left)
             if lost:
-                first = min(set(heard) - self._left - set(lost))
+                first = min(set(heard) - self._left - set(lost), default=self.index)
                 self._end_with(self._loss(lost[0]) if self.index == first else "")
 
     def _loss(self, index: int) -> str:
@@ -232,7 +243,8 @@ class Group:
     def _end_with(self, text: str) -> NoReturn:
         if text and LAUNCHER not in os.environ:  # else the launcher says it
             print(f"error: {text}", file=sys.stderr, flush=True)
-        with suppress(Exception):  # the service may be gone
+        threading.Timer(_AGREEING, os._exit, [PEER_LOST]).start()
+        with suppress(Exception):  # the service may be gone, or not answer
             self._tell(_FOLLOWED)
         os._exit(PEER_LOST)
 

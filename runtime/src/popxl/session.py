@@ -517,8 +517,9 @@ class Session:
     def _read_part(self, var: Variable, size: int, holders: Sequence[int]) -> np.ndarray:
         """The first `size` elements that one of the `holders` has, which is of this process."""
         if self.is_attached and var._stale:
-            held = hostdata.replica_parts(*self._held(var))
-            part = next(held[replica] for replica in holders if replica in held)
+            devices, here = self._program.mesh.devices.flat, jax.process_index()
+            own = next(r for r in holders if devices[r].process_index == here)
+            part = hostdata.replica_parts(*self._held(var), own)[own]
         else:
             part = hostvalues.initial_on_replica(var, holders[0])
         return np.array(part.reshape(-1)[:size]).view(var.dtype.as_numpy())

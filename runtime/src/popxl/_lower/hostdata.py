@@ -128,8 +128,10 @@ def put_variable(var: Variable, shape: tuple[int, ...], sharding: NamedSharding)
     )
 
 
-def replica_parts(x: jax.Array, replicas: int, shape: tuple[int, ...]) -> dict[int, np.ndarray]:
-    """What each replica of this process holds, of `shape`.
+def replica_parts(
+    x: jax.Array, replicas: int, shape: tuple[int, ...], only: int | None = None
+) -> dict[int, np.ndarray]:
+    """What each replica of this process holds, of `shape`; of one of them, if `only` names it.
 
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
@@ -137,12 +139,15 @@ def replica_parts(x: jax.Array, replicas: int, shape: tuple[int, ...]) -> dict[i
     rows = max(x.shape[0] // replicas, 1)
     parts: dict[int, np.ndarray] = {}
     for shard in x.addressable_shards:
+        replica = (shard.index[0].start or 0) // rows
+        if only not in (None, replica):
+            continue
         # JAX keeps what it copies from a device with the array that was asked for it; this array
         # goes at once.
         held = jax.make_array_from_single_device_arrays(
             shard.data.shape, shard.data.sharding, [shard.data]
         )
-        parts[(shard.index[0].start or 0) // rows] = np.asarray(held).reshape(shape)
+        parts[replica] = np.asarray(held).reshape(shape)
     return parts
 
 
