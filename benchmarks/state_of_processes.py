@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def be_one() -> None:
     """Be one of the processes; the first one prints what was planned and measured."""
+    import numpy as np
+
     import popdist
 
     popdist.init()
@@ -57,7 +59,7 @@ def be_one() -> None:
     before = _resident()
     model.write(family.weights(config).initial(0))
     with model:
-        batch = family.generate(config, REPLICAS, None).take(range(REPLICAS))
+        batch = family.generate(config, REPLICAS, None).take(np.arange(REPLICAS))
         model.run([batch], [1e-3])
         grown = popdist.gather(_resident() - before)
     if popdist.getInstanceIndex() == 0:
