@@ -28,8 +28,7 @@ def trained(processes: int, folder: Path, *cases: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     run = subprocess.run(
         [*command, sys.executable, str(PROGRAM), str(folder), *cases],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
-        capture_output=True, text=True, timeout=900, check=False,
+        cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert (run.returncode, run.stdout) == (0, ""), run.stderr
     return {case: json.loads((folder / f"{processes}/{case}.json").read_text()) for case in cases}
