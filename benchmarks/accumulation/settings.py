@@ -29,7 +29,7 @@ class Size:
     hidden: int = 192
     heads: int = 4
     vocabulary: int = 512
-    length: int = 32
+    length: int = 16
     batch: int = 512
     rate: float = 1e-3
 
