@@ -106,6 +106,7 @@ def draw(pairs: Pairs, path: Path) -> None:
         title = f"{group} processes" if group > 1 else f"{DEVICES} virtual devices"
         panel.set(title=title, xlabel="micro-batches a step", ylabel="seconds a step")
         panel.set_xscale("log", base=2)
+        panel.set_xticks(counts, [str(n) for n in counts])
         panel.set_ylim(bottom=0)
         panel.legend()
     figure.savefig(path, dpi=120)

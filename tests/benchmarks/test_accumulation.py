@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import popxl
 from benchmarks.accumulation import programs
-from benchmarks.accumulation.__main__ import main
+from benchmarks.accumulation.__main__ import HEAD, Kept, main, row
 from benchmarks.accumulation.settings import Measured, Size
 
+ROOT = Path(__file__).parents[2]
 SIZE = Size(layers=1, hidden=32, vocabulary=64, length=8, batch=16)
 
 
@@ -50,6 +52,15 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys, monkeypatch):
     assert "| 8 devices | 1 | 1.000 | 0.500 | 50% |" in capsys.readouterr().out
     assert main([*flags, "--steps", "3"]) == 2
     assert "measurements of another size" in capsys.readouterr().err
+
+
+def test_the_documents_table_is_that_of_the_record():
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    path = ROOT / "benchmarks/results/accumulation.json"
+    kept = Kept(path, json.loads(path.read_text(encoding="utf-8"))["of"])
+    assert HEAD in page
+    rows = [row(*pair) for pair in kept.pairs.values()]
+    assert [line for line in page.splitlines() if " processes | " in line] == rows
 
 
 def test_a_batch_that_cannot_be_cut_is_refused(capsys):
