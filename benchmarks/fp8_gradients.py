@@ -3,8 +3,9 @@
     python3 -m benchmarks.fp8_gradients --config gptj_tiny --load runs/gptj_tiny
 
 Computes the gradients of every weight for some training batches twice, in the configuration's type
-and in FP8, from the same weights; with delayed scaling the run needs scales. Distances are Euclidean, and relative to a
-gradient's length. Where FP8's is small beside the batches', training cannot tell it from chance.
+and in FP8, from the same weights; with delayed scaling the run needs scales. Distances are
+Euclidean, and relative to a gradient's length. Where FP8's is small beside the batches', training
+cannot tell it from chance.
 """
 
 from __future__ import annotations
