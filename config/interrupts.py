@@ -65,6 +65,8 @@ def interruptible() -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         answered.set()
+        if _imports(frame):  # an extension that is half initialised, as JAX's, would crash
+            popdist.fail(sentence(number), exit_code(number))
         raise Interrupted(number)
 
     hook = sys.unraisablehook
@@ -93,6 +95,13 @@ def interruptible() -> Iterator[None]:
         signal.set_wakeup_fd(before)
         os.close(writer)  # ends the thread
         watch.join()
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether the program is importing a module."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _watch(reader: int, handle: object, answered: threading.Event) -> None:

@@ -511,7 +511,7 @@ sys.exit(main())
 """
 
 
-IN_A_DESTRUCTOR = """
+SIGNALLED = """
 import os, signal, sys, time
 from config.cli import entry_point
 
@@ -520,19 +520,33 @@ class Tidy:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.001)
 
-@entry_point()
-def main(arguments=None):
+def destroy():
     tidy = Tidy()
     del tidy
+
+def load():
+    try:
+        import signalled
+    except BaseException:  # as a half initialised extension meets it
+        os.abort()
+
+@entry_point()
+def main(arguments=None):
+    {"destroy": destroy, "load": load}[sys.argv[1]]()
     time.sleep(20)
 
+sys.path.insert(0, sys.argv[2])
 sys.exit(main())
 """
 
 
-def test_a_signal_within_a_destructor_is_not_lost():
-    """Python drops what is raised there, and in callbacks of the garbage collector, as JAX has."""
-    command = [sys.executable, "-c", IN_A_DESTRUCTOR]
+@pytest.mark.parametrize("what", ["destroy", "load"])
+def test_a_signal_where_nothing_can_be_raised(what, tmp_path):
+    """Python drops what is raised in a destructor, and in callbacks of the garbage collector, as
+    JAX has; what is raised while its extension is imported ends the process by SIGSEGV."""
+    module = "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(20)\n"
+    (tmp_path / "signalled.py").write_text(module)
+    command = [sys.executable, "-c", SIGNALLED, what, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stderr == "interrupted by SIGTERM: what was saved before is intact\n"
     assert done.returncode == 143
