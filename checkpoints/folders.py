@@ -42,7 +42,8 @@ def step_folders(directory: Path) -> list[StepFolder]:
     try:
         if not directory.is_dir():
             return []
-        found = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+        folders = [path for path in directory.iterdir() if path.is_dir()]
+        found = [(_NAME.fullmatch(path.name), path) for path in folders]
     except OSError as error:
         reason = error.strerror
         raise CheckpointError(f"cannot read {shown_path(directory)}: {reason}") from error

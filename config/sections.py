@@ -14,6 +14,7 @@ from config.base import Section
 from config.errors import ConfigError, nearest
 from config.least import ITEM_BYTES, check_any_memory
 from config.values import (
+    BeamCount,
     Fraction,
     LayerCount,
     NonNegativeFloat,
@@ -396,7 +397,7 @@ class Generation(Section):
     seed: NonNegativeInt = 42
     """sample: the same seed gives the same text, however prompts are shared out."""
 
-    beams: PositiveInt = 4
+    beams: BeamCount = 4
     """beam: sequences kept for each prompt."""
 
     length_penalty: Number = 1.0

@@ -57,7 +57,9 @@ def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
             write(path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = path.resolve()  # through a link, which stays one
+        target = Path(
+            os.path.realpath(path)
+        )  # through a link, which stays one, if it leads anywhere
         draft = target.with_name(f".{os.getpid()}.draft{target.suffix}")
         try:
             write(draft)

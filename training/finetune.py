@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from modelling.text import training_samples
 from modelling.weights import without_optimizer
 from records.report import Report, Silence
 from records.run_directory import check_path, choose_path
+from training.best import FOLDER as BEST
 from training.best import Best
 from training.epochs import with_steps
 from training.machine import machine_of
@@ -68,6 +70,7 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
     check_path(path)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
+        check_folder("the best weights to", Path(config.checkpoint.save) / BEST)
     if options.save_hf is not None:
         _check_export(options.save_hf, path, config.checkpoint.save)
     check_least(config)
@@ -75,7 +78,7 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
 
 def _check_export(folder: str, path: Path, save: str | None) -> None:
     check_is_free(folder)
-    if Path(folder).resolve() in {Path(used).resolve() for used in (path, save) if used}:
+    if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
         raise ConfigError(
             f"--save-hf {shown_path(folder)} is the folder of the run, which will not be empty: "
             "give another one"

@@ -163,6 +163,21 @@ def test_places_that_cannot_be_written(option, what, place, reason, refused, tmp
     assert "n" * 100 not in said
 
 
+def test_a_link_to_itself_gives_way_to_the_file(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    write_text("the metrics", tmp_path / "loop", "rows")
+    assert (tmp_path / "loop").read_text() == "rows"
+
+
+def test_what_is_no_folder_is_no_step(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, {"a": np.ones(3)}, {}, wait=True)
+        (tmp_path / "000010-step-6").write_text("")
+        (tmp_path / "000011-step-7").symlink_to("000011-step-7")
+        store.save(2, {"a": np.ones(3)}, {}, wait=True)
+    assert CheckpointStore(tmp_path).load().step == 2
+
+
 def test_a_link_to_nothing_is_no_folder(refused, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     for option in ("--save", "--save-hf"):
