@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given, config = line.options, line.config
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")
+    if any("\udc80" <= character <= "\udcff" for text in given.prompts for character in text):
+        raise ConfigError("a prompt among the arguments is not UTF-8 text")
     if given.out is not None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.

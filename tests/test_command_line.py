@@ -526,6 +526,7 @@ def test_there_must_be_prompts_in_one_place(trained, mistake, monkeypatch):
     load = ("--load", str(trained))
     said = mistake(run_generation.main, *load, "--file", "rows.jsonl", "a prompt")
     assert "prompts as arguments and in --file: give one of them" in said
+    assert "is not UTF-8 text" in mistake(run_generation.main, *load, "Gr\udcfc\udcdfe")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert "there are no prompts" in mistake(run_generation.main, *load)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Gr\xfc\xdfe\n"), "utf-8"))
