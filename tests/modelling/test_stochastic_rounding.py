@@ -123,8 +123,8 @@ def copies_of(model: FineTuning, variable: popxl.Variable) -> int:
     assert variable._remote is not None
     buffer, entry = variable._remote
     assert not buffer.meta_shape
-    array = np.asarray(model.session._device_array(buffer.remote_buffer_id))
-    rows = array.reshape(model.config.replicas, buffer.entries, -1)[:, entry]
+    array = np.asarray(model.session._state.entries[buffer].array(entry))
+    rows = array.reshape(model.config.replicas, -1)
     groups: dict[int, np.ndarray] = {}
     copies = 0
     for replica, group in enumerate(variable.replica_grouping.assignment):
