@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,6 +26,9 @@ from popxl._lower import hostdata, hostvalues
 from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import of_all_processes, parts_everywhere
+from popxl._lower.hoststreams import HostStreams
+from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
+from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
@@ -40,11 +42,8 @@ from popxl.plan import MemoryUse as MemoryUse
 from popxl.plan import Plan, memory_use, plan_of_program
 from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
-from popxl.tensor import Constant, HostScalarTensor, HostTensor, Shard, Variable
-from popxl.utils import to_numpy
+from popxl.tensor import Constant, HostTensor, Shard, Variable
 
-d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
-h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
 Initialised = TypeVar("Initialised", bound=Variable | Constant)
 VariableData = HostTensor | Callable[[], HostTensor]
@@ -118,6 +117,7 @@ class Session:
     def _compile(self) -> None:
         mesh = replica_mesh(self._device_desc, self._replicas, self.ir._instances)
         self._program = Program(self.ir, mesh)
+        self._streams = HostStreams(self._program)
         self._epoch = backend_epoch()
         self._program.compile()
 
@@ -133,11 +133,6 @@ class Session:
     @property
     def _replicas(self) -> int:
         return self.ir.replication_factor
-
-    @property
-    def _local_replicas(self) -> int:
-        """Those of this process, whose data streams take and give."""
-        return self.ir.instance_replication_factor
 
     @property
     def is_attached(self) -> bool:
@@ -214,8 +209,8 @@ class Session:
         downcast_inputs: bool,
     ) -> None:
         assert self._state is not None
-        data = self._device_inputs(inputs or {}, downcast_inputs)
-        targets = self._check_outputs(outputs or {})
+        data = self._streams.to_devices(inputs or {}, downcast_inputs)
+        targets = self._streams.checked_outputs(outputs or {})
         # The program takes the state over. If it fails the state is gone, and the session detached.
         seed, state = self._next_seed(), self._state
         self._state = None
@@ -226,10 +221,7 @@ class Session:
                 self._keep(state)  # a value broke a rule; the run is complete all the same
                 raise
             self._keep(state)
-            for stream, target in targets.items():
-                shape = (self._local_replicas, self.ir.num_host_transfers, *stream.shape)
-                value = np.moveaxis(hostdata.own_part(results[stream]).reshape(shape), 0, 1)
-                target[...] = value.reshape(target.shape).view(target.dtype)
+            self._streams.fetch(results, targets)
 
     def _together(self) -> AbstractContextManager[None]:
         """A context for what the processes of the program do together."""
@@ -282,78 +274,11 @@ class Session:
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
-        leading = (self.ir.num_host_transfers, self._local_replicas)
-        return (*(n for n in leading if n > 1), *shape)
-
-    def _device_inputs(
-        self, inputs: h2dStreamBufferMaps, downcast: bool
-    ) -> dict[HostToDeviceStream, jax.Array]:
-        expected = self._program.h2d
-        missing = [s.tensor_id for s in expected if s not in inputs]
-        unexpected = [getattr(s, "tensor_id", s) for s in inputs if s not in expected]
-        if missing or unexpected:
-            raise ValueError(
-                f"run: missing inputs {missing}, unexpected inputs {unexpected}; the program "
-                f"loads {[s.tensor_id for s in expected]}"
-            )
-        sharding = per_replica(self._program.mesh)
-        out = {}
-        first = popdist.getInstanceIndex() * self._local_replicas if self.ir._instances > 1 else 0
-        for stream in expected:
-            array = self._normalise(stream, inputs[stream], downcast)
-            parts = hostdata.device_view(np.moveaxis(array, 1, 0))
-            own = dict(enumerate(parts, first))
-            out[stream] = hostdata.put_parts(own.__getitem__, parts[0], sharding)
-        return out
-
-    def _normalise(
-        self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
-    ) -> np.ndarray:
-        """Data of shape (host_transfers, replicas, *shape) in the stream's dtype."""
-        array = to_numpy(data, downcast=downcast, copy=False)
-        wanted = stream.dtype.as_numpy()
-        if array.dtype != wanted:
-            is_python = not hasattr(data, "dtype")
-            if not is_python or not _fits(array, wanted):
-                raise ValueError(
-                    f"input {stream.tensor_id!r} has dtype {array.dtype}, but the stream is "
-                    f"{stream.dtype!r}"
-                )
-            array = array.astype(wanted)
-        t, r = self.ir.num_host_transfers, self._local_replicas
-        shape = stream.shape
-        leading = {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
-                   () if t == r == 1 else (t, r)}  # fmt: skip
-        # What has one element in each transfer may have any shape of one element.
-        long = tuple(n for n in array.shape if n != 1) == tuple(n for n in (t, r) if n != 1)
-        if array.shape in {(*dims, *shape) for dims in leading} or (math.prod(shape) == 1 and long):
-            return array.reshape(t, r, *shape)
-        raise ValueError(
-            f"input {stream.tensor_id!r} has shape {array.shape}, but {(t, r, *shape)} = "
-            "(host_transfers, replicas, *stream shape) is needed (dimensions equal to 1 in front "
-            "may be left out)"
-        )
+        return self._streams.full_shape(shape)
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
         """Arrays of zeros for the results of each device-to-host stream."""
-        return {
-            s: np.zeros(self._full_input_shape(s.shape), s.dtype.as_numpy())
-            for s in self._program.d2h
-        }
-
-    def _check_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
-        t, r = self.ir.num_host_transfers, self._local_replicas
-        for s in self._program.d2h:
-            if s not in outputs:
-                raise ValueError(f"run: no array for the output stream {s.tensor_id!r}")
-            shapes = {self._full_input_shape(s.shape), (t, r, *s.shape)}
-            if outputs[s].shape not in shapes or outputs[s].dtype != s.dtype.as_numpy():
-                raise ValueError(
-                    f"the array for output stream {s.tensor_id!r} is {outputs[s].dtype}"
-                    f"{outputs[s].shape}, but {s.dtype.as_numpy()}"
-                    f"{self._full_input_shape(s.shape)} is needed"
-                )
-        return {s: outputs[s] for s in self._program.d2h}
+        return self._streams.outputs()
 
     # ---- variables: host <-> device -------------------------------------------------------------
     def weights_from_host(self) -> None:
@@ -610,9 +535,3 @@ def _check_patterns(ir: Ir) -> None:
                     f"{op.name} at {op.location} needs popxl_addons.patterns."
                     "apply_pre_alias_patterns(ir) before the session is created"
                 )
-
-
-def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether numbers written in Python can stand for elements of `dtype`."""
-    counts = array.dtype.kind == "i" and dtype.kind == "u" and bool((array >= 0).all())
-    return counts or np.can_cast(array.dtype, dtype, "same_kind")
