@@ -229,7 +229,8 @@ def cheap_command(words: list[str]) -> list[str] | None:
     if script == "run_finetuning.py" and "--config" not in words:
         return None
     few = [a for a in arguments if a not in ("--evaluation.samples", "320")]
-    return [*(["-m"] if module else []), script, *few, *CHEAP[script]]
+    steps = ["--steps", "10"] if "--profile" in words else []  # as many as a profile takes
+    return [*(["-m"] if module else []), script, *few, *CHEAP[script], *steps]
 
 
 @pytest.mark.slow
