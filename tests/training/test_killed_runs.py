@@ -135,7 +135,8 @@ class Lives:
         if self.processes > 1:
             (named,) = [line for text in rest for line in text.splitlines() if "ended" in line]
             pid = runs[victim].pid
-            assert named.startswith(f"error: process {victim} of {self.processes} (pid {pid} on ")
+            error = f"error: process {victim} of {self.processes} (pid {pid} on "
+            assert named.startswith(error), rest
         origin = "random weights" if newest is None else f"step {newest} in {self.folder}"
         assert f"starting from {origin}\n" in said
         warned = [line for line in said if line.startswith("warning")]

@@ -230,6 +230,7 @@ class Program:
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
         self._ahead.settle()
+        self._unfinished.clear()  # they would keep their memory
 
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)
