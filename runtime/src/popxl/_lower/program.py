@@ -182,7 +182,9 @@ class Program:
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         results = self.executables[segment](*arguments)
-        if self._unfinished_limit is not None and results:
+        if self._unfinished_limit == 0:
+            jax.block_until_ready(results)
+        elif self._unfinished_limit is not None and results:
             self._unfinished.append(results[0])
             if len(self._unfinished) > self._unfinished_limit:
                 oldest = self._unfinished.popleft()
