@@ -57,9 +57,8 @@ def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
             write(path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = Path(
-            os.path.realpath(path)
-        )  # through a link, which stays one, if it leads anywhere
+        # Through a link, which stays one, if it leads anywhere.
+        target = Path(os.path.realpath(path))
         draft = target.with_name(f".{os.getpid()}.draft{target.suffix}")
         try:
             write(draft)

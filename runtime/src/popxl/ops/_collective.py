@@ -63,7 +63,7 @@ def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
         return x
     if popdist.getNumInstances() > 1:
         # XLA's reduce-scatter by gloo does not wait until all of a large message is sent, and then
-        # frees it: the last elements may arrive wrong. tests/popxl/test_xla_faults.py shows it.
+        # frees it: the last elements may arrive wrong (tests/popdist/test_reduce_scatter.py).
         return lax.platform_dependent(x, cpu=slice_by_slice, default=at_once)
     return at_once(x)
 
