@@ -1,6 +1,6 @@
 """How a step's time grows with the number of processes, on one machine.
 
-    python3 -m benchmarks.many_processes --processes 1,2,4,8
+    python3 -m benchmarks.many_processes --processes 1 2 4 8
 
 A toy model, a product and an all-reduce of its gradient, trains for 5 steps on a replica in each
 process. Prints a row for each number of processes: seconds from start to end, milliseconds of a
@@ -13,28 +13,27 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
+from benchmarks.launch import in_processes
+from config.cli import count_option, entry_point
+
 STEPS, SIZE = 5, 256
 
 
+@entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, one number of processes after the other."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--processes", default="1,2,4,8", help="numbers, separated by commas")
-    counts = [int(n) for n in parser.parse_args(arguments).processes.split(",")]
+    parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4, 8])
+    counts = parser.parse_args(arguments).processes
     print("processes  start to end, s  a step, ms  MB each")
     for count in counts:
         begin = time.perf_counter()
-        command = [sys.executable, "-m", "popdist.run", "--processes", str(count), "--"]
-        done = subprocess.run(
-            [*command, sys.executable, "-m", "benchmarks.many_processes", "--be-one"],
-            stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
-        seconds, found = time.perf_counter() - begin, json.loads(done.stdout)
+        found = in_processes(count, "benchmarks.many_processes", "--be-one")
+        seconds = time.perf_counter() - begin
         print(f"{count:9} {seconds:16.1f} {found['step'] * 1e3:11.1f} {found['peak'] / 1e6:8.0f}")
 
 
@@ -73,4 +72,4 @@ def be_one() -> None:
 
 
 if __name__ == "__main__":
-    be_one() if sys.argv[1:] == ["--be-one"] else main()
+    sys.exit(be_one() if sys.argv[1:] == ["--be-one"] else main())

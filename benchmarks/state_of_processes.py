@@ -1,6 +1,6 @@
 """How much memory the state of a model takes in each of several processes, on one machine.
 
-    python3 -m benchmarks.state_of_processes --processes 1,2,4
+    python3 -m benchmarks.state_of_processes --processes 1 2 4
 
 A GPT-J of 108 M parameters is trained for a step on four virtual devices (data parallel, sharded
 state). Prints a row for each number of processes: the bytes of remote buffers that the plan gives a
@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks.launch import in_processes
+from config.cli import count_option, entry_point
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -25,19 +27,15 @@ if TYPE_CHECKING:
 REPLICAS = 4
 
 
+@entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, one number of processes after the other."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--processes", default="1,2,4", help="numbers, separated by commas")
-    counts = [int(n) for n in parser.parse_args(arguments).processes.split(",")]
+    parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
+    counts = parser.parse_args(arguments).processes
     print("processes  planned, MB each  measured, MB each  ratio", flush=True)
     for count in counts:
-        command = [sys.executable, "-m", "popdist.run", "--processes", str(count), "--"]
-        done = subprocess.run(
-            [*command, sys.executable, "-m", "benchmarks.state_of_processes", "--be-one"],
-            stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
-        planned, measured = json.loads(done.stdout)
+        planned, measured = in_processes(count, "benchmarks.state_of_processes", "--be-one")
         row = f"{planned / 1e6:16.0f} {measured / 1e6:18.0f} {measured / planned:6.2f}"
         print(f"{count:9} {row}", flush=True)
 
@@ -89,4 +87,4 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
-    be_one() if sys.argv[1:] == ["--be-one"] else main()
+    sys.exit(be_one() if sys.argv[1:] == ["--be-one"] else main())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -22,7 +21,7 @@ import popdist
 import popxl
 import popxl_addons as addons
 from benchmarks.accumulation.settings import WAYS, Measured, Size, Way
-from config.errors import UserError
+from benchmarks.launch import in_processes
 from config.gptj import GPTJConfig
 from modelling.gptj.block import Block
 from modelling.gptj.ends import DecoderHead
@@ -226,14 +225,8 @@ def measure_apart(
 ) -> tuple[Measured, Measured]:
     """`measure_both` in several processes with a replica each, which talk through gloo."""
     settings = json.dumps([asdict(size), micro_batches, steps])
-    starter = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
-    done = subprocess.run(
-        [*starter, sys.executable, "-m", "benchmarks.accumulation.programs", settings],
-        stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise UserError(f"a process of {processes} ended with an error, which stands above")
-    naive, local = (Measured(**facts) for facts in json.loads(done.stdout))
+    found = in_processes(processes, "benchmarks.accumulation.programs", settings)
+    naive, local = (Measured(**facts) for facts in found)
     return naive, local
 
 
