@@ -63,17 +63,21 @@ def test_products_are_dots_of_float8_with_float32_results(name, products, rule):
         assert result.endswith("xf32>")
 
 
-COMPILE = """
+DEVICES = """
 import sys
 import numpy as np
-from jax._src import compiler
-from jax._src.lib import _jax
 from jax.experimental import topologies
 from tests.popxl.test_fp8_compile import OP_AND_PRODUCTS, ROOT, RULES, lowered
 
 target = (ROOT / "tests/popxl/h100.txtpb").read_text()
 topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
 devices = topology.devices
+PRODUCT = '"__cublas$lt$matmul$f8"'
+"""
+
+OPS = """
+from jax._src import compiler
+from jax._src.lib import _jax
 options = compiler.get_compile_options(
     1, 1, device_assignment=np.zeros((1, 1), int), backend=devices[0].client
 )
@@ -85,16 +89,35 @@ for format in ("hybrid", "e4m3"):
                 executable_devices=_jax.DeviceList(tuple(devices)),
                 compile_options=options,
             ).hlo_modules()[0].to_string()
-            print(format, name, rule, found.count('"__cublas$lt$matmul$f8"'), products)
+            print(format, name, rule, found.count(PRODUCT), products)
+"""
+
+LAYERS = """
+from config.gptj import GPTJConfig
+from config.presets import load_config
+from jax.sharding import Mesh
+from modelling.phases.training import build_training
+from modelling.spec import family_of
+from popxl._lower.compile import compile_lowered
+from popxl._lower.program import Program
+from popxl._lower.segment import lower_segment
+
+settings = {"model": {"precision": "bfloat16"}}
+config = load_config(GPTJConfig, "finetuning", "gptj_tiny_fp8", settings)
+ir = build_training(config, family_of(config).layout).ir
+program = Program(ir, Mesh(np.array(devices), ("r",)))
+for segment in program.schedule.segments:
+    one = lower_segment(segment, program.mesh, program.specs_of(segment)[0])
+    if "f8E4M3FN" in one.as_text():
+        print(compile_lowered(one, "gpu").as_text().count(PRODUCT), segment.name)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not importlib.util.find_spec("jax_cuda12_plugin"), reason="jax-cuda12-plugin is not installed"
-)
-def test_each_product_is_a_call_of_cublas_on_an_h100():
-    """Without Triton, which XLA weighs against cublasLt by timing both on the device."""
+def compiled_for_an_h100(script: str) -> list[list[str]]:
+    """Words of the lines that `script` prints, after `DEVICES`, in a process of its own.
+
+    Triton is off: XLA weighs it against cublasLt by timing both on the device.
+    """
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -102,13 +125,34 @@ def test_each_product_is_a_call_of_cublas_on_an_h100():
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime/src"), *sys.path]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
+        [sys.executable, "-c", DEVICES + script],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+needs_the_compiler = pytest.mark.skipif(
+    not importlib.util.find_spec("jax_cuda12_plugin"), reason="jax-cuda12-plugin is not installed"
+)
+
+
+@pytest.mark.slow
+@needs_the_compiler
+def test_each_product_is_a_call_of_cublas_on_an_h100():
+    lines = compiled_for_an_h100(OPS)
     assert len(lines) == 2 * len(OP_AND_PRODUCTS) * len(RULES)
-    assert all(calls == products for *_, calls, products in lines), done.stdout
+    assert all(calls == products for *_, calls, products in lines), lines
+
+
+@pytest.mark.slow
+@needs_the_compiler
+def test_so_are_the_products_of_a_models_linear_layers():
+    """GPT-J's layer has four: queries, keys and values in one, the output, and two of the
+    feed-forward. Each is one product forwards, which is computed again, and two backwards."""
+    lines = compiled_for_an_h100(LAYERS)
+    found = sorted((name.partition("_")[0], int(calls)) for calls, name in lines)
+    assert found == [("Block", 4), ("Block", 4), ("Block", 8)], lines
