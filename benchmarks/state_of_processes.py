@@ -2,10 +2,14 @@
 
     python3 -m benchmarks.state_of_processes --processes 1 2 4
 
-A GPT-J of 108 M parameters is trained for a step on four virtual devices (data parallel, sharded
-state). Prints a row for each number of processes: the bytes of remote buffers that the plan gives a
-process, what its resident memory grew by from before the weights were there to after the step (the
-mean over processes), and their ratio.
+A GPT-J is trained for a step on four virtual devices (data parallel, sharded state), once with 4
+layers and once with 8, of 12.6 M parameters each. Prints a row for each number of processes, the
+mean over the processes:
+
+- of the deeper model, the bytes of remote buffers that the plan gives a process, those of the
+  arrays that it holds after the step, and their ratio;
+- for one more layer, the bytes that the plan adds, what the process's resident memory grows by, and
+  their ratio. The difference leaves out what does not depend on the depth, such as compiled code.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from config.sections import RunConfig
 
 REPLICAS = 4
+DEPTHS = 4, 8
 
 
 @entry_point(alone=True)
@@ -33,14 +38,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
     counts = parser.parse_args(arguments).processes
-    print("processes  planned, MB each  measured, MB each  ratio", flush=True)
+    print("           remote buffers, MB each      one more layer, MB each")
+    print("processes  planned    held   ratio   planned  resident   ratio", flush=True)
     for count in counts:
-        planned, measured = in_processes(count, "benchmarks.state_of_processes", "--be-one")
-        row = f"{planned / 1e6:16.0f} {measured / 1e6:18.0f} {measured / planned:6.2f}"
-        print(f"{count:9} {row}", flush=True)
+        less, more = (
+            in_processes(count, "benchmarks.state_of_processes", "--be-one", str(depth))
+            for depth in DEPTHS
+        )
+        layers = DEPTHS[1] - DEPTHS[0]
+        planned, resident = ((more[what] - less[what]) / layers for what in ("planned", "resident"))
+        print(
+            f"{count:9} {more['planned'] / 1e6:8.1f} {more['held'] / 1e6:7.1f} "
+            f"{more['held'] / more['planned']:7.3f} {planned / 1e6:9.1f} {resident / 1e6:9.1f} "
+            f"{resident / planned:7.3f}",
+            flush=True,
+        )
 
 
-def be_one() -> None:
+def be_one(depth: int) -> None:
     """Be one of the processes; the first one prints what was planned and measured."""
     import numpy as np
 
@@ -51,28 +66,28 @@ def be_one() -> None:
     from modelling.spec import family_of
     from popxl.plan import plan_of
 
-    config = _config()
+    config = _config(depth)
     family = family_of(config)
     model = FineTuning(config, family)
-    before = _resident()
     model.write(family.weights(config).initial(0))
     with model:
         batch = family.generate(config, REPLICAS, None).take(np.arange(REPLICAS))
         model.run([batch], [1e-3])
-        grown = popdist.gather(_resident() - before)
+        everyones = popdist.gather([model.session.remote_bytes(), _resident()])
     if popdist.getInstanceIndex() == 0:
-        planned = plan_of(model.program.ir).remote * REPLICAS / len(grown)
-        print(json.dumps([planned, sum(grown) / len(grown)]))
+        held, resident = np.mean(everyones, axis=0)
+        planned = plan_of(model.program.ir).remote * REPLICAS / len(everyones)
+        print(json.dumps({"planned": planned, "held": held, "resident": resident}))
 
 
-def _config() -> RunConfig:
+def _config(depth: int) -> RunConfig:
     from config.families import config_class_of
     from config.presets import merge, preset_data
 
     data = merge(
         preset_data("finetuning", "gptj_tiny"),
         {
-            "model": {"layers": 8, "hidden_size": 1024},
+            "model": {"layers": depth, "hidden_size": 1024},
             "training": {"global_batch_size": REPLICAS},
             "execution": {"micro_batch_size": 1, "data_parallel": REPLICAS, "device": "cpu"},
         },
@@ -87,4 +102,4 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(be_one() if sys.argv[1:] == ["--be-one"] else main())
+    sys.exit(be_one(int(sys.argv[2])) if sys.argv[1:2] == ["--be-one"] else main())

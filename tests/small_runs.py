@@ -1,6 +1,14 @@
-"""The smallest run of the scripts, whose programs several files of tests share."""
+"""The smallest runs of the scripts, whose programs several files of tests share."""
 
 from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 MODEL = ("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2")
 BATCH = ("--global_batch_size", "8", "--micro_batch_size", "4")
@@ -13,3 +21,46 @@ TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
 
 COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 """Environment of processes in which neither bits nor speed are what is tested."""
+
+GPTJ = (
+    *("--config", "gptj_tiny", "--layers", "1", "--hidden_size", "32", "--heads", "4"),
+    *("--device", "cpu", "--data_parallel", "2", "--tensor_parallel", "2"),
+    *("--global_batch_size", "8", "--micro_batch_size", "2"),
+)
+"""On four devices, which up to four processes share."""
+
+# Few examples, so that runs start soon and pass the end of an epoch often.
+_FINETUNING = """
+import sys
+import run_finetuning
+from data.task import Corpus
+from modelling import text
+
+load = text.load_corpus
+text.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
+sys.exit(run_finetuning.main(sys.argv[1:]))
+"""
+
+
+def finetuning(processes: int, executables: Path, *arguments: str) -> list[subprocess.Popen[str]]:
+    """run_finetuning.py on few examples, in processes that nobody watches but they themselves.
+
+    Args:
+        executables: the folder of compiled programs.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", _FINETUNING, *arguments], cwd=ROOT,
+            env={
+                **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}",
+                "POPXL_CACHE_DIR": str(executables),
+                "POPDIST_NUM_INSTANCES": str(processes), "POPDIST_INSTANCE_INDEX": str(index),
+                "POPDIST_COORDINATOR": meeting,
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for index in range(processes)
+    ]  # fmt: skip

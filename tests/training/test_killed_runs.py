@@ -10,9 +10,7 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,54 +20,20 @@ import pytest
 
 from checkpoints.folders import step_folders
 from records.metrics import Row, read_metrics
-from tests.small_runs import TRAINING
+from tests.small_runs import GPTJ, RATE, TRAINING, finetuning
 
-ROOT = Path(__file__).parents[2]
 SEED = 20
-
-# Few examples, so that runs start soon and pass the end of an epoch often.
-RUN = """
-import sys
-import run_finetuning
-from data.task import Corpus
-from modelling import text
-
-load = text.load_corpus
-text.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
-sys.exit(run_finetuning.main(sys.argv[1:]))
-"""
 FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
 WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]
-FLAGS_OF_SEVERAL = [
-    *("--config", "gptj_tiny", "--device", "cpu", "--data_parallel", "2", "--tensor_parallel", "2"),
-    *("--layers", "1", "--hidden_size", "32", "--heads", "4"),
-    *("--global_batch_size", "8", "--micro_batch_size", "2"),
-    *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
-    *("--training.optimizer.learning_rate.warmup_proportion", "0"),
-    *("--checkpoint.steps", "5"),
-]
+FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
 def start(
     folder: Path, executables: Path, *flags: str, processes: int = 1
 ) -> list[subprocess.Popen[str]]:
-    """The command in some processes, which nobody watches but they themselves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    """The command in some processes."""
     given = FLAGS if processes == 1 else FLAGS_OF_SEVERAL
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", RUN, *given, "--save", str(folder), *flags], cwd=ROOT,
-            env={
-                **os.environ, "POPXL_CACHE_DIR": str(executables),
-                "POPDIST_NUM_INSTANCES": str(processes), "POPDIST_INSTANCE_INDEX": str(index),
-                "POPDIST_COORDINATOR": meeting,
-            },
-            stderr=subprocess.PIPE, text=True,
-        )
-        for index in range(processes)
-    ]  # fmt: skip
+    return finetuning(processes, executables, *given, "--save", str(folder), *flags)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -108,13 +72,15 @@ class Lives:
     while_saving: int = 0
     processes: int = 1
 
-    def live(self, seconds: float, newest: int | None, damaged: int | None, victim: int) -> None:
-        """Run from step `newest`, which is where a warning about `damaged` leads, and kill.
+    def live(self, seconds: float, further: bool, victim: int) -> None:
+        """Run from the newest good step, which is where a warning about a damaged one leads; kill.
 
         Args:
             seconds: from the end of the first step to the kill.
+            further: begin to count them when this life has saved a step.
             victim: the process that is killed.
         """
+        newest, damaged = self.good()
         load = [] if newest is None or self.processes > 1 else ["--load", str(self.folder)]
         flags = [*WITHOUT_END, *load]
         runs = start(self.folder, self.executables, *flags, processes=self.processes)
@@ -124,11 +90,17 @@ class Lives:
         while not said or not said[-1].startswith("step "):
             said.append(first.readline())
             assert said[-1], said
-        while len(step_folders(self.folder)) < 2:  # in the first life
+        while len(step_folders(self.folder)) < 2 or (further and self.good()[0] == newest):
             time.sleep(0.01)
         time.sleep(seconds)
         runs[victim].kill()
-        rest = [run.communicate(timeout=60)[1] for run in runs]
+        for _ in range(600):  # a minute, and no less where this process is stopped for a while
+            if all(run.poll() is not None for run in runs):
+                break
+            time.sleep(0.1)
+        for run in runs:
+            run.kill()  # else what did not end would be waited for
+        rest = [run.communicate()[1] for run in runs]
         codes = [1] * self.processes
         codes[victim] = -signal.SIGKILL
         assert [run.returncode for run in runs] == codes, rest
@@ -181,7 +153,7 @@ def killed(
             lives.spoil(damages[life])
         seconds = moments.uniform(0.0, 0.8)
         victim = moments.randrange(processes) if processes > 1 else 0
-        lives.live(seconds, *lives.good(), victim)
+        lives.live(seconds, life % 2 == 0, victim)
         print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.good()[0]}")
     print(f"{lives.while_saving} of {kills} kills were in the middle of a save")
     return lives

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 
 from checkpoints import load_checkpoint
 from checkpoints.tensor_files import digest
+from tests.small_runs import GPTJ, ROOT, finetuning
 
-ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
 PROGRAM = Path(__file__).with_name("processes.py")
 LAYOUTS = ["2-2", "4-1", "1-4"]
@@ -66,44 +65,17 @@ def test_any_layout_in_one_two_and_four_processes(tmp_path):
 
 
 # ---- the command --------------------------------------------------------------------------------
-# Few examples, so that runs start soon.
-RUN = """
-import sys
-import run_finetuning
-from data.task import Corpus
-from modelling import text
-
-load = text.load_corpus
-text.load_corpus = lambda *split: Corpus(load(*split).examples[:100], 0)
-sys.exit(run_finetuning.main(sys.argv[1:]))
-"""
 STEPS = 120
 FLAGS = [
-    *("--config", "gptj_tiny", "--device", "cpu", "--steps", str(STEPS)),
-    *("--layers", "1", "--hidden_size", "32", "--heads", "4"),
-    *("--data_parallel", "2", "--tensor_parallel", "2"),
-    *("--global_batch_size", "8", "--micro_batch_size", "2"),
-    *("--checkpoint.steps", "50", "--evaluation.steps", str(STEPS), "--evaluation.samples", "10"),
+    *GPTJ,
+    *("--steps", str(STEPS), "--checkpoint.steps", "50"),
+    *("--evaluation.steps", str(STEPS), "--evaluation.samples", "10"),
 ]
 
 
-def run(count: int, folder: Path) -> list[subprocess.Popen[str]]:
-    """The same command in `count` processes, each started by hand."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", RUN, *FLAGS, "--save", str(folder)], cwd=ROOT,
-            env={
-                **ENV, "POPXL_CACHE_DIR": str(folder.parent / "executables"),
-                "POPDIST_NUM_INSTANCES": str(count), "POPDIST_INSTANCE_INDEX": str(index),
-                "POPDIST_COORDINATOR": meeting,
-            },
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for index in range(count)
-    ]  # fmt: skip
+def run(folder: Path) -> list[subprocess.Popen[str]]:
+    """The same command in two processes, each started by hand."""
+    return finetuning(2, folder.parent / "executables", *FLAGS, "--save", str(folder))
 
 
 def ended(runs: list[subprocess.Popen[str]]) -> str:
@@ -117,7 +89,7 @@ def ended(runs: list[subprocess.Popen[str]]) -> str:
 
 @pytest.mark.slow
 def test_sigterm_to_one_process_ends_both_and_the_same_command_goes_on(tmp_path):
-    runs = run(2, tmp_path / "two")
+    runs = run(tmp_path / "two")
     assert runs[0].stderr is not None
     lines = iter(runs[0].stderr.readline, "")
     assert any(line.startswith("step ") for line in lines)
@@ -126,6 +98,6 @@ def test_sigterm_to_one_process_ends_both_and_the_same_command_goes_on(tmp_path)
     stopped = load_checkpoint(tmp_path / "two").step
     assert 0 < stopped < STEPS
     assert f"stopped by SIGTERM after step {stopped}\n" in said
-    again = ended(run(2, tmp_path / "two"))
+    again = ended(run(tmp_path / "two"))
     assert f"starting from step {stopped} in {tmp_path / 'two'}\n" in again
     assert load_checkpoint(tmp_path / "two").step == STEPS

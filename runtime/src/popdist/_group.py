@@ -7,7 +7,6 @@ the meeting point for the devices' collectives.
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import os
 import select
@@ -25,20 +24,18 @@ from typing import Any, NoReturn
 from popdist import _service
 from popdist._place import LOOPBACK, DistributedError, Place, devices_of, visible_gpus
 from popdist._stdout import QuietOutput
+from popdist._watcher import ENDED, LEFT, LOOK, SILENCE, Board, Watcher
 
-SILENCE = 30.0  # seconds; a process that was not heard of for so long is gone
 MEETING = 120  # seconds that all processes have to come
 LAUNCHER = "POPDIST_LAUNCHER"
 PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
 PEER_LOST = 1  # exit code
-_LOOK = 1.0  # seconds between looks at who is there
-_PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
-_LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
 _AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
+_ANSWER = 20.0  # seconds that a process which ends because of another waits for the service
+_LOOKS = 5  # of others at one that is silent, and of this process at them
 _PARTING = 60  # seconds for the service to hear that a process parts
 _LIFELINES = "popdist/lifelines"
-_SAID, _STATUS = "popdist/said", "popdist/status"
-_LEFT, _ENDED, _FOLLOWED = "left", "ended", "followed"  # what a process tells last
+_SAID = "popdist/said"
 _NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
 
 
@@ -54,10 +51,11 @@ class Group:
         self.index, self.count = place.index, place.count
         self._rounds: Counter[str] = Counter()
         self._leaving = threading.Event()
-        self._left: set[int] = set()
-        self._waiting = False  # for all others, some of which may have left
+        self._needing: set[object] = set()
+        self._failed: float | None = None  # when something failed that needs the others
         self._server: subprocess.Popen[str] | None = None
         self._client = self._connect(place)
+        self._board = Board(self._client, self.index)
         mine = [socket.gethostname(), os.getpid(), visible_gpus(os.environ, _device_files())]
         self.members: list[Any] = self.gather(mine, "members")
         self.neighbours = sum(host == mine[0] for host, _, _ in self.members)
@@ -175,100 +173,84 @@ class Group:
         self._rounds[channel] += 1
         here = f"popdist/{channel}/{number}"
         self._client.key_value_set(f"{here}/{self.index:06d}", json.dumps(value))
-        self._waiting = True
-        self._client.wait_at_barrier(here, _NEVER * 1000)
-        self._waiting = False
+        with self.together(), self._in_need():
+            self._client.wait_at_barrier(here, _NEVER * 1000)
         found = self._client.key_value_dir_get(here)
         if self.index == 0 and number:  # everybody has read the round before
             self._client.key_value_delete(f"popdist/{channel}/{number - 1}")
         return [json.loads(text) for _, text in sorted(found)]
 
     # ---- who is there ---------------------------------------------------------------------------
-    def _tell(self, word: str) -> None:
-        """Let the others read a word about this process."""
-        self._client.key_value_set(f"{_STATUS}/{self.index:06d}", word, allow_overwrite=True)
-
-    def _told(self) -> dict[int, str]:
-        """What each process has told last."""
-        found = self._client.key_value_dir_get(_STATUS)
-        return {int(key.rpartition("/")[2]): word for key, word in found}
-
     def _watch(self) -> None:
-        """Tell the others again and again that this process lives, and look who does not."""
+        """Look who is there, again and again, and end this process with one that is gone."""
         launcher = os.getppid() if os.environ.get(LAUNCHER) == str(os.getppid()) else None
-        heard = dict.fromkeys(range(self.count), ("", 0.0))
-        closed: set[int] = set()
-        waits_for_nobody = 0
-        now, before, heard_of_service = 0.0, time.monotonic(), 0.0
-        for beat in itertools.count():
+        watcher = Watcher(self.count, self._board, self._ended, self._needing)
+        before = time.monotonic()
+        while not self._leaving.wait(LOOK):
             if launcher is not None and os.getppid() != launcher:
-                self._end_with("popdist.run has ended, and so does this process")
-            if self._leaving.wait(_LOOK):
-                return
-            # While this process was stopped itself, it could not hear the others.
-            now += min(time.monotonic() - before, _PAUSE)
-            before = time.monotonic()
-            closed |= self._ended()
+                _end_saying("popdist.run has ended, and so does this process")
+            passed, before = time.monotonic() - before, time.monotonic()
             try:
-                self._tell(str(beat))
-                told = self._told()  # after `closed`: who leaves tells so before it ends
-                heard_of_service = now
+                lost = watcher.look(passed)
             except Exception:  # a busy service; when it is gone, JAX mostly ends the process
-                if now - heard_of_service > SILENCE:
-                    self._end_with("the service at which the processes meet cannot be reached")
+                if watcher.is_cut_off:
+                    _end_saying("the service at which the processes meet cannot be reached")
                 continue
-            for index, (word, _) in heard.items():
-                if told.get(index, "") != word:
-                    heard[index] = told[index], now
-            silent = {i for i, (_, since) in heard.items() if now - since > SILENCE}
-            self._left, ended, followed = (
-                {i for i, word in told.items() if word == what}
-                for what in (_LEFT, _ENDED, _FOLLOWED)
-            )
-            lost = sorted((silent | ended | closed) - self._left - followed)
-            waits_for_nobody = waits_for_nobody + 1 if self._left and self._waiting else 0
-            if waits_for_nobody * _LOOK > _LEAVING:
-                lost = lost or sorted(self._left)
-            if lost:
-                first = min(set(heard) - self._left - set(lost), default=self.index)
-                self._end_with(self._loss(lost[0]) if self.index == first else "")
+            if lost is not None:
+                self._end_with(lost)
 
-    def _loss(self, index: int) -> str:
-        host, pid, _ = self.members[index]
-        return (
-            f"process {index} of {self.count} (pid {pid} on {host}) has ended, and the others end "
+    def _end_with(self, lost: int) -> NoReturn:
+        """End this process because another is gone; the first that does so names it."""
+        host, pid, _ = self.members[lost]
+        text = (
+            f"process {lost} of {self.count} (pid {pid} on {host}) has ended, and the others end "
             "with it"
         )
-
-    def _end_with(self, text: str) -> NoReturn:
-        if text and LAUNCHER not in os.environ:  # else the launcher says it
-            print(f"error: {text}", file=sys.stderr, flush=True)
-        threading.Timer(_AGREEING, os._exit, [PEER_LOST]).start()
-        with suppress(Exception):  # the service may be gone, or not answer
-            self._tell(_FOLLOWED)
-        os._exit(PEER_LOST)
+        unanswered = threading.Timer(_ANSWER, _end_saying, [text])
+        unanswered.daemon = True
+        unanswered.start()
+        try:
+            names_it = self._board.comes_first()
+        except Exception:  # better twice than never
+            names_it = True
+        _end_saying(text if names_it else "")
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Work that needs the others. If it fails since one is missing, say so and end."""
+        """Work that needs the others. If it fails since one is gone, this process ends with it."""
         from jax.errors import JaxRuntimeError
 
         try:
             yield
-        except JaxRuntimeError:
-            end = time.monotonic() + SILENCE + 5
-            while time.monotonic() < end:  # `_watch` ends the process as soon as it knows
-                if self._left:
-                    self._end_with(self._loss(min(self._left)))
-                time.sleep(0.1)
+        except JaxRuntimeError as error:
+            self._await_loss(error)
             raise
+
+    def _await_loss(self, error: BaseException) -> None:
+        """Wait for the watcher to end this process, if an error may come of a process gone."""
+        if not _comes_of_jax(error):
+            return
+        if self._failed is None:
+            self._failed = time.monotonic()
+        with self._in_need():
+            time.sleep(max(self._failed + SILENCE + _LOOKS * LOOK - time.monotonic(), 0.0))
+
+    @contextmanager
+    def _in_need(self) -> Iterator[None]:
+        """What this thread cannot end unless all others are there."""
+        token = object()
+        self._needing.add(token)
+        try:
+            yield
+        finally:
+            self._needing.discard(token)
 
     # ---- the end --------------------------------------------------------------------------------
     def leave(self) -> None:
         """Part from the others, who may go on. Process 0 waits for them a while."""
         if self._leaving.is_set():
             return
-        self._stop_listening(_LEFT)
+        self._stop_listening(LEFT)
         with suppress(Exception):  # the service may be gone
             self._client.shutdown()
         if self._server is not None:
@@ -302,7 +284,7 @@ class Group:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        self._stop_listening(_ENDED)
+        self._stop_listening(ENDED)
         os._exit(code)
 
     def _stop_listening(self, word: str) -> None:
@@ -313,11 +295,30 @@ class Group:
         self._watcher.join()  # before the interpreter ends, which must not find it in an RPC
         distributed.global_state.client = None
         with suppress(Exception):  # the service may be gone
-            self._tell(word)
+            self._board.tell(word)
 
     def _uncaught(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, Exception):
+            self._await_loss(error)
         self._usual_hook(kind, error, trace)
         self.end(1)
+
+
+def _end_saying(text: str) -> NoReturn:
+    if text and LAUNCHER not in os.environ:  # else the launcher says it
+        with suppress(OSError, ValueError):  # nobody reads, or it is closed
+            print(f"error: {text}", file=sys.stderr, flush=True)
+    os._exit(PEER_LOST)
+
+
+def _comes_of_jax(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is a failure of devices or of the service."""
+    from jax.errors import JaxRuntimeError
+
+    while error is not None and not isinstance(error, JaxRuntimeError):
+        error = error.__cause__ or error.__context__
+    # What a process has run out of is its own.
+    return error is not None and not str(error).startswith("RESOURCE_EXHAUSTED")
 
 
 def _let_gloo_use(client: Any, address: str | None) -> None:

@@ -157,6 +157,16 @@ class Session:
         """Bytes of device and host memory for one replica, with XLA's account of each segment."""
         return memory_use(self._program)
 
+    def remote_bytes(self) -> int:
+        """Bytes of the remote buffers that this process holds now. Not of PopXL.
+
+        Raises:
+            ValueError: the session is not attached.
+        """
+        if self._state is None:
+            raise ValueError("the session is not attached: use `with session:` around remote_bytes")
+        return sum(entries.nbytes for entries in self._state.entries.values())
+
     def plan(self) -> Plan:
         """What a run needs and does; see `popxl.plan.plan_of_program`."""
         return plan_of_program(self._program)

@@ -44,6 +44,12 @@ class Entries:
     def __len__(self) -> int:
         return self.buffer.entries
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what this process holds of them."""
+        shards = (s for array in self._arrays.values() for s in array.addressable_shards)
+        return sum(shard.data.nbytes for shard in shards)
+
     def _sharding(self, index: int) -> NamedSharding:
         return self._device if index < self.buffer.resident else self._host
 

@@ -1,0 +1,108 @@
+"""Who of the processes is still there, and which one the others end with.
+
+A process that leaves after its work says so, and one that fails says that it has ended. One that is
+killed says nothing, but the system closes its connection; one whose host is gone falls silent.
+
+Those who end because of another all come to the board first, and only the first of them names it.
+That is the right one: nobody has ended because of another before. The service serves one request
+after the other, so there is one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import Any
+
+SILENCE = 30.0  # seconds; a process that was not heard of for so long is gone
+LOOK = 1.0  # seconds between looks at who is there
+LEFT, ENDED = "left", "ended"  # last words
+_PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
+_LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
+_STATUS, _NAMED = "popdist/status", "popdist/named"
+
+
+def gone(told: Mapping[int, str], unheard: Set[int]) -> set[int]:
+    """The processes that have not left, and are no longer there.
+
+    Args:
+        told: the last word of each process.
+        unheard: those whose connection is closed, seen before the words, or that are silent.
+    """
+    left, ended = ({i for i, word in told.items() if word == last} for last in (LEFT, ENDED))
+    return ended | (unheard - left)
+
+
+class Board:
+    """Where each process tells how it is, for all to read: keys of the coordination service."""
+
+    def __init__(self, client: Any, index: int) -> None:
+        """Args: `client`: of the coordination service; `index`: which process this is."""
+        self._client, self._index = client, index
+
+    def tell(self, word: str) -> None:
+        """Let the others read a word about this process."""
+        self._client.key_value_set(f"{_STATUS}/{self._index:06d}", word, allow_overwrite=True)
+
+    def told(self) -> dict[int, str]:
+        """What each process has told last."""
+        found = self._client.key_value_dir_get(_STATUS)
+        return {int(key.rpartition("/")[2]): word for key, word in found}
+
+    def comes_first(self) -> bool:
+        """Whether no process has asked this before. Who ends because of another asks once."""
+        return bool(self._client.key_value_increment(_NAMED, 1) == 1)
+
+
+class Watcher:
+    """What this process knows of the others."""
+
+    def __init__(
+        self,
+        count: int,
+        board: Board,
+        closed: Callable[[], set[int]],
+        needing: Collection[object],
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            count: of all processes.
+            closed: gives those whose connection was closed since it was asked last.
+            needing: not empty while this process can do nothing without all the others.
+        """
+        self._board, self._find_closed, self._needing = board, closed, needing
+        self._heard = dict.fromkeys(range(count), ("", 0.0))
+        self._closed: set[int] = set()
+        self._beat = 0
+        self._now = self._heard_of_service = self._waited = 0.0  # seconds
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the service was not heard of for too long."""
+        return self._now - self._heard_of_service > SILENCE
+
+    def look(self, passed: float) -> int | None:
+        """Tell the others that this process lives, and return the one it must end with, if any.
+
+        Args:
+            passed: seconds since the last look. While this process was stopped itself, it could
+                not hear the others.
+
+        Raises:
+            Exception: the service does not answer.
+        """
+        passed = min(passed, _PAUSE)
+        self._now += passed
+        self._closed |= self._find_closed()
+        self._beat += 1
+        self._board.tell(str(self._beat))
+        told = self._board.told()  # after `_closed`: who leaves tells so before it ends
+        self._heard_of_service = self._now
+        for index, word in told.items():
+            if self._heard[index][0] != word:
+                self._heard[index] = word, self._now
+        silent = {i for i, (_, since) in self._heard.items() if self._now - since > SILENCE}
+        lost = gone(told, silent | self._closed)
+        left = {index for index, word in told.items() if word == LEFT}
+        self._waited = self._waited + passed if left and self._needing else 0.0
+        return min(lost or (left if self._waited > _LEAVING else ()), default=None)

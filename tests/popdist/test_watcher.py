@@ -1,0 +1,154 @@
+"""In whatever order things happen, one survivor names the process that is gone, and no other."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+
+from popdist._watcher import ENDED, LEFT, Watcher, gone
+
+VICTIM = 2
+
+
+@pytest.mark.parametrize(
+    ("told", "unheard", "expected"),
+    [
+        ({0: "7", 1: "7"}, {}, set()),
+        ({0: "7", 1: "7"}, {1}, {1}),
+        ({0: "7"}, {1}, {1}),  # was never heard of
+        ({0: "7", 1: LEFT}, {1}, set()),
+        ({0: "7", 1: ENDED, 2: "3"}, {}, {1}),
+        ({0: LEFT, 1: ENDED, 2: "3"}, {0, 1, 2}, {1, 2}),
+    ],
+)
+def test_with_whom_a_process_ends(told, unheard, expected):
+    assert gone(told, set(unheard)) == expected
+
+
+class _Over(Exception):
+    """The order is at its end."""
+
+
+class Survivor:
+    """A process with its real watcher, in a thread that stands still before each request."""
+
+    def __init__(self, index: int, world: World) -> None:
+        self._index, self._world = index, world
+        self._go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_over, self._is_late, self._seen = False, False, set[int]()
+        self.looks = 0
+        self.read: list[object] = []
+        threading.Thread(target=self._live, daemon=True).start()
+        self._stands.acquire()
+
+    def can_go(self) -> bool:
+        """Its first look may come too early; until there is something to see, one is enough."""
+        enough = 3 if VICTIM in self._world.closed else 2
+        return self._index not in self._world.closed and self.looks < enough
+
+    def go(self, is_late: bool) -> None:
+        """Do what it stands before. Who is late hears of no connection closed since."""
+        self._is_late = is_late
+        self._go.release()
+        self._stands.acquire()
+
+    def forget(self) -> None:
+        """End the thread."""
+        self._is_over = True
+        self._go.release()
+
+    def _live(self) -> None:
+        watcher = Watcher(3, self, self._closed, ())
+        with suppress(_Over):
+            while (lost := watcher.look(1.0)) is None:
+                pass
+            if self.comes_first():
+                self._world.named.append(lost)
+            self._world.closed.add(self._index)
+            self._stands.release()
+
+    def _wait(self) -> None:
+        self._stands.release()
+        self._go.acquire()
+        if self._is_over:
+            raise _Over
+
+    # ---- the board, and the connection to the service -------------------------------------------
+    def tell(self, word: str) -> None:
+        """Beats are nothing to the others, which hear each other often enough."""
+
+    def told(self) -> dict[int, str]:
+        self._wait()
+        self.read.append(dict(self._world.told))
+        return dict(self._world.told)
+
+    def comes_first(self) -> bool:
+        self._wait()
+        self._world.asked += 1
+        return self._world.asked == 1
+
+    def _closed(self) -> set[int]:
+        self.looks += 1
+        self._wait()
+        if not self._is_late:
+            self._seen = set(self._world.closed)
+        self.read.append(set(self._seen))
+        return set(self._seen)
+
+
+class World:
+    """Two survivors, and a victim that does some of: tell that it has ended; end."""
+
+    def __init__(self, last_words: list[str]) -> None:
+        self.told = dict.fromkeys(range(3), "1")
+        self.closed, self.named, self.asked = set[int](), list[int](), 0
+        self._last_words = list(last_words)
+        self.survivors = [Survivor(index, self) for index in range(VICTIM)]
+
+    def steps(self) -> list[tuple[int, bool]]:
+        """What can happen next: who does something, and if it is late."""
+        able = [(i, late) for i, s in enumerate(self.survivors) if s.can_go()
+                for late in ([False, True] if s.looks < 2 else [False])]  # fmt: skip
+        return able + ([] if VICTIM in self.closed else [(VICTIM, False)])
+
+    def do(self, who: int, late: bool) -> None:
+        if who != VICTIM:
+            self.survivors[who].go(late)
+        elif self._last_words:
+            self.told[VICTIM] = self._last_words.pop()
+        else:
+            self.closed.add(VICTIM)
+
+    def state(self) -> str:
+        """All that what comes next depends on."""
+        seen = [(s.looks, s.read) for s in self.survivors]
+        return repr((self.told, sorted(self.closed), self.named, self.asked, seen))
+
+
+@pytest.mark.parametrize(
+    ("last_words", "named"),
+    [([], [VICTIM]), ([ENDED], [VICTIM]), ([LEFT], [])],
+    ids=["killed", "failed", "left"],
+)
+def test_all_orders_of_three_processes(last_words, named):
+    """Each order of all steps, as far as it leads to something new."""
+    known: set[str] = set()
+    beginnings: list[list[tuple[int, bool]]] = [[]]
+    for begin in beginnings:
+        world, done = World(last_words), []
+        while steps := world.steps():
+            step = steps[0]
+            if len(done) < len(begin):
+                step = begin[len(done)]
+            elif (state := world.state()) not in known:
+                known.add(state)
+                beginnings += [[*done, other] for other in steps[1:]]
+            world.do(*step)
+            done.append(step)
+        for survivor in world.survivors:
+            survivor.forget()
+        assert world.named == named, done
+        assert world.closed == ({0, 1, VICTIM} if named else {VICTIM}), done
+    assert len(beginnings) > 100
