@@ -20,10 +20,10 @@ from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
 from config.cli import entry_point
 from config.sections import RunConfig
-from data.loader import Loader
 from modelling.devices import described_devices, device_desc
+from modelling.feeding import loader_of
 from modelling.finetuning import FineTuning
-from modelling.spec import family_of
+from modelling.spec import Batch, family_of
 from planning.needs import finetuning_needs
 from popxl import hardware
 from popxl.session import Timing
@@ -63,13 +63,13 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     family = family_of(config)
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     model = FineTuning(config, family)
-    loader = Loader(family.generate(config, 4 * samples, None), samples, config.model.seed)
+    loader = loader_of(config, family.generate(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
     sizes: list[int] = []
 
     def run() -> float:
         batches = [loader.next_batch() for _ in range(iterations)]
-        sizes.append(sum(v.size for b in batches for k, v in b.items() if k.endswith("input_ids")))
+        sizes.append(sum(_positions(batch, samples) for batch in batches))
         start = time.perf_counter()
         model.run(batches, [1e-4] * iterations, len(sizes) * iterations)
         return time.perf_counter() - start
@@ -81,6 +81,12 @@ def measure(config: RunConfig, runs: int) -> Measurement:
             for _ in range(runs):
                 run()
     return _of(config, model, apart, seconds, statistics.mean(sizes), iterations * samples)
+
+
+def _positions(batch: Batch, samples: int) -> int:
+    """Of the sequences of a global batch, of which one process has so many samples."""
+    own = sum(array.size for name, array in batch.items() if name.endswith("input_ids"))
+    return own * samples // len(batch["input_ids"])
 
 
 def _of(

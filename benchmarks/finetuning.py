@@ -18,7 +18,7 @@ from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
 from config.cli import entry_point
 from config.sections import RunConfig
-from data.loader import Loader
+from modelling.feeding import loader_of
 from modelling.finetuning import FineTuning
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
@@ -56,7 +56,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     model = FineTuning(config, family_of(config))
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
-    loader = Loader(family.generate(config, 4 * samples, None), samples, config.model.seed)
+    loader = loader_of(config, family.generate(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
     seconds, tokens = [], []
     with model:
@@ -65,7 +65,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
             start = time.perf_counter()
             results = model.run(batches, [1e-4] * iterations, run * iterations)
             seconds.append((time.perf_counter() - start) / iterations)
-            tokens.append(sum(map(family.target_tokens, batches)) / iterations)
+            tokens.append(sum(result.target_tokens for result in results) / iterations)
     per_step, memory = statistics.median(seconds[1:]), model.session.memory_use()
     return Measurement(
         samples,

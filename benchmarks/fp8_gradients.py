@@ -20,7 +20,7 @@ import numpy as np
 from checkpoints.start import load_weights
 from config.cli import count_option, entry_point, read_command_line
 from config.sections import FP8, RunConfig
-from data.loader import Loader
+from modelling.feeding import loader_of
 from modelling.finetuning import FineTuning
 from modelling.spec import Batch, family_of
 from modelling.text import training_samples
@@ -81,7 +81,7 @@ def compare(config: RunConfig, count: int) -> dict[str, Distances]:
     narrow = replace(config, fp8=replace(config.fp8, enabled=True))
     weights = load_weights(narrow, family.weights(narrow)).tensors
     samples = training_samples(config, family)
-    loader = Loader(samples, config.training.global_batch_size, config.model.seed)
+    loader = loader_of(config, samples)
     batches = [loader.next_batch() for _ in range(count)]
     return distances(*(gradients(c, weights, batches) for c in (wide, narrow)))
 

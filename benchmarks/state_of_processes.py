@@ -15,6 +15,7 @@ mean over the processes:
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import sys
@@ -62,6 +63,7 @@ def be_one(depth: int) -> None:
     import popdist
 
     popdist.init()
+    from modelling.feeding import loader_of
     from modelling.finetuning import FineTuning
     from modelling.spec import family_of
     from popxl.plan import plan_of
@@ -71,7 +73,7 @@ def be_one(depth: int) -> None:
     model = FineTuning(config, family)
     model.write(family.weights(config).initial(0))
     with model:
-        batch = family.generate(config, REPLICAS, None).take(np.arange(REPLICAS))
+        batch = loader_of(config, family.generate(config, REPLICAS, None)).next_batch()
         model.run([batch], [1e-3])
         everyones = popdist.gather([model.session.remote_bytes(), _resident()])
     if popdist.getInstanceIndex() == 0:
@@ -96,7 +98,8 @@ def _config(depth: int) -> RunConfig:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has."""
+    """Bytes of memory that this process has, without what its allocator keeps to use again."""
+    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

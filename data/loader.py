@@ -43,8 +43,14 @@ class Loader:
     no sample is left out. Batches do not depend on how the devices share the work.
     """
 
-    def __init__(self, samples: Samples, batch_size: int, seed: int) -> None:
-        """Args: `batch_size`: samples in a global batch.
+    def __init__(
+        self, samples: Samples, batch_size: int, seed: int, own: np.ndarray | None = None
+    ) -> None:
+        """Begin with the first epoch.
+
+        Args:
+            batch_size: samples in a global batch.
+            own: which of them, int [n], are wanted here; None: all.
 
         Raises:
             ValueError: there are no samples.
@@ -53,7 +59,7 @@ class Loader:
             raise ValueError("there are no samples to train on: give a data set that has some")
         self._samples = samples
         self._batch_size = batch_size
-        self._seed = seed
+        self._seed, self._own = seed, own
         self._go_to(epoch=0, position=0)
 
     @property
@@ -62,7 +68,7 @@ class Loader:
         return len(self._samples)
 
     def next_batch(self) -> dict[str, np.ndarray]:
-        """The next global batch: arrays [batch_size, ...]."""
+        """The samples of the next global batch that are wanted here: arrays [n, ...]."""
         chosen: list[np.ndarray] = []
         missing = self._batch_size
         while missing:
@@ -72,7 +78,8 @@ class Loader:
             self._position += len(part)
             if self._position == len(self._order):
                 self._go_to(self._epoch + 1, 0)
-        return self._samples.take(np.concatenate(chosen))
+        batch = np.concatenate(chosen)
+        return self._samples.take(batch if self._own is None else batch[self._own])
 
     def state(self) -> dict[str, int]:
         """Where the next batch starts: plain numbers, for a checkpoint."""

@@ -46,9 +46,3 @@ def new_ir(config: RunConfig) -> popxl.Ir:
     ir = popxl.Ir(replication="popdist")
     ir.replication_factor = config.replicas
     return ir
-
-
-def own_replicas(config: RunConfig) -> slice:
-    """The replicas of this process."""
-    each = config.replicas // popdist.getNumInstances()
-    return slice(popdist.getInstanceIndex() * each, (popdist.getInstanceIndex() + 1) * each)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import popdist
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from data.feed import per_replica
-from modelling.devices import own_replicas
+from modelling.feeding import deal_of
 from modelling.phases.training import build_training
 from modelling.running import RunningModel
 from modelling.spec import Batch, ModelFamily, family_of
@@ -26,10 +26,13 @@ class StepResult:
     Attributes:
         loss: mean over the target tokens of the global batch, before the update.
         gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
+        tokens, target_tokens: how many the global batch holds; see `ModelFamily`.
     """
 
     loss: float
     gradient_norm: float
+    tokens: int = 0
+    target_tokens: int = 0
 
     @property
     def skipped(self) -> bool:
@@ -50,6 +53,7 @@ class FineTuning(RunningModel):
             gradients: make the gradients of the last step readable.
         """
         self._family = family = family_of(config) if family is None else family
+        self._deal = deal_of(config)
         self._table = family.weights(config)
         self.program = build_training(config, family.layout, gradients, self._table)
         super().__init__(config, self.program.ir)
@@ -104,13 +108,16 @@ class FineTuning(RunningModel):
         """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
 
         Args:
+            batches: the samples for the replicas of this process (see `feeding.loader_of`), which
+                are all of a global batch where there is one process.
             first_step: number of the first step; what is random in dropout and stochastic rounding
                 depends on it.
         """
         iterations = self.config.execution.device_iterations
         if len(batches) != iterations or len(learning_rates) != iterations:
             raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
-        fed = [self._feed(batch) for batch in batches]
+        counts = self._counts(batches)
+        fed = [self._feed(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)]
         inputs = {
             stream: np.concatenate([f[name] for f in fed])
             for name, stream in self.program.inputs.items()
@@ -120,19 +127,24 @@ class FineTuning(RunningModel):
             inputs[self.program.seed] = self._seeds(first_step)
         seed = popxl.create_seeds(self.config.model.seed, first_step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
-        return self._results(self._run(inputs))
+        return self._results(self._run(inputs), counts)
 
-    def _feed(self, batch: Batch) -> dict[str, np.ndarray]:
-        """A global batch as (micro-batches, own replicas, ...) arrays by stream name."""
-        c = self.config
+    def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+        """Tokens and target tokens of each global batch, on all processes."""
+        once = [self._deal.once(batch) for batch in batches]
+        own = [[self._family.tokens(self.config, b), self._family.target_tokens(b)] for b in once]
+        totals = np.sum(popdist.gather(own), axis=0).tolist()
+        return [(tokens, targets) for tokens, targets in totals]
+
+    def _feed(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
+        """Samples as (micro-batches, own replicas, ...) arrays by stream name."""
+        c, own = self.config, self._deal.own
         arrays = self._family.training_inputs(batch)
-        split = (c.execution.data_parallel, c.execution.tensor_parallel, c.gradient_accumulation)
-        own = own_replicas(c)
-        fed = {name: per_replica(x, *split, own) for name, x in arrays.items()}
+        fed = {name: self._deal.to_replicas(x) for name, x in arrays.items()}
         # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
         # so that the average is the mean over all target tokens of the global batch.
         share = c.gradient_accumulation * c.execution.data_parallel
-        weight = share / max(self._family.target_tokens(batch), 1)
+        weight = share / max(target_tokens, 1)
         shape = (c.gradient_accumulation, own.stop - own.start)
         fed["weight"] = np.full(shape, weight, np.float32)
         return fed
@@ -143,7 +155,7 @@ class FineTuning(RunningModel):
 
         A stream has as many transfers as micro-batches; the rest is never loaded.
         """
-        own = own_replicas(self.config)
+        own = self._deal.own
         transfers = self.program.ir.num_host_transfers
         shape = (transfers, own.stop - own.start, *values.shape[1:])
         out = np.zeros(shape, values.dtype)
@@ -160,13 +172,18 @@ class FineTuning(RunningModel):
         ]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
         everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
-        out[: len(per_step)] = everyones[:, own_replicas(c)]
+        out[: len(per_step)] = everyones[:, self._deal.own]
         return out
 
-    def _results(self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray]) -> list[StepResult]:
+    def _results(
+        self,
+        outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
+        counts: Sequence[tuple[int, int]],
+    ) -> list[StepResult]:
         c = self.config
         n, replicas = c.execution.device_iterations, c.replicas
         losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
         norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
-        return [StepResult(float(a), float(b)) for a, b in zip(means, norms, strict=True)]
+        found = zip(means, norms, counts, strict=True)
+        return [StepResult(float(loss), float(norm), *n) for loss, norm, n in found]

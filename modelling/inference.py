@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from config.sections import RunConfig
-from data.feed import per_replica
 from data.packing import EMPTY, lay_out, pack
-from modelling.devices import own_replicas
+from modelling.feeding import deal_of
 from modelling.generation import Strategy, build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.running import RunningModel
@@ -42,6 +41,7 @@ class Inference(RunningModel):
         family = family_of(config) if family is None else family
         self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy
+        self._deal = deal_of(config, config.execution.device_iterations)
         self.program = build_generation(config, family.generator, self._strategy)
         super().__init__(config, self.program.ir)
 
@@ -90,38 +90,32 @@ class Inference(RunningModel):
         tokens = np.zeros((len(words), *self.program.tokens.shape[1:]), np.int32)
         packed = pack(lengths, capacity, self.program.prompts_per_sample)
         for start in range(0, len(packed), self.samples_per_run):
-            part = packed[start : start + self.samples_per_run]
-            filled = lay_out(part, lambda i: words[i, : lengths[i]], capacity, pad=0)
+            part = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
+            part[: len(packed) - start] = packed[start : start + self.samples_per_run]
+            own = part[self._deal.positions(len(part))]
+            filled = lay_out(own, lambda i: words[i, : lengths[i]], capacity, pad=0)
             indices = part.reshape(-1)
             there = indices != EMPTY
-            tokens[indices[there]] = self._answers(indices, *filled)[: len(indices)][there]
+            tokens[indices[there]] = self._answers(own.reshape(-1), *filled)[there]
             if on_progress is not None:
                 on_progress(int(np.count_nonzero(there)))
         return tokens
 
     def _answers(self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Generate for one run of the program. `indices`: the prompts' numbers, or `EMPTY`."""
-        program = self.program
-        inputs = {program.words: self._dealt(words), program.mask: self._dealt(mask)}
-        for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
-            inputs[program.inputs[name]] = self._dealt(array, program.prompts_per_sample)
-        return self._collected(self._run(inputs)[program.tokens])
-
-    def _dealt(self, samples: np.ndarray, places: int = 1) -> np.ndarray:
-        """Samples, filled up with zeros, as the program's streams take them.
+        """The tokens for all prompts of one run of the program.
 
         Args:
-            places: arrays that each sample has in the array.
+            indices: the numbers of the prompts for the replicas of this process, or `EMPTY`.
+            words, mask: their samples.
         """
-        shape = (self.samples_per_run * places, *samples.shape[1:])
-        full = np.zeros(shape, samples.dtype)
-        full[: len(samples)] = samples
-        e = self.config.execution
-        split = (e.data_parallel, e.tensor_parallel, e.device_iterations)
-        return per_replica(full, *split, own_replicas(self.config))
+        program, dealt = self.program, self._deal.to_replicas
+        inputs = {program.words: dealt(words), program.mask: dealt(mask)}
+        for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
+            inputs[program.inputs[name]] = dealt(array)
+        return self._collected(self._run(inputs)[program.tokens])
 
     def _collected(self, tokens: np.ndarray) -> np.ndarray:
-        """The inverse of `_dealt`."""
+        """What the replicas gave, in the order of the samples."""
         copies = tokens[:, :: self.config.execution.tensor_parallel]
         return copies.reshape(-1, *self.program.tokens.shape[1:])
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+import popdist
 from config.sections import RunConfig
 from data.encoding import IGNORE_INDEX
-from data.feed import per_replica
 from data.loader import Samples
-from modelling.devices import own_replicas
+from modelling.feeding import deal_of
 from modelling.phases.evaluation import build_loss
 from modelling.running import RunningModel
 from modelling.spec import Batch, ModelFamily
@@ -54,6 +54,7 @@ class Losses(RunningModel):
             model=replace(config.model, eval=True),
             training=replace(config.training, global_batch_size=batch),
         )
+        self._deal = deal_of(config)
         self._family, self._table = family, family.weights(config)
         self.program = build_loss(config, family.layout)
         super().__init__(config, self.program.ir)
@@ -75,23 +76,23 @@ class Losses(RunningModel):
             on_progress: called after each run of the program with the number of samples it did.
         """
         size = self.config.training.global_batch_size
+        own = self._deal.positions(size)
         total, tokens = 0.0, 0
         for start in range(0, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
-            taken = samples.take(np.resize(indices, size))
-            batch = _without_labels_from(taken, len(indices))
+            taken = samples.take(np.resize(indices, size)[own])
+            batch = _with_labels_where(taken, own < len(indices))
             total += self._sum(batch)
-            tokens += self._family.target_tokens(batch)
+            tokens += self._family.target_tokens(self._deal.once(batch))
             if on_progress is not None:
                 on_progress(len(indices))
-        return Loss(total, tokens)
+        return Loss(total, sum(popdist.gather(tokens)))
 
     def _sum(self, batch: Batch) -> float:
         c = self.config
         arrays = self._family.training_inputs(batch)
-        split = (c.execution.data_parallel, c.execution.tensor_parallel, c.gradient_accumulation)
-        own, streams = own_replicas(c), self.program.inputs
-        inputs = {streams[name]: per_replica(x, *split, own) for name, x in arrays.items()}
+        own, streams = self._deal.own, self.program.inputs
+        inputs = {streams[name]: self._deal.to_replicas(x) for name, x in arrays.items()}
         inputs[streams["weight"]] = np.ones(
             (c.gradient_accumulation, own.stop - own.start), np.float32
         )
@@ -100,9 +101,13 @@ class Losses(RunningModel):
         return float(by_replica[..., 0].astype(np.float64).sum())
 
 
-def _without_labels_from(batch: Batch, count: int) -> Batch:
-    """The batch with nothing to predict in the samples from `count` on, which only fill it up."""
+def _with_labels_where(batch: Batch, counts: np.ndarray) -> Batch:
+    """The batch with nothing to predict in the samples that only fill it up.
+
+    Args:
+        counts: bool, whether a sample does not.
+    """
     labels = batch["labels"].copy()
-    rows = len(labels) // len(batch["input_ids"])  # targets of a sample
-    labels[count * rows :] = IGNORE_INDEX
+    rows = len(labels) // len(counts)  # targets of a sample
+    labels[~np.repeat(counts, rows)] = IGNORE_INDEX
     return {**batch, "labels": labels}

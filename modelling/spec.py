@@ -13,6 +13,7 @@ import numpy as np
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
+from data.feed import Batch as Batch
 from data.loader import Samples
 from data.prompts import Prompts
 from data.task import Example
@@ -24,7 +25,6 @@ from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
 from modelling.weights import WeightTable
 
-Batch = Mapping[str, np.ndarray]
 LENGTH_MULTIPLE = 8
 
 

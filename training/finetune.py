@@ -24,6 +24,7 @@ from files.writing import check_folder
 from huggingface.export import export
 from modelling.compiling import compiled
 from modelling.devices import announce_devices
+from modelling.feeding import loader_of
 from modelling.finetuning import FineTuning
 from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
@@ -88,7 +89,7 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
 def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     family = family_of(config)
     samples = training_samples(config, family)
-    loader = Loader(samples, config.training.global_batch_size, config.model.seed)
+    loader = loader_of(config, samples)
     config = with_steps(config, loader.samples)
     start = starting_point(config, family.weights(config), options.fresh)
     if start.data is not None:
@@ -190,8 +191,7 @@ class _Run:
             profile.before_run()
             results = self.model.run(batches, rates, step)
             step += iterations
-            tokens = [self.family.tokens(config, batch) for batch in batches]
-            for s, learning_rate, count, result in zip(steps, rates, tokens, results, strict=True):
+            for s, learning_rate, result in zip(steps, rates, results, strict=True):
                 self.skipped.count(result)
                 report.step(
                     s,
@@ -199,7 +199,7 @@ class _Run:
                     learning_rate=learning_rate,
                     gradient_norm=result.gradient_norm,
                     skipped_steps=self.skipped.total,
-                    tokens=count,
+                    tokens=result.tokens,
                     **(self._evaluation(step) if s == step - 1 else {}),
                 )
             if self.skipped.too_many:

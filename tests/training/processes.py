@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,9 @@ from checkpoints.tensor_files import digest
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
-from data.loader import Loader
+from modelling.feeding import loader_of
 from modelling.finetuning import FineTuning
+from modelling.inference import Inference
 from modelling.losses import Losses
 from modelling.spec import family_of
 from modelling.weights import without_optimizer
@@ -57,7 +59,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
     config = config_of(case)
     family = family_of(config)
     samples = family.generate(config, 16, None)
-    loader = Loader(samples, config.training.global_batch_size, 0)
+    loader = loader_of(config, samples)
     model = FineTuning(config)
     model.write(family.weights(config).initial(0))
     with model, CheckpointStore(folder / case) as store:
@@ -75,8 +77,18 @@ def train(case: str, folder: Path) -> dict[str, object]:
         losses.write(load_checkpoint(folder / case).tensors)
         with losses:
             found["evaluated"] = losses.of(samples).mean
+        found["answers"] = generated(config, load_checkpoint(folder / case).tensors)
     assert all(np.isfinite(array).all() for array in weights.values())
     return found
+
+
+def generated(config: RunConfig, weights: Mapping[str, np.ndarray]) -> list[list[int]]:
+    """Greedy answers to five prompts, which do not fill the last run of the program."""
+    model = Inference(config)
+    words = np.random.default_rng(0).integers(1, 32, (5, config.model.sequence_length))
+    model.write(weights)
+    with model:
+        return model.generate(words.astype(np.int32), np.ones_like(words, np.int32)).tolist()
 
 
 def main(folder: str, *cases: str) -> None:
