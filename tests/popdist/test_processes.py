@@ -151,6 +151,29 @@ def test_one_task_of_slurm_is_alone(environment):
     assert place_of_environment().coordinator not in (None, first)  # jobs do not meet
 
 
+def test_tasks_of_slurm_on_two_hosts_meet():
+    """As `srun --nodes 2` starts them: the first host and the job's number say where."""
+    job, taken = os.getpid(), True
+    while taken:
+        job += 1
+        with socket.socket() as probe:
+            taken = probe.connect_ex(("127.0.0.1", job % 2**12 + 2**16 - 2**12)) == 0
+    step = {
+        "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost,node02",
+        "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0",
+    }  # fmt: skip
+    code = "import popdist; popdist.init(); print(popdist.gather(popdist.getInstanceIndex()))"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**ENV, **step, "SLURM_PROCID": str(index)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    assert [run.communicate(timeout=100) for run in runs] == [("[0, 1]\n", "")] * 2
+
+
 @pytest.mark.parametrize("given", [(2, 2, "a:1"), (2, 0, "a"), (2, 0, ":7"), (2, 0, "a:70000")])
 def test_what_cannot_be_is_refused(given):
     with pytest.raises(DistributedError):
