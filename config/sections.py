@@ -426,6 +426,12 @@ class RunConfig(Section):
         return self.training.global_batch_size // self._samples_at_once
 
     @property
+    def gradient_scaling(self) -> float:
+        """What stored gradients are multiples of: they are of the sum of all micro-batches' losses,
+        each scaled."""
+        return self.execution.loss_scaling * self.gradient_accumulation
+
+    @property
     def replicas(self) -> int:
         """Devices that the program runs on: the IR's replication factor."""
         return self.execution.data_parallel * self.execution.tensor_parallel

@@ -95,7 +95,7 @@ class FineTuning(RunningModel):
         self._check_entered()
         read = self.session.read_variable_data
         found = self._table.gradients(read, self.program.variables)
-        return {name: g / self.config.execution.loss_scaling for name, g in found.items()}
+        return {name: g / self.config.gradient_scaling for name, g in found.items()}
 
     def _check_entered(self) -> None:
         if not self.session.is_attached:

@@ -149,18 +149,18 @@ def _graph(
         replica_grouping=factory.replica_grouping,
         lr=_SCALAR,
         weight_decay=optimizer.weight_decay if len(factory.shape_on_replica) > 1 else 0.0,
-        loss_scaling=settings.config.execution.loss_scaling,
+        loss_scaling=settings.config.gradient_scaling,
         **own,
         **clipping,
     )
 
 
 def weighted_squares(
-    grads: dict[str, popxl.Tensor], variables: VariableStore, loss_scaling: float
+    grads: dict[str, popxl.Tensor], variables: VariableStore, scaling: float
 ) -> popxl.Tensor:
     """This replica's part of the sum of squares of unscaled gradients, float32 scalar."""
     total: popxl.Tensor = popxl.constant(0.0, popxl.float32)
     for name, grad in grads.items():
-        part = ops.sumsquare(grad / loss_scaling)
+        part = ops.sumsquare(grad / scaling)
         total = total + part * variables.square_weight(name)
     return total

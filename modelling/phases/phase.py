@@ -95,7 +95,11 @@ class Phase:
         result = forward.graph.outputs[0]
         with popxl.transforms.saving(popxl.transforms.products_saveable):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
-                forward, forward.args.tensors, grads_provided=[result], grads_required=with_grad
+                forward,
+                forward.args.tensors,
+                grads_provided=[result],
+                grads_required=with_grad,
+                mean=False,
             )
         # So keeping activations and computing them again give the same bits.
         popxl.transforms.compile_apart(forward.graph, _taken_from_inside(forward, grad))
@@ -141,9 +145,9 @@ class Phase:
         )
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
         self._keep_resident(settings.config.execution.resident_layers)
-        self._lent: set[str] = set()  # own variables to whose gradients other phases add
+        self._lent: dict[str, list[Phase]] = {}  # own variables, and who adds to their gradients
         for name, owner in self._owner.items():
-            owner._lent.add(name)
+            owner._lent.setdefault(name, []).append(self)
         if settings.training:
             self._build_reduction()
 
@@ -181,8 +185,8 @@ class Phase:
 
         Returns:
             For each layer, trees `fwd` (variables, FP8 state among them), in training `optim`
-            (optimizer state by variable) and, if asked, `grad` (mean gradients, times the loss
-            scaling).
+            (optimizer state by variable) and, if asked, `grad` (gradients times
+            `RunConfig.gradient_scaling`).
         """
         return [self._init_layer(row, gradients) for row in range(self.entries) if self.variables]
 
@@ -234,9 +238,19 @@ class Phase:
         tag = popxl.constant(_tag(self.name), popxl.uint32)
         return [create_random_seed(create_random_seed(seed, tag), ops.cast(row, popxl.uint32))]
 
+    def _begins(self, name: str) -> bool:
+        """Whether the gradient of a borrowed variable begins with this phase's.
+
+        It does where this phase alone borrows it. The layers of a loop are alike, so all of them
+        add to what is there.
+        """
+        return self.entries == 1 and self._owner[name]._lent[name] == [self]
+
     def begin_step(self) -> None:
         """Let the gradients that other phases add to start from zero."""
-        for name in sorted(self._lent):
+        for name, borrowers in sorted(self._lent.items()):
+            if borrowers[0]._begins(name):
+                continue
             buffer = self._store_of(name).grads.get(name)
             zero = ops.init(buffer.tensor_shape, popxl.float32, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, 0, zero)
@@ -275,15 +289,14 @@ class Phase:
             foreign = name in self._owner
             buffer = self._store_of(name).grads.get(name)
             at = popxl.constant(0, popxl.int32) if foreign else row
-            if foreign or name in self._lent:
+            if name in self._lent or (foreign and not self._begins(name)):
                 grad = grad + ops.remote_load(buffer, at)
             ops.remote_store(buffer, at, grad)
             if not foreign:
                 complete[name] = grad
         if not self.variables:
             return popxl.constant(0.0, popxl.float32)
-        scaling = self._settings.config.execution.loss_scaling
-        return weighted_squares(complete, self.variables, scaling)
+        return weighted_squares(complete, self.variables, self._settings.config.gradient_scaling)
 
     def update(self, row: popxl.Tensor, learning_rate: popxl.Tensor, norm: popxl.Tensor) -> None:
         """Optimizer step of layer `row`."""

@@ -46,12 +46,13 @@ def autodiff_with_accumulation(
     grads_required: Iterable[popxl.Tensor] | None = None,
     called_graphs_grad_info: CalledGraphsGradInfoLike | None = None,
     replica_groupings: NamedReplicaGrouping | None = None,
+    mean: bool = True,
 ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
     """Create a gradient graph that adds the gradients of some tensors to accumulators.
 
     The accumulators are by-reference inputs. Each holds the mean over the calls since it was zero
-    together with the counter, whose value is the number of calls; or the maximum, where gradients
-    are observed maxima (see `popxl.transforms.observed_tensors`).
+    together with the counter, whose value is the number of calls; or the sum; or the maximum, where
+    gradients are observed maxima (see `popxl.transforms.observed_tensors`).
 
     Args:
         graph: the forward graph.
@@ -61,11 +62,13 @@ def autodiff_with_accumulation(
         grads_required: inputs of `graph` whose gradients are returned; default: none.
         called_graphs_grad_info: gradients for graphs that `graph` calls.
         replica_groupings: groupings of the accumulators, by the names of `graph.args`.
+        mean: accumulate means. Sums need no counter, and are cheaper where gradients are sparse:
+            that of a table adds the rows that were looked up, where a mean changes all of them.
 
     Returns:
         Factories of the accumulators: float32 zeros `accum.<name>` of the shape of the tensor
-        called `name` in `graph.args`, and the float32 scalar `mean_accum_counter`; and the graph,
-        whose arguments have these names.
+        called `name` in `graph.args`, and for means the float32 scalar `mean_accum_counter`; and
+        the graph, whose arguments have these names.
 
     Raises:
         ValueError: a tensor is to be both accumulated and returned.
@@ -77,6 +80,8 @@ def autodiff_with_accumulation(
         raise ValueError(f"gradients of {both} cannot be both accumulated and returned")
     grad = autodiff(graph, grads_provided, [*required, *accumulated], called_graphs_grad_info)
     factories = _accumulators(graph, accumulated, replica_groupings)
+    if mean:
+        factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
     return factories, _accumulate(grad, accumulated, factories)
 
 
@@ -85,7 +90,7 @@ def _accumulators(
     accumulated: Sequence[popxl.Tensor],
     replica_groupings: NamedReplicaGrouping | None,
 ) -> NamedVariableFactories:
-    """Factories in the order of `accumulated`, the counter last."""
+    """Factories in the order of `accumulated`."""
     names = names_of(graph.args)
     groups = {} if replica_groupings is None else replica_groupings.to_dict()
     factories = NamedVariableFactories()
@@ -99,7 +104,6 @@ def _accumulators(
             replica_grouping=groups.get(name, groups.get(f"accum.{name}")),
         )
         factories.insert(f"accum.{name}", factory, overwrite=True)
-    factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
     return factories
 
 
@@ -116,8 +120,8 @@ def _accumulate(
         args = NamedTensors.from_dict(
             {name: f.create_input() for name, f in factories.to_dict().items()}
         )
-        into = dict(zip(accumulated, args.tensors, strict=False))  # the counter is left over
-        counter = args.get(_COUNTER)
+        into = dict(zip(accumulated, args.tensors, strict=False))  # a counter is left over
+        counter = args.to_dict().get(_COUNTER)
         outputs = ops.call(info.graph, *inputs)
         observed = popxl.transforms.observed_tensors(info.forward_graph)
         returned = []
@@ -125,12 +129,15 @@ def _accumulate(
             source = connection.fwd_tensor
             if source in into and source in observed:
                 ops.var_updates.accumulate_maximum_(into[source], gradient)
-            elif source in into:
+            elif source in into and counter is not None:
                 ops.var_updates.accumulate_mean_(into[source], gradient, counter)
+            elif source in into:
+                ops.var_updates.accumulate_(into[source], gradient)
             else:
                 popxl.graph_output(gradient)
                 returned.append(connection)
-        ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))
+        if counter is not None:
+            ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))
     kept = grad.args.remap(dict(zip(info.graph.inputs, inputs, strict=True)))
     args.update(kept)
     made = make_grad_graph_info(graph, info.forward_graph, info.expected_inputs, returned)
