@@ -1,5 +1,7 @@
 """Gradients: plain, accumulated, recomputed; against torch."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -20,12 +22,19 @@ from popxl_addons.layers import Linear
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.transforms.autodiff import remap_grad_info
 from popxl_addons.transforms.repeat_graph import repeat_graph
+from tests.popxl.compiled import optimised
 
 MICRO_BATCHES = 3
 rng = np.random.default_rng(1)
 X = rng.normal(size=(MICRO_BATCHES, 2, 4)).astype(np.float32)
 DY = rng.normal(size=(MICRO_BATCHES, 2, 3)).astype(np.float32)
 SPEC = popxl.TensorSpec((2, 4), popxl.float32)
+
+
+class Table(Module):
+    def build(self, words):
+        weight = self.add_variable_input("weight", lambda: np.zeros((1000, 64)), popxl.float32)
+        return ops.gather(weight, words)
 
 
 class Net(Module):
@@ -48,16 +57,18 @@ def torch_gradients(weights):
     return {n: t.grad.numpy() / MICRO_BATCHES for n, t in tensors.items()}, x.grad.numpy()
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_accumulated_gradients_are_means_over_micro_batches(recompute):
+@pytest.mark.parametrize(("recompute", "mean"), [(False, True), (True, True), (False, False)])
+def test_accumulated_gradients_are_means_or_sums_over_micro_batches(recompute, mean):
     ir = popxl.Ir()
     with ir.main_graph:
         facts, fwd = Net().create_graph(SPEC)
         variables = facts.init()
         x = fwd.graph.inputs[0]
-        grad_facts, grad = autodiff_with_accumulation(fwd, fwd.args.tensors, grads_required=[x])
-        assert grad_facts.keys_flat() == [*(f"accum.{n}" for n in facts.keys_flat()),
-                                          "mean_accum_counter"]  # fmt: skip
+        grad_facts, grad = autodiff_with_accumulation(
+            fwd, fwd.args.tensors, grads_required=[x], mean=mean
+        )
+        counter = ["mean_accum_counter"] if mean else []
+        assert grad_facts.keys_flat() == [*(f"accum.{n}" for n in facts.keys_flat()), *counter]
         assert grad.args.keys_flat() == grad_facts.keys_flat()
         if recompute:
             grad = recompute_graph(grad)
@@ -79,8 +90,35 @@ def test_accumulated_gradients_are_means_over_micro_batches(recompute):
     np.testing.assert_allclose([outputs[s] for s in streams], dx, rtol=1e-5, atol=1e-6)
     for name, gradient in wanted.items():
         accumulated = session.get_tensor_data(accumulators.accum.get(name))
-        np.testing.assert_allclose(accumulated, gradient, rtol=1e-5, atol=1e-6)
-    assert session.get_tensor_data(accumulators.mean_accum_counter) == MICRO_BATCHES
+        wanted_sum = gradient if mean else gradient * MICRO_BATCHES
+        np.testing.assert_allclose(accumulated, wanted_sum, rtol=1e-5, atol=1e-6)
+    if mean:
+        assert session.get_tensor_data(accumulators.mean_accum_counter) == MICRO_BATCHES
+
+
+def test_the_sum_of_a_tables_gradients_passes_over_no_other_rows():
+    """In the compiled program the only op on the whole table is the scatter."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        facts, fwd = Table().create_graph(popxl.TensorSpec((8,), popxl.int32))
+        variables = facts.init()
+        grad_facts, grad = autodiff_with_accumulation(fwd, fwd.args.tensors, mean=False)
+        words = popxl.constant(np.array([3, 3, 0, 9, 1, 2, 3, 9], np.int32))
+        info = fwd.bind(variables).call_with_info(words)
+        accumulators = grad_facts.init()
+        grad.bind(accumulators).call(
+            popxl.constant(np.ones((8, 64), np.float32)),
+            args=grad.grad_graph_info.inputs_dict(info),
+        )
+    session = popxl.Session(ir)
+    text = optimised(session)
+    assert text.count("scatter(") == 1
+    assert not re.search(r"f32\[1000,64\]\S* (add|multiply|broadcast)\(", text)
+    with session:
+        session.run()
+    counts = np.bincount([3, 3, 0, 9, 1, 2, 3, 9], minlength=1000)
+    found = session.get_tensor_data(accumulators.accum.weight)
+    np.testing.assert_array_equal(found, np.repeat(counts[:, None], 64, 1).astype(np.float32))
 
 
 def test_accumulators_of_half_weights_are_float32():
