@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import huggingface.convert
 import huggingface.export
 import run_finetuning
 from checkpoints import load_checkpoint, read_hf_directory
+from tests.checkpoints.hub_folders import GPTJ, T5, save, save_bin
 from tests.data.corpora import sample_tokenizer
 
 SAMPLE = ["--data.dataset", "sample", "--device", "cpu"]
-T5 = {
-    "vocab_size": 320, "d_model": 48, "d_kv": 10, "d_ff": 40, "num_layers": 1, "num_heads": 6,
-    "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0,
-    "relative_attention_num_buckets": 16, "relative_attention_max_distance": 40,
-    "layer_norm_epsilon": 1e-5,
-}  # fmt: skip
-GPTJ = {
-    "vocab_size": 580, "n_positions": 64, "n_embd": 48, "n_layer": 1, "n_head": 3, "rotary_dim": 6,
-    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
-
-
-def save(kind: str, folder, shards: str = "30KB"):
-    """A model with random weights and its tokenizer, in several files."""
-    torch.manual_seed(1)
-    if kind == "t5":
-        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
-        # This class ties the head to the embedding, whatever the configuration says.
-        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    else:
-        model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPTJ))
-    model.save_pretrained(folder, max_shard_size=shards)
-    sample_tokenizer(kind).save_pretrained(folder)
-    return model
 
 
 @pytest.mark.parametrize("kind", ["t5", "gptj"])
@@ -96,23 +71,6 @@ def test_a_folder_of_bin_files_says_how_to_convert_it(tmp_path, capsys):
     assert run_finetuning.main(["--model", str(tmp_path), "--config", "tiny"]) == 2
     said = capsys.readouterr().err
     assert f"python3 -m huggingface.convert {tmp_path}" in said
-
-
-def save_bin(kind: str, folder: Path, files: int = 1, dtype: torch.dtype = torch.float32):
-    """A folder as transformers wrote them before safetensors: pickles, with an index if several."""
-    model = save(kind, folder).to(dtype)
-    for file in folder.glob("*.safetensors*"):
-        file.unlink()
-    state = model.state_dict()
-    if files == 1:
-        torch.save(state, folder / "pytorch_model.bin")
-        return model
-    places = {n: f"pytorch_model-{i % files + 1}-of-{files}.bin" for i, n in enumerate(state)}
-    for place in set(places.values()):
-        torch.save({n: state[n] for n in state if places[n] == place}, folder / place)
-    index = folder / "pytorch_model.bin.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    return model
 
 
 @pytest.mark.parametrize(

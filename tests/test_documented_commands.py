@@ -1,0 +1,247 @@
+"""Every command of the documents: it is understood, and it runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import benchmarks.finetuning
+import benchmarks.inference
+import benchmarks.phased
+import evaluation.generate
+import evaluation.validate
+import huggingface.export
+import huggingface.side_by_side
+import planning.options
+import popdist
+import run_finetuning
+import run_generation
+import run_inference
+import run_validation
+import training.finetune
+from checkpoints.origins import SavedOrModel
+from config.presets import preset_data
+from tests.checkpoints.hub_folders import save, save_bin
+from tests.pages import PAGES, ROOT, Command, commands, name, text_of
+from tests.small_runs import COMPILE_QUICKLY
+
+# ---- they are understood ------------------------------------------------------------------------
+COMMANDS = {
+    f"{name(page)}: {command.text}": command.words for page in PAGES for command in commands(page)
+}
+SCRIPTS = {
+    # the script: the module of its main, and the module and function that would do the work
+    "run_finetuning.py": (run_finetuning, training.finetune, "finetune"),
+    "run_validation.py": (run_validation, evaluation.validate, "validate"),
+    "run_inference.py": (run_inference, huggingface.side_by_side, "side_by_side"),
+    "run_generation.py": (run_generation, evaluation.generate, "is_raw"),
+    "huggingface.export": (huggingface.export, huggingface.export, "check_least"),
+    "finetuning.py": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
+    "inference.py": (benchmarks.inference, benchmarks.inference, "measure"),
+    "benchmarks.finetuning": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
+    "benchmarks.inference": (benchmarks.inference, benchmarks.inference, "measure"),
+    "benchmarks.phased": (benchmarks.phased, benchmarks.phased, "measure_all"),
+}
+
+
+class Understood(Exception):
+    """The command line was read, and work would begin."""
+
+
+def begin(*_: object, **__: object) -> None:
+    raise Understood
+
+
+class OfPresets(SavedOrModel):
+    """Takes models of the hub and runs that are not there for what the presets say."""
+
+    def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        return data or preset_data("finetuning", "small")
+
+
+def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, module, work = SCRIPTS[script]
+    monkeypatch.setattr(runs, "ORIGINS", OfPresets(), raising=False)
+    monkeypatch.setattr(module, work, begin)
+    monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
+    monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
+    with pytest.raises(SystemExit if "--help" in arguments else Understood):
+        runs.main(arguments)
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+
+
+def started_program(words: list[str]) -> list[str]:
+    """What a launcher starts in several processes; other commands as they are."""
+    launcher = words[:3] == ["python3", "-m", "popdist.run"]
+    if words[0] in ("mpirun", "srun") or launcher:
+        return words[words.index("python3", 3 if launcher else 0) :]
+    return words
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_commands_exist(words, monkeypatch):
+    """Scripts take the flags and presets, make has the targets, files are there."""
+    program, *arguments = started_program(words)
+    program = program.removeprefix(".venv/bin/")
+    if program == "make":
+        assert {a for a in arguments if "=" not in a} <= make_targets()
+    elif program in ("python", "python3") and arguments[0] in SCRIPTS:
+        check_script(arguments[0], arguments[1:], monkeypatch)
+    elif program in ("python", "python3") and arguments[:1] == ["-m"]:
+        module, *rest = arguments[1:]
+        if module in SCRIPTS:
+            check_script(module, rest, monkeypatch)
+        elif module not in ("venv", "pip", "pytest"):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    elif program == "pip":
+        files = [a for a in arguments if a.endswith(".txt") or a.startswith("./")]
+        assert files
+        assert all((ROOT / file).exists() for file in files)
+    else:
+        assert program == ".", f"what is {program}?"
+
+
+# ---- they run -----------------------------------------------------------------------------------
+QUICK = {
+    "model": {"layers": 1, "hidden_size": 64},
+    "training": {"steps": 10},
+    "evaluation": {"samples": 16},
+}
+"""Over the two presets that need no network, in the copy of the repository where commands run."""
+
+FEWER = {
+    "benchmarks.phased": ["--layers", "1", "2", "--rounds", "1"],
+    "benchmarks.accumulation": ["--processes", "2", "--counts", "1", "2", "--steps", "2"],
+    "benchmarks.beside_huggingface": ["--rounds", "1"],
+    "benchmarks.fp8": ["--seeds", "42"],
+}
+"""What follows a command, so that it measures less. Of an option that is given twice, the last one
+counts."""
+
+NOT_HERE = {"pip", "venv", ".", "pytest", "srun"}
+"""Installing needs a network, these are tests themselves, and Slurm is for clusters."""
+
+MEETING_PLACE = "10.0.0.1:9000"
+PLACEHOLDERS = {
+    "google/flan-t5-small": "hub",
+    "google/flan-t5-base": "hub",
+    "FOLDER": "old",
+    "NEW": "new",
+}
+"""Words of commands, and folders that stand in for them."""
+
+
+def runs_here(words: Sequence[str]) -> bool:
+    program = words[2] if words[1:2] == ["-m"] else words[0]
+    return program not in NOT_HERE and shutil.which(words[0]) is not None
+
+
+def here(command: Command, address: str) -> Command:
+    """The command with what is here in place of what is elsewhere."""
+    places = PLACEHOLDERS | {MEETING_PLACE: address}
+    variables = {name: places.get(value, value) for name, value in command.variables.items()}
+    return Command([places.get(word, word) for word in command.words], variables)
+
+
+def quick(words: list[str]) -> list[str]:
+    """The words of a command that takes quick presets, and measures less."""
+    if "--config" in words and "--plan" not in words:
+        place = words.index("--config") + 1
+        words[place] = "gptj_tiny" if words[place].startswith("gptj") else "tiny"
+    if words[0] == "mpirun":  # it follows the same command with another launcher
+        words.append("--fresh")
+    return words + [extra for module in FEWER if module in words for extra in FEWER[module]]
+
+
+def copy_of_repository(folder: Path) -> None:
+    """With quick presets, a model of the hub in two forms, and a file with a task."""
+    tops = {Path(line).parts[0] for line in _tracked()}
+    for path in (ROOT / top for top in sorted(tops)):
+        if path.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(path, folder / path.name, ignore=ignored)
+        else:
+            shutil.copy(path, folder)
+    presets = folder / "config" / "finetuning.yml"
+    data = yaml.safe_load(presets.read_text(encoding="utf-8"))
+    for preset in ("tiny", "gptj_tiny"):
+        for section, fields in QUICK.items():
+            data[preset].setdefault(section, {}).update(fields)
+    presets.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    save("t5", folder / "hub")
+    save_bin("t5", folder / "old")
+    rows = [f'{{"question": "Is {n} even?", "answer": "{n % 2 == 0}"}}\n' for n in range(64)]
+    (folder / "mine.jsonl").write_text("".join(rows), encoding="utf-8")
+
+
+def _tracked() -> list[str]:
+    """Files of the repository; where it is not one of git, all but what is made in it."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    made = ("runs", ".venv", ".git")
+    return done.stdout.split() or [p.name for p in ROOT.iterdir() if p.name not in made]
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def executables(tmp_path_factory) -> Path:
+    """Compiled programs, which pages share."""
+    return tmp_path_factory.mktemp("executables")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(runs_here(c.words) for c in commands(page))], ids=name
+)
+def test_commands_run(page, tmp_path, executables):
+    """In their order, each with its own words but for presets and what `FEWER` adds. Hosts that
+    meet run at the same time."""
+    copy_of_repository(tmp_path)
+    address, meeting = free_address(), dict[str, subprocess.Popen[str]]()
+    for command in commands(page):
+        if not runs_here(command.words):
+            continue
+        meeting[command.text] = start(here(command, address), tmp_path, executables)
+        if MEETING_PLACE in command.words and len(meeting) == 1:
+            continue  # the other host's command follows
+        for text, process in meeting.items():
+            said = process.communicate(timeout=600)[1]
+            assert process.returncode == 0, f"{text}\n{said}"
+        meeting.clear()
+    assert not meeting
+
+
+def start(command: Command, folder: Path, executables: Path) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        **COMPILE_QUICKLY,
+        **command.variables,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(folder / "runtime" / "src"),
+        "POPXL_CACHE_DIR": str(executables),
+        "HF_HUB_OFFLINE": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    return subprocess.Popen(
+        quick(command.words), env=environment, cwd=folder, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
