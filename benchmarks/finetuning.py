@@ -53,7 +53,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     """Build the program of a configuration and run it, once unmeasured and then `runs` times."""
     family = family_of(config)
     start = time.perf_counter()
-    model = FineTuning(config, family_of(config))
+    model = FineTuning(config, family)
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = loader_of(config, family.generate(config, 4 * samples, None))

@@ -50,8 +50,8 @@ class Measurement:
 
 def measure(config: RunConfig, runs: int) -> Measurement:
     """Build the program of a configuration and run it, once unmeasured and then `runs` times."""
-    start = time.perf_counter()
-    inference = Inference(config, family_of(config))
+    family, start = family_of(config), time.perf_counter()
+    inference = Inference(config, family)
     startup = time.perf_counter() - start
     samples, length = inference.samples_per_run, inference.program.words.shape[1]
     rng = np.random.default_rng(config.model.seed)
@@ -59,7 +59,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     mask = np.ones_like(words)
     seconds = []
     with inference:
-        inference.write(family_of(config).weights(config).initial(config.model.seed))
+        inference.write(family.weights(config).initial(config.model.seed))
         tokens = inference.generate(words, mask)
         for _ in range(runs):
             start = time.perf_counter()

@@ -113,7 +113,7 @@ def read_command_line(
     parser = _Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=f"presets: {', '.join(preset_names(presets))}",
+        epilog=f"In brackets: values of {preset}. Presets: {', '.join(preset_names(presets))}",
         allow_abbrev=False,
         formatter_class=formatter,
     )
@@ -125,7 +125,7 @@ def read_command_line(
     _add_process_options(parser)
     flags = parser.flags()
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
-    add_field_flags(parser, config_class, field_help(config_class, data, all_fields))
+    add_field_flags(parser, config_class, field_help(config_class, data, str(presets), all_fields))
     parsed = vars(parser.parse_args(spell_flags(given, config_class, flags)))
     return CommandLine(
         config=config_class.from_dict(merge(data, field_overrides(parsed, config_class))),

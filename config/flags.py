@@ -59,6 +59,19 @@ ALIASES = {
 }
 """Short flags, for good: a line here may be added, but not changed."""
 
+GROUPS = {
+    "data": "the task",
+    "checkpoint": "weights and checkpoints",
+    "training": "training",
+    "evaluation": "evaluation",
+    "generation": "generation",
+    "family": "the family",
+    "model": "the model",
+    "execution": "devices and memory",
+    "fp8": "FP8",
+}
+"""Headings of the sections in `--help`, in its order."""
+
 _SHORT = {dotted: alias for alias, dotted in ALIASES.items()}
 
 
@@ -72,16 +85,17 @@ def add_field_flags(
     config_class: type[Section],
     help_of: Callable[[Leaf], str],
 ) -> None:
-    """Give the parser one flag per field.
+    """Give the parser one flag per field, in a group for each section.
 
     The texts given for a field are found in the parsed namespace under its dotted name.
 
     Args:
         help_of: the help of a field; `argparse.SUPPRESS` leaves it out.
     """
-    group = parser.add_argument_group("fields of the configuration, with the preset's values")
+    groups = {section: parser.add_argument_group(title) for section, title in GROUPS.items()}
     for leaf in leaves(config_class):
-        group.add_argument(
+        section = leaf.dotted.partition(".")[0]
+        groups[section].add_argument(
             f"--{flag_of(leaf.dotted)}",
             dest=leaf.dotted,
             default=argparse.SUPPRESS,

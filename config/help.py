@@ -12,40 +12,56 @@ from config.flags import ALIASES
 
 WIDTH = 100
 """Columns of a help text."""
-LONGEST = 62
-"""Most characters of a field's line in the short help, its value included."""
+HELP_AT = 36
+"""Column where the meaning of a flag begins."""
+
+ALSO_SHOWN = {
+    "data.train",
+    "data.validation",
+    "data.prompt",
+    "data.target",
+    "data.labels",
+    "evaluation.steps",
+    "evaluation.patience",
+    "checkpoint.keep_best",
+}
+"""Fields of the short help that have no alias."""
+NOT_USED = {"finetuning": "generation", "inference": "training"}
+"""By what presets are for: the section that the short help leaves out."""
 
 
 def field_help(
-    config_class: type[Section], data: Mapping[str, Any], all_fields: bool
+    config_class: type[Section], data: Mapping[str, Any], presets: str, all_fields: bool
 ) -> Callable[[Leaf], str]:
     """What `--help` says of each field.
 
     Args:
         data: of the preset; fields that it lacks have the class's values.
-        all_fields: say all of all fields; otherwise a line each, of those with an alias.
+        presets: "finetuning", "inference", or another file's path.
+        all_fields: say all of all fields; otherwise a line each, of the most used ones.
     """
-
-    defaults = config_class()
+    defaults, shown = config_class(), ALSO_SHOWN | set(ALIASES.values())
+    left_out = NOT_USED.get(presets, "")
 
     def help_of(leaf: Leaf) -> str:
-        if not all_fields and leaf.dotted not in ALIASES.values():
+        section = leaf.dotted.partition(".")[0]
+        if not all_fields and (leaf.dotted not in shown or section == left_out):
             return argparse.SUPPRESS
-        value = _value(defaults, data, leaf.dotted)
-        text = leaf.doc if all_fields else _first_clause(leaf.doc)
-        return f"{text} [{_shown(value)}]".replace("%", "%%")
+        value = _shown(_value(defaults, data, leaf.dotted))
+        text = leaf.doc if all_fields else _one_line(leaf.doc, WIDTH - HELP_AT - len(value))
+        return f"{text}{value}".replace("%", "%%")
 
     return help_of
 
 
 def formatter(prog: str) -> argparse.HelpFormatter:
     """One column for flags, one for what they mean."""
-    return argparse.HelpFormatter(prog, max_help_position=36, width=WIDTH)
+    return argparse.HelpFormatter(prog, max_help_position=HELP_AT, width=WIDTH)
 
 
-def _first_clause(doc: str) -> str:
-    text = re.split(r"[.;:] ", doc, maxsplit=1)[0].rstrip(".")
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3].rsplit(' ', 1)[0]} ..."
+def _one_line(doc: str, length: int) -> str:
+    text = re.split(r"[.;] ", doc, maxsplit=1)[0].rstrip(".")
+    return text if len(text) <= length else f"{text[: length - 3].rsplit(' ', 1)[0]} ..."
 
 
 def _value(defaults: Section, data: Mapping[str, Any], dotted: str) -> Any:
@@ -58,6 +74,7 @@ def _value(defaults: Section, data: Mapping[str, Any], dotted: str) -> Any:
 
 
 def _shown(value: Any) -> str:
+    """In brackets, after the meaning; nothing where there is no value."""
     if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return ""
+    return f" [{str(value).lower() if isinstance(value, bool) else value}]"

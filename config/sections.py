@@ -380,7 +380,7 @@ class Generation(Section):
     """How tokens are chosen when the model writes."""
 
     search: Literal["greedy", "sample", "beam"] = "greedy"
-    """greedy: the likeliest token; sample: drawn at random; beam: the likeliest sequence found."""
+    """What is chosen: the likeliest token, one drawn at random, or the likeliest sequence found."""
 
     max_tokens: PositiveInt | None = None
     """Most tokens written, the end token included. null: what the model's length allows."""

@@ -15,7 +15,7 @@ from config.sections import RunConfig
 from modelling.feeding import deal_of
 from modelling.phases.training import build_training
 from modelling.running import RunningModel
-from modelling.spec import Batch, ModelFamily, family_of
+from modelling.spec import Batch, ModelFamily
 from popxl.random_seed import two_uint32_to_uint64
 
 
@@ -43,16 +43,14 @@ class StepResult:
 class FineTuning(RunningModel):
     """Trains a model. Use it as a context; weights must be written before the first step."""
 
-    def __init__(
-        self, config: RunConfig, family: ModelFamily | None = None, gradients: bool = False
-    ) -> None:
+    def __init__(self, config: RunConfig, family: ModelFamily, gradients: bool = False) -> None:
         """Build and compile the program.
 
         Args:
-            family: default: that of the configuration.
+            family: that of the configuration.
             gradients: make the gradients of the last step readable.
         """
-        self._family = family = family_of(config) if family is None else family
+        self._family = family
         self._deal = deal_of(config)
         self._table = family.weights(config)
         self.program = build_training(config, family.layout, gradients, self._table)

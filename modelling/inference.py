@@ -13,7 +13,7 @@ from modelling.feeding import deal_of
 from modelling.generation import Strategy, build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.running import RunningModel
-from modelling.spec import ModelFamily, family_of
+from modelling.spec import ModelFamily
 from popxl_addons import NamedTensors
 
 
@@ -27,18 +27,17 @@ class Inference(RunningModel):
     def __init__(
         self,
         config: RunConfig,
-        family: ModelFamily | None = None,
+        family: ModelFamily,
         strategy: Strategy | None = None,
     ) -> None:
         """Build and compile the program.
 
         Args:
             config: one for training serves as well.
-            family: default: that of the configuration.
+            family: that of the configuration.
             strategy: how tokens are chosen; None: as `generation` of the configuration says.
         """
         config = replace(config, model=replace(config.model, eval=True))
-        family = family_of(config) if family is None else family
         self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy
         self._deal = deal_of(config, config.execution.device_iterations)

@@ -11,6 +11,7 @@ from modelling.generation import build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.phases.training import build_training
 from modelling.spec import family_of
+from modelling.weights import WeightTable
 
 FLOAT32 = 4  # bytes of an element of a gradient or a moment
 
@@ -46,7 +47,7 @@ def finetuning_needs(config: RunConfig) -> Needs:
     family = family_of(config)
     table = family.weights(config)
     plan = popxl.plan.plan_of(build_training(config, family.layout, table=table).ir)
-    count, optimizer = _parameters(config), config.training.optimizer
+    count, optimizer = _parameters(table), config.training.optimizer
     shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
     moments = FLOAT32 * sum(map(math.prod, shapes))
     state = count * (_itemsize(config) + FLOAT32) + moments
@@ -57,15 +58,16 @@ def finetuning_needs(config: RunConfig) -> Needs:
 def inference_needs(config: RunConfig) -> Needs:
     """What generation needs."""
     config = replace(config, model=replace(config.model, eval=True))
-    program = build_generation(config, family_of(config).generator, strategy_of(config))
-    execution, count = config.execution, _parameters(config)
+    family = family_of(config)
+    program = build_generation(config, family.generator, strategy_of(config))
+    execution, count = config.execution, _parameters(family.weights(config))
     samples = execution.device_iterations * execution.data_parallel * execution.micro_batch_size
     plan = popxl.plan.plan_of(program.ir)
     return Needs("inference", config, plan, count, count * _itemsize(config), samples)
 
 
-def _parameters(config: RunConfig) -> int:
-    return sum(math.prod(weight.shape) for weight in family_of(config).weights(config).weights)
+def _parameters(table: WeightTable) -> int:
+    return sum(math.prod(weight.shape) for weight in table.weights)
 
 
 def _itemsize(config: RunConfig) -> int:

@@ -9,12 +9,12 @@ from popxl.session import PartTimes, Timing, Work
 REST = "no phase"
 MOST_SEGMENTS = 10
 _LEGEND = """\
-Milliseconds of a run of the program, on the host's clock; a phase's own run many times in one.
-As it runs, the host asks for work ahead of the devices: `asking` is what that takes, `waiting` what
-it waits for them within the phase. Apart, it waits for every transfer and segment before the next:
-each has its own time, and nothing overlaps."""
-_HEAD = ("phase", "asking", "waiting", "loads", "ms", "segments", "ms", "stores", "ms", "numbers",
-         "apart", "share")  # fmt: skip
+Host milliseconds per run of the program; a phase may run many times in one. With overlap, the host
+dispatches work ahead of the devices: `dispatch` is the time that takes, `wait` the time the host
+waits for them within the phase. Without overlap it waits for each transfer and segment before it
+dispatches the next, so every one of them has a time of its own."""
+_HEAD = ("phase", "dispatch", "wait", "loads", "ms", "segments", "ms", "stores", "ms", "numbers",
+         "serial", "share")  # fmt: skip
 
 
 def phase_table(title: str, running: Timing, apart: Timing) -> str:
@@ -31,14 +31,14 @@ def phase_table(title: str, running: Timing, apart: Timing) -> str:
 
 
 def _whole(running: Timing, apart: Timing) -> str:
-    asking, waiting = _total(running, "seconds"), _total(running, "waiting")
+    dispatch, wait = _total(running, "seconds"), _total(running, "waiting")
     whole = running.seconds / running.programs
     return "\n".join(
         [
-            f"as it runs  {_ms(whole)} ms: asking {_ms(asking)}, waiting {_ms(waiting)}, and "
-            f"{_ms(whole - asking - waiting)} for inputs, results and the end",
-            f"apart       {_ms(apart.seconds / apart.programs)} ms",
-            f"measured    {running.programs} runs as they are, {apart.programs} apart",
+            f"with overlap     {_ms(whole)} ms: dispatch {_ms(dispatch)}, wait {_ms(wait)}, and "
+            f"{_ms(whole - dispatch - wait)} for inputs, results and the end",
+            f"without overlap  {_ms(apart.seconds / apart.programs)} ms",
+            f"measured         {running.programs} runs with overlap, {apart.programs} without",
         ]
     )
 
@@ -63,7 +63,7 @@ def _row(label: str, running: Timing, apart: Timing) -> tuple[str, ...]:
 def _sum(running: Timing, apart: Timing) -> tuple[str, ...]:
     own = _total(apart, "seconds") + _total(apart, "waiting")
     shown = (_ms(_total(running, "seconds")), _ms(_total(running, "waiting")))
-    return ("all", *shown, *[""] * 7, _ms(own), f"{own * apart.programs / apart.seconds:.0%}")
+    return ("total", *shown, *[""] * 7, _ms(own), f"{own * apart.programs / apart.seconds:.0%}")
 
 
 def _total(timing: Timing, name: str) -> float:

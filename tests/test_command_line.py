@@ -460,7 +460,7 @@ def test_a_profile_changes_nothing_and_has_every_phase(trained, tmp_path, mistak
     (head,) = re.findall(r"^head/update +.*", table, re.M)
     loads, stores = head.split()[3], head.split()[7]
     assert (loads, stores) == ("10", "8")  # two weights: values, gradients, moments, steps
-    (share,) = re.findall(r"^all .* (\d+)%$", table, re.M)
+    (share,) = re.findall(r"^total .* (\d+)%$", table, re.M)
     assert 50 < int(share) <= 100
     said = mistake(run_finetuning.main, *run, "--run-dir", str(tmp_path), "--profile", "2")
     assert "--profile 2 takes 7 steps of training, but 4 are left: raise --steps" in said

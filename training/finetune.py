@@ -148,7 +148,13 @@ class _Run:
             stack.enter_context(report)
             checkpoints = stack.enter_context(
                 Checkpoints(
-                    config, self.model, self.loader, self.skipped, self.best, self.start.step
+                    config,
+                    self.family,
+                    self.model,
+                    self.loader,
+                    self.skipped,
+                    self.best,
+                    self.start.step,
                 )
             )
             stack.enter_context(self.model)

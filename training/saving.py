@@ -12,7 +12,7 @@ from config.sections import RunConfig
 from data.loader import Loader
 from files.yaml_files import yaml_text
 from modelling.finetuning import FineTuning
-from modelling.spec import family_of
+from modelling.spec import ModelFamily
 from records.run_directory import CONFIG
 from training.best import Best
 from training.skipped_steps import SkippedSteps
@@ -24,6 +24,7 @@ class Checkpoints:
     def __init__(
         self,
         config: RunConfig,
+        family: ModelFamily,
         model: FineTuning,
         loader: Loader,
         skipped: SkippedSteps,
@@ -31,8 +32,8 @@ class Checkpoints:
         saved: int,
     ) -> None:
         """Args: `saved`: step that the run starts at, which need not be saved again."""
-        self._config, self._model, self._loader, self._skipped = config, model, loader, skipped
-        self._best = best
+        self._config, self._family, self._model = config, family, model
+        self._loader, self._skipped, self._best = loader, skipped, best
         settings = config.checkpoint
         self._store = CheckpointStore(settings.save, settings.to_keep) if settings.save else None
         self.step: int = saved  # the last one saved
@@ -71,7 +72,7 @@ class Checkpoints:
             "skipped_steps": self._skipped.total,
             "best": self._best.state(),
             "config": self._config.to_dict(),
-            MODEL: family_of(self._config).hf_config(self._config),
+            MODEL: self._family.hf_config(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
         }
 

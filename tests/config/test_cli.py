@@ -175,6 +175,9 @@ def test_help_fits_two_screens_and_all_of_it_can_be_had(capsys):
     short, whole = capsys.readouterr().out.split("A test.")[1:]
     assert len(short.splitlines()) <= 100
     assert max(map(len, short.splitlines())) <= 100
+    for flag in ("--data.train", "--data.prompt", "--learning_rate"):
+        assert flag in short
+    assert "--temperature" not in short, "which this script does not use"
     for leaf in leaves(T5Config):
         assert f"--{flag_of(leaf.dotted)}" in whole
     assert "HF: num_heads" in " ".join(whole.split())

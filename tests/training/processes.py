@@ -60,7 +60,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
     family = family_of(config)
     samples = family.generate(config, 16, None)
     loader = loader_of(config, samples)
-    model = FineTuning(config)
+    model = FineTuning(config, family)
     model.write(family.weights(config).initial(0))
     with model, CheckpointStore(folder / case) as store:
         results = [model.run([loader.next_batch()], [RATE], i)[0] for i in range(STEPS)]
