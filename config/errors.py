@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from files.errors import UserError as UserError
 from files.shown import LONGEST, shown_names
-
-
-class UserError(Exception):
-    """A mistake outside the program. The message is one sentence that says what to do about it."""
 
 
 class ConfigError(UserError, ValueError):

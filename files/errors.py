@@ -1,8 +1,10 @@
-"""What is wrong with a file."""
+"""What a person can mend, and what is wrong with a file."""
 
 from __future__ import annotations
 
-from config.errors import UserError
+
+class UserError(Exception):
+    """A mistake outside the program. The message is one sentence that says what to do about it."""
 
 
 class FileError(UserError):

@@ -106,6 +106,17 @@ def test_imports_go_one_way(importer, forbidden):
     assert not imports_of(importer, forbidden)
 
 
+def test_folders_of_the_application_import_downwards_only():
+    """No arrow back, and so no circle, between them."""
+    order = (
+        *("files", "config", "data", "records", "modelling", "planning", "checkpoints"),
+        *("evaluation", "huggingface", "training"),
+    )
+    assert set(order) == set(APPLICATION_FOLDERS)
+    for i, folder in enumerate(order):
+        assert not imports_of(files_under(ROOT / folder), {*order[i + 1 :], "benchmarks"})
+
+
 def test_nobody_imports_the_scripts():
     """A test may: it calls a script's main."""
     found = [
