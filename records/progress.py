@@ -120,5 +120,5 @@ class Progress:
 
 
 def _shown(value: float) -> str:
-    """Four decimals, but never four zeros for what is small."""
-    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
+    """Four decimals; what is too small or too large for them has a power of ten."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"

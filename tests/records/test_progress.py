@@ -54,7 +54,10 @@ def test_skipped_steps_are_shown_once_there_are_any():
     progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
     row = {"step": 0, "loss": 1.5, "learning_rate": 1e-3}
     progress.update(row | {"skipped_steps": 0, "loss": 3.41e-5})
-    progress.update(row | {"skipped_steps": 3})
+    progress.update(row | {"skipped_steps": 3, "validation_perplexity": 121478137.4})
     first, second = stream.getvalue().splitlines()
     assert first == "step 1/1: loss 3.4e-05, learning rate 1.00e-03"
-    assert second == "step 1/1: loss 1.5000, learning rate 1.00e-03, 3 skipped"
+    assert (
+        second
+        == "step 1/1: loss 1.5000, learning rate 1.00e-03, 3 skipped, validation perplexity 1.2e+08"
+    )
