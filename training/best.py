@@ -73,9 +73,9 @@ class Best:
 
     def say_over(self) -> None:
         """Say why training ends."""
-        what = "there was none" if self._value is None else f"{self._value:.4f} at step {self._step}"
+        best = "none" if self._value is None else f"{self._value:.4f} at step {self._step}"
         say(
-            f"{self._since} evaluations in a row had no better {self._metric} (the best: {what}): "
+            f"{self._since} evaluations in a row had no better {self._metric} (the best: {best}): "
             "training ends"
         )
 

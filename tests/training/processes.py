@@ -84,7 +84,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
 
 def generated(config: RunConfig, weights: Mapping[str, np.ndarray]) -> list[list[int]]:
     """Greedy answers to five prompts, which do not fill the last run of the program."""
-    model = Inference(config)
+    model = Inference(config, family_of(config))
     words = np.random.default_rng(0).integers(1, 32, (5, config.model.sequence_length))
     model.write(weights)
     with model:
