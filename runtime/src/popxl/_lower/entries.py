@@ -54,6 +54,12 @@ class Entries:
         return self._device if index < self.buffer.resident else self._host
 
     # ---- from the schedule ----------------------------------------------------------------------
+    def travels(self, index: Index) -> bool:
+        """Whether a load takes device memory of its own: not if the entry is there already."""
+        if isinstance(index, tuple):
+            return True
+        return self._sharding(index).memory_kind != self._device.memory_kind
+
     def load(self, index: Index, gives: bool = False, copies: bool = False) -> jax.Array:
         """The entry on the device.
 

@@ -144,9 +144,10 @@ class Walker:
 
     # ---- transfers ------------------------------------------------------------------------------
     def _load(self, step: Load, slots: list[Any], updates: int) -> None:
-        array = self._entries[step.buffer].load(slots[step.at], step.gives, step.copies)
-        slots[step.out] = array
-        self._ahead.add(array, step.nbytes)
+        entries, at = self._entries[step.buffer], slots[step.at]
+        array = slots[step.out] = entries.load(at, step.gives, step.copies)
+        if step.copies or entries.travels(at):
+            self._ahead.add(array, step.nbytes)
 
     def _store(self, step: Store, slots: list[Any], updates: int) -> None:
         self._entries[step.buffer].store(slots[step.at], slots[step.value], step.copies)
