@@ -2,7 +2,8 @@
 
 Each fault has a test that our switch makes the result right, and one that without the switch it is
 still wrong. If one of the second kind fails after an upgrade of jaxlib, the fault is gone: remove
-the switch, and both tests.
+the switch, and both tests. A fault that shows only now and then gets several tries, and is marked
+slow.
 """
 
 from __future__ import annotations
@@ -77,13 +78,13 @@ print("right")
 """
 
 
-def _run_rank_7(switch: str) -> tuple[int | None, str]:
+def _run_rank_7(switch: str, seconds: int) -> tuple[int | None, str]:
     """Exit status (None: it hung) and output of a reduction over an array of rank 7."""
     source = Path(popxl.__file__).parents[1]
     command = [sys.executable, "-c", RANK_7, switch]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, env=_environment(source)
+            command, capture_output=True, text=True, timeout=seconds, env=_environment(source)
         )
     except subprocess.TimeoutExpired as hung:
         return None, (hung.stdout or b"").decode()
@@ -95,13 +96,13 @@ def _environment(source: Path) -> dict[str, str]:
 
 
 def test_reductions_of_rank_7_are_right():
-    status, output = _run_rank_7("on")
+    status, output = _run_rank_7("on", seconds=300)
     assert status == 0
     assert output.endswith("right\n")
 
 
 def test_reductions_of_rank_7_crash_or_hang_without_the_switch():
-    status, output = _run_rank_7("off")
+    status, output = _run_rank_7("off", seconds=30)
     if "no ynn" in output:
         pytest.skip("XLA makes no YNNPACK fusions for this CPU")
     assert status != 0
@@ -169,7 +170,7 @@ def _run_many_segments(bound: str) -> int:
         flags += " --xla_cpu_collective_call_terminate_timeout_seconds=4"
     return subprocess.run(
         [sys.executable, "-c", MANY_SEGMENTS, bound],
-        capture_output=True, timeout=100, check=False,
+        capture_output=True, timeout=300, check=False,
         env=_environment(source) | {"XLA_FLAGS": flags},
     ).returncode  # fmt: skip
 
@@ -178,10 +179,11 @@ def test_many_segments_with_collectives_end():
     assert _run_many_segments("on") == 0
 
 
+@pytest.mark.slow  # each try takes seconds, and on a busy machine some run through
 def test_many_segments_with_collectives_stand_still_without_the_bound():
     if (os.cpu_count() or 1) > 2:
         pytest.skip("XLA has a thread for each processor")
-    assert _run_many_segments("off") != 0
+    assert any(_run_many_segments("off") != 0 for _ in range(10))
 
 
 # ---- entries at another index than the loop counter (openxla/xla#46231 in one executable) -------
