@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 import popdist
 from checkpoints.tensor_files import DTYPES
+from files.shown import shown_name
 from files.writing import sync
 from modelling.parts import TensorPart
 
@@ -29,8 +30,8 @@ def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
     if array.dtype not in DTYPES.values():
         supported = ", ".join(dtype.name for dtype in DTYPES.values())
         raise TypeError(f"tensor {name} is {array.dtype}, but can only be one of {supported}")
-    if name == RESERVED_NAME:
-        raise ValueError(f"no tensor can be named {name}: safetensors files use that name")
+    if name == RESERVED_NAME or name.encode(errors="ignore").decode() != name:
+        raise ValueError(f"no tensor can be named {shown_name(name)} in a safetensors file")
     return array
 
 

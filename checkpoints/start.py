@@ -14,6 +14,7 @@ from checkpoints import (
     Checkpoint,
     CheckpointError,
     TensorFiles,
+    TensorSpec,
     has_checkpoint,
     hf_description,
     load_checkpoint,
@@ -125,17 +126,26 @@ def _continued(
     )
 
 
-def _check_state(config: RunConfig, tensors: Tensors, table: WeightTable, folder: str) -> None:
+def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, folder: str) -> None:
     """Raise CheckpointError if a checkpoint has the state of another optimizer."""
     optimizer = config.training.optimizer
-    needed = (f"{OPTIMIZER}/{n}/{w.name}" for w in table.weights for n in optimizer.state(w.shape))
-    missing = next((name for name in needed if name not in tensors), None)
-    if missing is not None:
+    needed = {
+        f"{OPTIMIZER}/{name}/{weight.name}": shape
+        for weight in table.weights
+        for name, shape in optimizer.state(weight.shape).items()
+    }
+    for name, shape in needed.items():
+        if name in tensors and _is_state(tensors.spec(name), shape):
+            continue
         raise CheckpointError(
-            f"the checkpoint in {folder} has no {missing}, which {optimizer.name} as configured "
-            "needs: continue with the optimizer of that run, or start a new one from its weights "
-            "by --checkpoint.load_optimizer false"
+            f"the checkpoint in {folder} has no {name} of shape {shape}, which {optimizer.name} as "
+            "configured needs: continue with the optimizer of that run, or start a new one from its "
+            "weights by --checkpoint.load_optimizer false"
         )
+
+
+def _is_state(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+    return spec.shape == shape and spec.dtype.name in _FLOATS
 
 
 def _metadata(checkpoint: Checkpoint) -> Fields:

@@ -14,10 +14,9 @@ from pathlib import Path
 from checkpoints import check_is_free
 from checkpoints.huggingface import write_hf_directory
 from config.cli import entry_point
-from config.errors import UserError
 from config.screen import say
 from files.json_files import read_object
-from huggingface.torch_model import BIN, need_torch, tensors_of
+from huggingface.torch_model import need_torch, tensors_of
 
 OTHERS = ("*.json", "*.model", "*.txt")
 """Files of the configuration and the tokenizer."""
@@ -29,8 +28,6 @@ def convert(folder: Path, new: Path) -> None:
     Raises:
         UserError: there are no such files, they cannot be read, or the new folder not be written.
     """
-    if not list(folder.glob(BIN)):
-        raise UserError(f"there is no {BIN} in {folder}: give the folder of a model in that form")
     check_is_free(new)
     tensors = tensors_of(folder)
     description = read_object(folder / "config.json").data
@@ -38,7 +35,8 @@ def convert(folder: Path, new: Path) -> None:
     def copy_others(draft: Path) -> None:
         for pattern in OTHERS:
             for path in folder.glob(pattern):
-                if not (draft / path.name).exists() and not path.name.startswith("pytorch_model"):
+                is_new = not (draft / path.name).exists()
+                if path.is_file() and is_new and not path.name.startswith("pytorch_model"):
                     shutil.copy(path, draft)
 
     write_hf_directory(new, tensors, description, complete=copy_others)

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from checkpoints.manifest import is_file_name
+from checkpoints.shards import as_stored
 from config.errors import UserError
+from files.errors import FileError
 from files.json_files import read_object
-from files.shown import shown_name
+from files.shown import shown_name, shown_path
+from files.text import check_regular
 
 
 def need_torch() -> None:
@@ -87,58 +90,82 @@ def generate(
     return found[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].numpy()
 
 
-BIN, ONE_BIN, BIN_INDEX = "pytorch_model*.bin", "pytorch_model.bin", "pytorch_model.bin.index.json"
+ONE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     """The tensors of a folder's `pytorch_model*.bin` files, whose pickles may hold nothing else.
 
     Raises:
-        UserError: a file is missing, cannot be read, or holds more than tensors.
+        UserError: a file or tensor is missing, cannot be read or stored, or is no tensor.
     """
-    return {
-        name: _array(value, f"{name} of {path}")
-        for path in _bin_files(folder)
-        for name, value in _unpickled(path).items()
-    }
+    files, expected = _bin_files(folder)
+    tensors: dict[str, np.ndarray] = {}
+    for path in files:
+        for name, value in _unpickled(path).items():
+            if name in tensors:
+                raise UserError(f"{shown_path(path)} has {shown_name(name)}, as another file has")
+            tensors[name] = _array(value, name, path)
+    missing = expected - tensors.keys()
+    if missing:
+        raise UserError(
+            f"the index of {shown_path(folder)} names {shown_name(min(missing))}, which is in none "
+            "of its files"
+        )
+    return tensors
 
 
-def _bin_files(folder: Path) -> list[Path]:
-    """One file, else those of the index, as transformers chooses them."""
-    if (folder / ONE_BIN).is_file():
-        return [folder / ONE_BIN]
-    if not (folder / BIN_INDEX).is_file():
-        return sorted(folder.glob(BIN))
-    names = read_object(folder / BIN_INDEX).texts("weight_map").values()
-    if not all(map(is_file_name, names)):
-        raise UserError(f"{folder / BIN_INDEX} is damaged: it names files of other folders")
-    return [folder / name for name in sorted(set(names))]
+def _bin_files(folder: Path) -> tuple[list[Path], set[str]]:
+    """One file, else those of the index, as transformers chooses them; what the index names."""
+    if (folder / ONE_BIN).exists():
+        return [folder / ONE_BIN], set()
+    if not (folder / BIN_INDEX).exists():  # then nobody knows whether some are missing
+        raise UserError(
+            f"neither {ONE_BIN} nor {BIN_INDEX} found in {shown_path(folder)}: give the folder of "
+            "a model in that form"
+        )
+    index = read_object(folder / BIN_INDEX).texts("weight_map")
+    if not all(map(is_file_name, index.values())):
+        raise UserError(
+            f"{shown_path(folder / BIN_INDEX)} is damaged: it names files of other folders"
+        )
+    return [folder / name for name in sorted(set(index.values()))], set(index)
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
     """Without running code that is in it: torch builds tensors and plain values only."""
     import torch
 
+    check_regular(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise FileError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
     except Exception as error:  # torch raises many kinds for a damaged file
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"cannot read {path}: {shown_name(reason)}") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UserError(f"{path} holds no tensors by name: give a model's state_dict")
+        raise FileError(
+            f"cannot read {shown_path(path)}: it is damaged, no file of torch.save, or holds more "
+            "than tensors"
+        ) from error
+    if not isinstance(found, dict) or not found or not all(isinstance(n, str) for n in found):
+        raise FileError(f"{shown_path(path)} holds no tensors by name: give a model's state_dict")
     return found
 
 
-def _array(value: Any, name: str) -> np.ndarray:
+def _array(value: Any, name: str, path: Path) -> np.ndarray:
     import ml_dtypes
     import torch
 
+    where = f"{shown_name(name)} of {shown_path(path)}"
     if not isinstance(value, torch.Tensor):
-        raise UserError(f"{name} is no tensor: give the file of a model alone")
+        raise UserError(f"{where} is no tensor: give the file of a model alone")
+    if value.layout != torch.strided:
+        raise UserError(f"{where} is sparse, and cannot be converted")
     tensor = value.detach().contiguous()
     is_bfloat16 = tensor.dtype == torch.bfloat16
     try:
         array: np.ndarray = (tensor.view(torch.int16) if is_bfloat16 else tensor).numpy()
-    except TypeError as error:  # such as float8
-        raise UserError(f"{name} is {tensor.dtype}, which cannot be converted") from error
-    return array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
+        return as_stored(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
+    except TypeError as error:  # such as float8 or complex numbers
+        raise UserError(f"{where} is {tensor.dtype}, which cannot be converted") from error
+    except ValueError as error:
+        raise UserError(f"{shown_path(path)}: {error}") from error

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from config.errors import UserError
 from files.shown import shown_name
 from modelling.parts import RowPart, TensorPart, parts_in_row
 from modelling.quantisation import quantised
@@ -36,6 +37,10 @@ _FACTORS = ("second_order_rows", "second_order_columns")
 """State with an element for each row, or for each column, of a matrix."""
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
+
+
+class WeightsError(UserError, ValueError):
+    """Weights, or state beside them, of another model or program than the configured one."""
 
 
 @dataclass(frozen=True)
@@ -141,21 +146,21 @@ def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
     name = prefix + weight.name
     _check_presence(name, logical)
     array = np.asarray(logical[name])
-    _check_shape(weight, name, array.shape)
+    _check_shape(name, array.shape, weight.shape)
     return array
 
 
 def _check_presence(name: str, logical: Arrays) -> None:
     if name not in logical:
-        raise ValueError(
+        raise WeightsError(
             f"{name!r} is missing: the weights belong to a model of another kind or size than the "
             "configuration's"
         )
 
 
-def _check_shape(weight: Weight, name: str, shape: tuple[int, ...]) -> None:
-    if shape != weight.shape:
-        raise ValueError(f"{name!r} has shape {shape}, but the configuration needs {weight.shape}")
+def _check_shape(name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    if shape != needed:
+        raise WeightsError(f"{name!r} has shape {shape}, but the configuration needs {needed}")
 
 
 def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
@@ -331,7 +336,8 @@ class WeightTable:
         """
         sources = self._sources(shapes)
         for weight in self.weights:
-            _check_shape(weight, sources[weight.name], shapes[sources[weight.name]])
+            source = sources[weight.name]
+            _check_shape(source, shapes[source], weight.shape)
 
     def _sources(self, names: Iterable[str]) -> dict[str, str]:
         """Logical name to the name in a file that has the weights `names`."""
@@ -343,7 +349,7 @@ class WeightTable:
         needed = {w.name for w in self.weights}
         missing, unknown = needed - found.keys(), found.keys() - needed
         if missing or unknown:
-            raise ValueError(
+            raise WeightsError(
                 "the weights belong to a model of another kind or size than the configuration's: "
                 f"missing {_some(missing)}, unknown {_some(unknown)}"
             )
@@ -355,7 +361,7 @@ class WeightTable:
     ) -> dict[Variable, Callable[[], np.ndarray]]:
         """Functions that make the host data of a program's variables from logical tensors.
 
-        They read the tensors they need, and raise ValueError if one has the wrong shape.
+        They read the tensors they need, and raise WeightsError if one has the wrong shape.
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
@@ -386,7 +392,10 @@ class WeightTable:
     def _host_data(self, place: _Place, tensors: Arrays) -> np.ndarray:
         row, variable, prefix, common = place
         if common:
-            return _fitted(np.asarray(tensors[prefix + row.weights[0].name]), variable.shape)
+            name = prefix + row.weights[0].name
+            data = _fitted(np.asarray(tensors[name]), variable.shape)
+            _check_shape(name, data.shape, variable.shape)
+            return data
         return row.to_host(tensors, self.tensor_parallel, prefix)
 
     def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:

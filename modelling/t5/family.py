@@ -128,7 +128,7 @@ def hf_config(config: T5Config) -> dict[str, Any]:
 
 def sizes(description: Fields) -> dict[str, Any]:
     """Fields of the model section for a config.json of T5 v1.1 or FLAN-T5."""
-    data = description.data
+    data, layers = description.data, description.count("num_layers")
     # Whether the head is tied to the embedding is seen from the weights: transformers 5 writes
     # `tie_word_embeddings` true for every T5 that it saves, also where the two differ.
     needed = {
@@ -136,11 +136,11 @@ def sizes(description: Fields) -> dict[str, Any]:
         "decoder_start_token_id": (START_TOKEN, START_TOKEN),
         "pad_token_id": (SPECIAL_TOKENS.pad, SPECIAL_TOKENS.pad),
         "eos_token_id": (SPECIAL_TOKENS.end, SPECIAL_TOKENS.end),
-        "num_decoder_layers": (data.get("num_layers"), data.get("num_layers")),
+        "num_decoder_layers": (layers, layers),
     }
     check_values(data, needed, "T5 v1.1 and FLAN-T5 are known, T5 of 2019 is not")
     return {
-        "layers": description.count("num_layers"),
+        "layers": layers,
         "hidden_size": description.count("d_model"),
         "d_ff": description.count("d_ff"),
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-6),

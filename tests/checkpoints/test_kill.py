@@ -48,10 +48,13 @@ def start(program, *arguments):
 
 
 def test_killed_at_random_moments(tmp_path):
-    """Ten runs in a row, each going on from the last. A damaged step would be a warning."""
+    """Ten runs in a row, each going on from the last. A damaged step would be a warning. More of
+    them if the moments were not those that matter, as on a busy machine."""
     moments = random.Random(7)
-    reached, in_the_middle = 0, 0
-    for _ in range(10):
+    reached, in_the_middle, runs = 0, 0, 0
+    while runs < 10 or min(reached, in_the_middle) < 3:
+        runs += 1
+        assert runs < 100
         process = start(SAVE_WITHOUT_END, tmp_path)
         assert process.stdout.readline() == "ready\n", process.communicate()[1]
         time.sleep(moments.uniform(0.02, 0.2))
@@ -67,8 +70,6 @@ def test_killed_at_random_moments(tmp_path):
         for name, array in state_of(checkpoint.step).items():
             assert np.array_equal(checkpoint.tensors[name], array)
         reached = checkpoint.step
-    assert reached >= 3
-    assert in_the_middle >= 3  # else the moments were not those that matter
     with CheckpointStore(tmp_path, to_keep=2) as store:
         store.save(reached + 1, {}, {})
     assert len(list(tmp_path.iterdir())) == 2
@@ -161,7 +162,7 @@ print(deaths, len(seen) == len(may_be))
 @pytest.mark.parametrize("case", ["new step", "same step", "first step", "model folder"])
 def test_killed_at_each_file_operation(tmp_path, case):
     process = start(DIE_AT_EACH_FILE_OPERATION, tmp_path, case)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert errors == ""
     deaths, all_seen = out.split()
     assert int(deaths) >= 8

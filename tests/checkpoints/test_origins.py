@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import numpy as np
@@ -51,6 +52,7 @@ def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
         ("t5", {"num_decoder_layers": 2}, "has num_decoder_layers 2, but must have 1"),
         ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, gptj"),
         ("t5", {"d_model": "many"}, "d_model is 'many', but must be an integer"),
+        ("t5", {"num_layers": "1"}, "num_layers is '1', but must be an integer"),
         ("gptj", {"activation_function": "relu"}, "has activation_function 'relu'"),
         ("gptj", {"n_inner": 7}, "has n_inner 7, but must have 192"),
         ("gptj", {"rotary_dim": None}, "rotary_dim is None, but must be an integer"),
@@ -94,6 +96,25 @@ def test_a_folder_of_bin_files_is_converted(kind, files, dtype, tmp_path):
         assert table["lm_head.weight"].dtype == np.float16
 
 
+def save_odd_bin(content: object, folder: Path) -> None:
+    """The content, or a pipe, or two files without an index or with one that does not fit."""
+    path = folder / "pytorch_model.bin"
+    if content is None:
+        os.mkfifo(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif not isinstance(content, str):
+        torch.save(content, path)
+    else:
+        files = [f"pytorch_model-{number}-of-2.bin" for number in (1, 2)]
+        for file in files[: 1 if content == "less" else 2]:
+            torch.save({"a": torch.zeros(2)}, folder / file)
+        named = {"a": files[0], "b": files[content == "twice"]}
+        if content != "of 2":
+            index = {"weight_map": named}
+            (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
 class Harm:
     def __reduce__(self):
         return print, ("this ran",)
@@ -105,11 +126,21 @@ class Harm:
         ({"weight": torch.zeros(2), "epoch": 3}, "epoch of .*pytorch_model.bin is no tensor"),
         ([torch.zeros(2)], "holds no tensors by name"),
         ({"weight": Harm()}, "cannot read .*pytorch_model.bin: "),
+        ({}, "holds no tensors by name"),
+        ({"weight": torch.eye(2).to_sparse()}, "weight of .* is sparse"),
+        ({"weight": torch.zeros(2, dtype=torch.complex64)}, "is torch.complex64, which cannot"),
+        ({"__metadata__": torch.zeros(2)}, "no tensor can be named __metadata__"),
+        ({"a\udc80": torch.zeros(2)}, r"no tensor can be named a\\udc80"),
+        (b"no file of torch.save", "pytorch_model.bin: it is damaged, no file of torch.save"),
+        (None, "pytorch_model.bin: it is not a regular file"),
+        ("of 2", "neither pytorch_model.bin nor pytorch_model.bin.index.json found"),
+        ("twice", "pytorch_model-2-of-2.bin has a, as another file has"),
+        ("less", "names b, which is in none of its files"),
     ],
 )
-def test_bin_files_with_more_than_tensors_are_refused(content, said, tmp_path, capsys):
+def test_bin_files_with_other_than_tensors_are_refused(content, said, tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
-    torch.save(content, tmp_path / "pytorch_model.bin")
+    save_odd_bin(content, tmp_path)
     assert huggingface.convert.main([str(tmp_path), str(tmp_path / "new")]) == 2
     out, err = capsys.readouterr()
     assert re.search(said, err)

@@ -154,18 +154,19 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 # ---- no network ---------------------------------------------------------------------------------
 ASK_FOR_BOTH = """
 import time
+naps = []
+time.sleep = naps.append
 import datasets, transformers
 transformers.AutoTokenizer  # imported on first use
 from data.hub import DataUnavailable
 from data.hub import load_tokenizer
 from data.task import TASKS
-start = time.monotonic()
 for ask in (lambda: TASKS["mnli"].corpus("train"), lambda: load_tokenizer("google/flan-t5-small")):
     try:
         ask()
     except DataUnavailable as error:
         print(error)
-print(time.monotonic() - start)
+print(sum(naps))
 """
 # Nothing listens on port 1, so connections are refused as on a machine without a network.
 NO_NETWORK = {
@@ -181,9 +182,9 @@ def test_without_a_network_and_cache_one_sentence_says_what_to_do(how: str, tmp_
     env = inherited | NO_NETWORK[how] | {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", ASK_FOR_BOTH],
-        env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+        env=env, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
-    *sentences, seconds = done.stdout.splitlines()
+    *sentences, slept = done.stdout.splitlines()
     assert sentences == [
         "cannot get data set glue/mnli from the Hugging Face hub (not reachable): "
         "connect to the network, or use --data.dataset sample, or files of your own with "
@@ -191,7 +192,7 @@ def test_without_a_network_and_cache_one_sentence_says_what_to_do(how: str, tmp_
         "tokenizer google/flan-t5-small is no folder, and cannot be had from the Hugging Face hub "
         "(not reachable): connect to the network, or give a folder with --tokenizer",
     ]
-    assert float(seconds) < 20  # the libraries' retries alone would take 75
+    assert float(slept) < 1  # seconds; between their retries the libraries sleep more than 50
 
 
 def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

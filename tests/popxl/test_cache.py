@@ -172,19 +172,15 @@ def test_a_segment_that_prints_leaves_the_others_cached(folder):
 
 # ---- separate processes -------------------------------------------------------------------------
 START = """
-import json, sys, time
+import json
 import numpy as np
 from tests.popxl.test_cache import _training_like
 import popxl
 from popxl._lower.cache import statistics
 ir, names = _training_like()
-popxl._lower.devices.replica_mesh("cpu", ir.replication_factor)  # starts the backend
-begin = time.perf_counter()
-session = popxl.Session(ir)
-seconds = time.perf_counter() - begin
-with session:
+with popxl.Session(ir) as session:
     y = session.run({names["x"]: np.full((2, 8, 16), 0.3, np.float32)})[names["y"]]
-print(json.dumps({"seconds": seconds, "y": y.tobytes().hex(), **vars(statistics)}))
+print(json.dumps({"y": y.tobytes().hex(), **vars(statistics)}))
 """
 
 
@@ -205,7 +201,6 @@ def test_a_second_start_neither_traces_nor_compiles(tmp_path):
     assert (second["traces"], second["compiles"], second["misses"]) == (0, 0, 0)
     assert second["hits"] == first["compiles"]
     assert second["y"] == first["y"]
-    assert second["seconds"] < first["seconds"] / 2
 
 
 # ---- damaged files ------------------------------------------------------------------------------

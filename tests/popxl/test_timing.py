@@ -77,9 +77,13 @@ def test_apart_a_segment_has_the_time_of_its_work():
             out = popxl.d2h_stream((), popxl.float32)
             ops.host_store(out, ops.sum(y))
     flops = 4 * 2 * 800**3
+    shares = []
     with popxl.Session(ir, "cpu") as session:
         session.run()
-        with session.timing(apart=True) as timing:
-            session.run()
-    assert timing.parts["large"].runs.seconds > flops / 20e12  # no CPU is faster
-    assert timing.parts["large"].runs.seconds > 0.5 * timing.seconds
+        for _ in range(5):  # other processes may take some of the time
+            with session.timing(apart=True) as timing:
+                session.run()
+            seconds = timing.parts["large"].runs.seconds
+            assert seconds > flops / 20e12  # no CPU is faster
+            shares.append(seconds / timing.seconds)
+    assert max(shares) > 0.5

@@ -148,13 +148,16 @@ def killed(
     print(f"moments of the kills are from seed {SEED}")
     moments = random.Random(SEED)
     lives = Lives(folder, executables, processes=processes)
+    due: list[Callable] = []
     for life in range(kills):
-        if life in damages:
-            lives.spoil(damages[life])
+        due += [damages[life]] if life in damages else []
+        if due and lives.good()[1] is None:  # since the last damage something was saved
+            lives.spoil(due.pop(0))
         seconds = moments.uniform(0.0, 0.8)
         victim = moments.randrange(processes) if processes > 1 else 0
         lives.live(seconds, life % 2 == 0, victim)
         print(f"killed after {seconds:.3f} s; the newest checkpoint is of step {lives.good()[0]}")
+    assert not due
     print(f"{lives.while_saving} of {kills} kills were in the middle of a save")
     return lives
 

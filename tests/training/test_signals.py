@@ -104,7 +104,7 @@ def test_a_terminated_run_saves_and_ends(tmp_path):
     )
     assert process.stdout.readline() == "1\n"
     process.terminate()
-    steps = ["1", *process.communicate(timeout=20)[0].split()]
+    steps = ["1", *process.communicate(timeout=120)[0].split()]
     assert process.returncode == 0
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.metadata == {"signal": "SIGTERM"}
