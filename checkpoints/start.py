@@ -139,8 +139,8 @@ def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, fo
             continue
         raise CheckpointError(
             f"the checkpoint in {folder} has no {name} of shape {shape}, which {optimizer.name} as "
-            "configured needs: continue with the optimizer of that run, or start a new one from its "
-            "weights by --checkpoint.load_optimizer false"
+            "configured needs: continue with the optimizer of that run, or start a new one from "
+            "its weights by --checkpoint.load_optimizer false"
         )
 
 
