@@ -13,7 +13,9 @@ INSTANCE_INDEX = "POPDIST_INSTANCE_INDEX"
 TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 COORDINATOR = "POPDIST_COORDINATOR"
 LOOPBACK = "127.0.0.1"
+MOST = 16_384  # processes
 _FIRST_PORT = 61440
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\w.:%]+\]):([0-9]{1,5})", re.ASCII)
 
 # Where launchers tell their number of processes, and the index of each.
 _LAUNCHERS = (
@@ -50,8 +52,9 @@ def number(variable: str, default: int) -> int:
     value = os.environ.get(variable, "")
     if not value:
         return default
-    if not value.isdecimal():
-        raise ValueError(f"the environment variable {variable} is {value!r}: set it to a number")
+    if not value.isdecimal() or len(value) > 18:
+        shown = value if len(value) < 40 else f"{value[:40]}…"
+        raise ValueError(f"the environment variable {variable} is {shown!r}: set it to a number")
     return int(value)
 
 
@@ -61,17 +64,26 @@ def place_given(processes: int, process: int, coordinator: str) -> Place:
     Raises:
         DistributedError: they do not fit.
     """
-    if not 0 <= process < processes:
+    found = _ADDRESS.fullmatch(coordinator)
+    if found is None or not 0 < int(found[1]) < 2**16:
         raise DistributedError(
-            f"process {process} is not one of {processes} processes: they are numbered from 0"
+            f"the coordinator {coordinator[:100]!r} is no HOST:PORT: name the host of process 0 "
+            "and a free port of it"
         )
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    return _checked(Place(process, processes, coordinator))
+
+
+def _checked(place: Place) -> Place:
+    if not 1 <= place.count <= MOST:
         raise DistributedError(
-            f"the coordinator {coordinator!r} is no HOST:PORT: name the host of process 0 and a "
-            "free port of it"
+            f"a run has 1 to {MOST} processes, but is given {str(place.count)[:20]}"
         )
-    return Place(process, processes, coordinator)
+    if not 0 <= place.index < place.count:
+        raise DistributedError(
+            f"process {str(place.index)[:20]} is not one of {place.count} processes: they are numbered "
+            "from 0"
+        )
+    return place
 
 
 def place_of_environment() -> Place:
@@ -83,10 +95,12 @@ def place_of_environment() -> Place:
     if os.environ.get(NUM_INSTANCES):
         count, index = number(NUM_INSTANCES, 1), number(INSTANCE_INDEX, 0)
         coordinator = os.environ.get(COORDINATOR)
-        return place_given(count, index, coordinator) if coordinator else Place(index, count)
+        if coordinator:
+            return place_given(count, index, coordinator)
+        return _checked(Place(index, count))
     for of_count, of_index in _LAUNCHERS:
         if of_index in os.environ and number(of_count, 1) > 1:
-            return Place(number(of_index, 0), number(of_count, 1), _on_one_host())
+            return _checked(Place(number(of_index, 0), number(of_count, 1), _on_one_host()))
     return Place()
 
 

@@ -24,6 +24,7 @@ from popdist._place import COORDINATOR, INSTANCE_INDEX, LOOPBACK, NUM_INSTANCES,
 GRACE = 5.0  # seconds that the others have to end by themselves
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _USER_ERROR = 2
+MOST = 1024  # processes on one machine, and replicas
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         return _say("give the command to start after --", _USER_ERROR)
-    if given.processes < 1:
-        return _say(f"--processes is {given.processes}, but at least 1 is needed", _USER_ERROR)
+    for name, count in (("--processes", given.processes), ("--replicas", given.replicas)):
+        if count is not None and not 1 <= count <= MOST:
+            return _say(f"{name} is {str(count)[:20]}, but must be from 1 to {MOST}", _USER_ERROR)
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, frame: object) -> None:
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             started.append(_start(command, index, given, coordinator))
     except OSError as error:
         _end(started)
-        return _say(f"cannot start {command[0]}: {error.strerror}", _USER_ERROR)
+        return _say(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
     return _wait(started)
 
 
