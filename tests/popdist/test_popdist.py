@@ -43,7 +43,8 @@ BAD_PLACES = [
     ((2, 10**400, "h:1"), "process 1000"),
     ((2, None, None), "are given together or not at all"),
     *(((2, 1, bad), "is no HOST:PORT") for bad in
-      ("", "h", ":1", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:1:2", "a b:1", "\udc80:1", "h:" + "1" * 5000)),
+      ("", "h", ":1", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:1:2", "a b:1", "\udc80:1",
+       "h:" + "1" * 5000)),
 ]  # fmt: skip
 
 

@@ -74,14 +74,15 @@ def place_given(processes: int, process: int, coordinator: str) -> Place:
 
 
 def _checked(place: Place) -> Place:
+    """The place. Raises DistributedError if there is none such."""
     if not 1 <= place.count <= MOST:
         raise DistributedError(
             f"a run has 1 to {MOST} processes, but is given {str(place.count)[:20]}"
         )
     if not 0 <= place.index < place.count:
         raise DistributedError(
-            f"process {str(place.index)[:20]} is not one of {place.count} processes: they are numbered "
-            "from 0"
+            f"process {str(place.index)[:20]} is not one of {place.count} processes: they are "
+            "numbered from 0"
         )
     return place
 
