@@ -15,7 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError
-from modelling.parts import Part, assembled
+from files.shown import shown_name
+from modelling.parts import Part, assembled, check_whole
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -89,6 +90,11 @@ class TensorFiles(Mapping[str, np.ndarray]):
         missing = inside - self._files.keys()
         if missing:
             raise CheckpointError(f"tensor {min(missing)}, a part of one, is missing")
+        names = [name for name in self._parts if name in self._files]
+        if names or len(inside) < sum(map(len, self._parts.values())):
+            raise CheckpointError("a tensor is part of several, or stored both whole and in parts")
+        for name, of_one in self._parts.items():
+            self._check_parts(name, of_one)
         self._names = [name for name in self._files if name not in inside] + list(self._parts)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -101,10 +107,20 @@ class TensorFiles(Mapping[str, np.ndarray]):
         if name not in self._parts:
             return self._stored(name)
         of_one = self._parts[name].items()
+        return assembled({part: partial(self._stored, stored) for stored, part in of_one})
+
+    def _check_parts(self, name: str, of_one: Mapping[str, Part]) -> None:
+        """Raise CheckpointError unless a tensor can be put together."""
         try:
-            return assembled({part: partial(self._stored, stored) for stored, part in of_one})
+            check_whole(of_one.values())
+            specs = [(self.stored_spec(stored), part) for stored, part in of_one.items()]
+            dtype = specs[0][0].dtype
+            if any(spec != (dtype, (part.size,)) for spec, part in specs):
+                raise ValueError("its parts are of several types, or not of their sizes")
         except ValueError as error:
-            raise CheckpointError(f"tensor {name} cannot be put together: {error}") from error
+            raise CheckpointError(
+                f"tensor {shown_name(name)} cannot be put together: {error}"
+            ) from error
 
     @property
     def stored(self) -> Collection[str]:

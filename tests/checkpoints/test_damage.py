@@ -187,3 +187,78 @@ def test_a_later_format_is_named(store):
     path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
     with pytest.raises(CheckpointError, match="has format 99, newer than the 3"):
         store.load(3)
+
+
+# ---- tensors in parts, as several processes save them ------------------------------------------
+HALVES = {f"a@{i}": {"axes": [0, 1], "corner": [0, 0], "box": [4, 3], "start": s, "size": n}
+          for i, (s, n) in enumerate([(0, 5), (5, 7)])}  # fmt: skip
+BOXES = {f"a@{i}": {"axes": [1, 0], "corner": [0, c], "box": [3, n], "start": 0, "size": 3 * n}
+         for i, (c, n) in enumerate([(0, 1), (1, 3)])}  # fmt: skip
+
+
+def save_in_parts(folder, parts, changed=(), shape=(4, 3), extra=None, sizes=None, dtype=None):
+    """Two steps; in the manifest of the second, the tensor `a` consists of `parts`.
+
+    Args:
+        changed: fields of the last part that are changed there.
+        extra: changes the content of the manifest.
+        sizes, dtype: of the parts in the files, if others.
+    """
+    from checkpoints import manifest
+
+    sizes = sizes or [part["size"] for part in parts.values()]
+    types = [np.float32, dtype or np.float32]
+    with CheckpointStore(folder) as store:
+        for step in (1, 2):
+            stored = [np.arange(n).astype(t) for n, t in zip(sizes, types, strict=True)]
+            store.save(step, dict(zip(parts, stored, strict=True)), {}, wait=True)
+    path = folder_of(store, 2) / MANIFEST
+    content = json.loads(path.read_text())["content"]
+    rows = {name: part | (dict(changed) if name == "a@1" else {}) for name, part in parts.items()}
+    content["parts"] = {"a": {"shape": list(shape), "parts": rows}}
+    if extra:
+        extra(content)
+    path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
+    return store
+
+
+@pytest.mark.parametrize("parts", [HALVES, BOXES])
+def test_tensors_in_parts_come_back_whole(parts, tmp_path):
+    tensors = save_in_parts(tmp_path, parts).load().tensors
+    rows = [*range(5), *range(7)] if parts is HALVES else [*range(3), *range(9)]
+    expected = np.reshape(rows, (4, 3)) if parts is HALVES else None
+    if expected is None:
+        expected = np.concatenate([np.reshape(rows[:3], (1, 3)), np.reshape(rows[3:], (3, 3)).T])
+    assert list(tensors) == ["a"]
+    assert tensors.spec("a") == (np.float32, (4, 3))
+    np.testing.assert_array_equal(tensors["a"], expected)
+
+
+@pytest.mark.parametrize(
+    ("parts", "how", "said"),
+    [
+        (HALVES, {"changed": {"start": 0}}, "do not follow each other"),
+        (HALVES, {"changed": {"start": 2**62}}, "do not follow each other"),
+        (HALVES, {"changed": {"size": 6}}, "not all of its parts"),
+        (HALVES, {"sizes": [5, 6]}, "several types, or not of their sizes"),
+        (HALVES, {"dtype": np.int32}, "several types, or not of their sizes"),
+        (HALVES, {"shape": (2**40, 2**40)}, "not all of its parts"),
+        (HALVES, {"shape": (3, 4)}, "a part is outside"),
+        (HALVES, {"shape": (4, 3, 1)}, "is no part of a tensor of shape"),
+        (BOXES, {"changed": {"corner": [0, 0]}}, "overlap"),
+        (BOXES, {"changed": {"corner": [0, 2]}}, "a part is outside"),
+        (BOXES, {"changed": {"axes": [0, 1]}}, "a part is outside"),
+        (BOXES, {"changed": {"box": [2**40, 3]}}, "not all of its parts"),
+        (HALVES, {"extra": lambda c: c["parts"]["a"]["parts"].pop("a@1")}, "not all of its parts"),
+        (HALVES, {"extra": lambda c: c["tensors"].pop("a@1")}, "lacks, or should lack"),
+        (HALVES, {"extra": lambda c: c["parts"].update(b=c["parts"]["a"])}, "part of several"),
+        (HALVES, {"extra": lambda c: c["parts"].update({"a@0": c["parts"]["a"]})}, "both whole"),
+        (HALVES, {"extra": lambda c: c["tensors"]["a@0"].update(file="../x")}, "no name of a file"),
+        (HALVES, {"extra": lambda c: c["parts"]["a"].update(parts={})}, "has no parts"),
+    ],
+)  # fmt: skip
+def test_parts_that_are_no_whole_tensor(parts, how, said, tmp_path):
+    """With a right digest; the step before is used."""
+    store = save_in_parts(tmp_path, parts, **how)
+    with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*{said}"):
+        assert store.load().step == 1

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from modelling.parts import assembled, parts_in_row
+from modelling.parts import assembled, check_whole, parts_in_row
 from modelling.weights import Row, Weight
 
 JOINED = [(axis, cut, count) for axis in (0, 1) for cut in (True, False) for count in (1, 3)]
@@ -32,8 +32,9 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
                 for found in parts_in_row(row, value.shape, group, start, piece.size):
                     parts[found.weight.name][found.part] = partial(found.taken, piece)
         for name, whole in logical.items():
+            check_whole(parts[name])
             assert np.array_equal(assembled(parts[name]), whole)
             incomplete = dict(list(parts[name].items())[1:])
             if incomplete:
                 with pytest.raises(ValueError, match="parts"):
-                    assembled(incomplete)
+                    check_whole(incomplete)

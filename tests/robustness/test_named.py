@@ -422,6 +422,23 @@ def test_weights_that_are_not_finite(value, tmp_path):
     assert len(dict(starting_point(asked, table).tensors)) == len(tensors)
 
 
+@pytest.mark.parametrize("odd", [np.zeros((3, 3), np.float32), np.zeros((32, 16), np.int32), None])
+def test_state_of_another_optimizer(odd, tmp_path):
+    config = gptj(2, 4, load=str(tmp_path))
+    table, weights = family_of(config).weights(config), initial(config)
+    state = {
+        f"optimizer/{n}/{w}": v for w, v in weights.items() for n in ("first_order", "second_order")
+    }
+    name = "optimizer/first_order/transformer.wte.weight"
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, weights | state, {}, wait=True)
+        assert starting_point(config, table).step == 1
+        changed = {n: v for n, v in (state | {name: odd}).items() if v is not None}
+        store.save(2, weights | changed, {}, wait=True)
+    with pytest.raises(CheckpointError, match=rf"has no {name} of shape \(32, 16\), which adamw"):
+        starting_point(config, table)
+
+
 class Ten:
     truncated = 0
 
