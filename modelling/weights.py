@@ -392,10 +392,7 @@ class WeightTable:
     def _host_data(self, place: _Place, tensors: Arrays) -> np.ndarray:
         row, variable, prefix, common = place
         if common:
-            name = prefix + row.weights[0].name
-            data = _fitted(np.asarray(tensors[name]), variable.shape)
-            _check_shape(name, data.shape, variable.shape)
-            return data
+            return _fitted(np.asarray(tensors[prefix + row.weights[0].name]), variable.shape)
         return row.to_host(tensors, self.tensor_parallel, prefix)
 
     def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
