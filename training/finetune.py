@@ -160,11 +160,11 @@ class _Run:
             stack.enter_context(self.model)
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
-            self._loop(report, checkpoints, profile, stop)
+            last = self._loop(report, checkpoints, profile, stop)
             if options.save_hf is not None and not stop.requested:
                 export(config, self.family, self.model.tensors(optimizer=False), options.save_hf)
         if stop.requested:
-            say(f"stopped by {stop.name} after step {checkpoints.step}")
+            say(f"stopped by {stop.name} after step {last}")
             if options.save_hf is not None:
                 say(
                     f"nothing is in {options.save_hf}: huggingface.export can write a model from "
@@ -185,8 +185,8 @@ class _Run:
         checkpoints: Checkpoints,
         profile: Profile,
         stop: StopSignal,
-    ) -> None:
-        """The loop over optimizer steps, `device_iterations` at a time."""
+    ) -> int:
+        """The loop over optimizer steps, `device_iterations` at a time; returns the last one."""
         config = self.config
         rate, iterations = Schedule.of(config.training), config.execution.device_iterations
         step = self.start.step
@@ -216,6 +216,7 @@ class _Run:
             raise self.skipped.error(checkpoints.kept)
         if self.best.is_over:
             self.best.say_over()
+        return step
 
     def _evaluation(self, step: int) -> Mapping[str, float]:
         """Metrics of the validation split, if it is time for them after so many steps."""
