@@ -15,7 +15,7 @@ from config.sections import RunConfig
 from modelling.feeding import deal_of
 from modelling.phases.training import build_training
 from modelling.running import RunningModel
-from modelling.spec import Batch, ModelFamily
+from modelling.spec import Batch, ModelFamily, family_of
 from popxl.random_seed import two_uint32_to_uint64
 
 
@@ -43,14 +43,16 @@ class StepResult:
 class FineTuning(RunningModel):
     """Trains a model. Use it as a context; weights must be written before the first step."""
 
-    def __init__(self, config: RunConfig, family: ModelFamily, gradients: bool = False) -> None:
+    def __init__(
+        self, config: RunConfig, family: ModelFamily | None = None, gradients: bool = False
+    ) -> None:
         """Build and compile the program.
 
         Args:
-            family: that of the configuration.
+            family: that of the configuration, where it is at hand; None: it is looked up.
             gradients: make the gradients of the last step readable.
         """
-        self._family = family
+        self._family = family = family or family_of(config)
         self._deal = deal_of(config)
         self._table = family.weights(config)
         self.program = build_training(config, family.layout, gradients, self._table)

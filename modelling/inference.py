@@ -13,7 +13,7 @@ from modelling.feeding import deal_of
 from modelling.generation import Strategy, build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.running import RunningModel
-from modelling.spec import ModelFamily
+from modelling.spec import ModelFamily, family_of
 from popxl_addons import NamedTensors
 
 
@@ -27,16 +27,17 @@ class Inference(RunningModel):
     def __init__(
         self,
         config: RunConfig,
-        family: ModelFamily,
+        family: ModelFamily | None = None,
         strategy: Strategy | None = None,
     ) -> None:
         """Build and compile the program.
 
         Args:
             config: one for training serves as well.
-            family: that of the configuration.
+            family: that of the configuration, where it is at hand; None: it is looked up.
             strategy: how tokens are chosen; None: as `generation` of the configuration says.
         """
+        family = family or family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
         self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy

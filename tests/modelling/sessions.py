@@ -8,7 +8,6 @@ from typing import TypeVar
 from config.sections import RunConfig
 from modelling.finetuning import FineTuning
 from modelling.inference import Inference
-from modelling.spec import family_of
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
@@ -20,8 +19,8 @@ def transposed(config: ConfigT, wanted: bool = True) -> ConfigT:
 
 
 def fine_tuning(config: RunConfig, gradients: bool = False) -> FineTuning:
-    return FineTuning(config, family_of(config), gradients)
+    return FineTuning(config, gradients=gradients)
 
 
 def inference(config: RunConfig) -> Inference:
-    return Inference(config, family_of(config))
+    return Inference(config)
