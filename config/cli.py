@@ -224,8 +224,9 @@ def _say(text: str, code: int) -> int:
 
     One of several processes ends here, so that the others do not wait for it.
     """
-    if popdist.getNumInstances() > 1:
-        popdist.fail(text, code)
+    with suppress(popdist.DistributedError):  # that it is one cannot be: see `text`
+        if popdist.getNumInstances() > 1:
+            popdist.fail(text, code)
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
     return code

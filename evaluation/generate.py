@@ -114,7 +114,8 @@ def lines_of_standard_input() -> list[str]:
     """
     try:
         lines = [line.rstrip("\n") for line in sys.stdin] if is_heard() else []
-    except UnicodeDecodeError as error:
+        "".join(lines).encode()  # Python may hand on bytes that are no text
+    except UnicodeError as error:
         raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
     return list(popdist.gather(lines)[0])
 

@@ -66,7 +66,7 @@ def test_places_that_cannot_be(environment, given, said):
 )
 def test_an_environment_that_cannot_be(environment, variables, said):
     environment(*variables)
-    with pytest.raises((popdist.DistributedError, ValueError), match=said) as error:
+    with pytest.raises(popdist.DistributedError, match=said) as error:
         popdist.init()
     assert len(str(error.value)) < 300
 
@@ -105,7 +105,7 @@ def test_a_replica_for_each_instance_by_default(environment):
 
 def test_wrong_values_are_named(environment):
     environment("two")
-    with pytest.raises(ValueError, match="POPDIST_NUM_INSTANCES is 'two'"):
+    with pytest.raises(popdist.DistributedError, match="POPDIST_NUM_INSTANCES is 'two'"):
         popdist.getNumInstances()
     environment("2", "0", "3")
     with pytest.raises(ValueError, match="3 replicas .* 2 instances"):

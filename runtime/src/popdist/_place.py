@@ -47,14 +47,16 @@ def number(variable: str, default: int) -> int:
     """A number in the environment.
 
     Raises:
-        ValueError: it is none.
+        DistributedError: it is none.
     """
     value = os.environ.get(variable, "")
     if not value:
         return default
     if not value.isdecimal() or len(value) > 18:
         shown = value if len(value) < 40 else f"{value[:40]}…"
-        raise ValueError(f"the environment variable {variable} is {shown!r}: set it to a number")
+        raise DistributedError(
+            f"the environment variable {variable} is {shown!r}: set it to a number"
+        )
     return int(value)
 
 
