@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -26,6 +27,8 @@ from config.presets import load_config, preset_data
 from config.t5 import T5Config
 from data.hub import DataUnavailable, load_tokenizer
 from data.loader import Loader
+from data.sources import DataError
+from evaluation.generate import lines_of_standard_input
 from files.errors import FileError, WriteError
 from files.json_files import read_json, read_json_lines
 from files.lock import locked
@@ -599,3 +602,32 @@ def test_streams_that_are_closed_get_into_no_file(tmp_path):
 def test_validation_checks_its_place_first(refused, monkeypatch):
     monkeypatch.setattr("evaluation.validate.load_weights", lambda *_: pytest.fail("too late"))
     assert "cannot write the report to" in refused(run_validation.main, "--out", "/proc/x")
+
+
+# ---- what surrounds a run -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"POPDIST_NUM_INSTANCES": "x"}, "POPDIST_NUM_INSTANCES is 'x': set it to a number"),
+        ({"POPDIST_NUM_INSTANCES": "0"}, "a run has 1 to 16384 processes, but is given 0"),
+        (
+            {"POPDIST_NUM_INSTANCES": "2", "POPDIST_INSTANCE_INDEX": "5"},
+            "process 5 is not one of 2 processes",
+        ),
+    ],
+)
+def test_numbers_of_processes_in_the_environment_that_cannot_be(
+    variables, said, monkeypatch, capsys
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run_finetuning.main(["--config", "tiny"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # by the locale
+def test_standard_input_that_is_no_text(errors, monkeypatch):
+    given = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8", errors)
+    monkeypatch.setattr(sys, "stdin", given)
+    with pytest.raises(DataError, match="not UTF-8 text"):
+        lines_of_standard_input()
