@@ -57,8 +57,13 @@ def preset_data(file: str | Path, preset: str) -> Located:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
-    """`base` with the values of `over` laid over it, mappings merged key by key."""
+    """`base` with the values of `over` laid over it, mappings merged key by key.
+
+    Steps without epochs replace the base's epochs, which would set the steps otherwise.
+    """
     places = [data.places if isinstance(data, Located) else {} for data in (base, over)]
+    if "steps" in over and "epochs" in base and "epochs" not in over:
+        over = {**over, "epochs": None}
     kept = {key: place for key, place in places[0].items() if key not in over}
     merged = Located(base, kept | places[1])
     for key, value in over.items():

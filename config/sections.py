@@ -181,7 +181,8 @@ class Training(Section):
     """Number of optimizer steps."""
 
     epochs: PositiveInt | None = None
-    """Passes over the training data. If given, training.steps is set to what they take."""
+    """Passes over the training data. If given, training.steps is set to what they take; steps that
+    override a preset replace its epochs."""
 
     global_batch_size: PositiveInt = 128
     """Samples that contribute to one optimizer step, over all devices."""

@@ -119,6 +119,20 @@ def test_inheritance_merges_field_by_field(presets):
     assert preset_data(path, "last") == {"family": "t5", "model": {"layers": 4, "d_ff": 64}}
 
 
+@pytest.mark.parametrize(
+    ("over", "steps", "epochs"),
+    [
+        ({"steps": 3}, 3, None),
+        ({"epochs": 2}, 500, 2),
+        ({"steps": 3, "epochs": 2}, 3, 2),
+        ({"max_skipped_steps": 1}, 500, 4),
+    ],
+)
+def test_steps_replace_epochs_of_what_they_override(over, steps, epochs):
+    merged = merge({"training": {"steps": 500, "epochs": 4}}, {"training": over})["training"]
+    assert (merged["steps"], merged["epochs"]) == (steps, epochs)
+
+
 def test_merge_leaves_its_arguments_alone():
     base, over = {"a": {"b": 1}}, {"a": {"c": 2}, "d": 3}
     assert merge(base, over) == {"a": {"b": 1, "c": 2}, "d": 3}
