@@ -162,6 +162,8 @@ def quick(words: list[str]) -> list[str]:
     if "--config" in words and "--plan" not in words:
         place = words.index("--config") + 1
         words[place] = "gptj_tiny" if words[place].startswith("gptj") else "tiny"
+    if "--model" in words:  # its preset is one for models of the hub, and not quick
+        words += ["--steps", "4"]
     if words[0] == "mpirun":  # it follows the same command with another launcher
         words.append("--fresh")
     return words + [extra for module in FEWER if module in words for extra in FEWER[module]]
