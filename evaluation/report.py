@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from files.writing import write_text
+from records.progress import shown_number
 
 FILE_NAME = "validation.json"
 NO_LABEL = "no label"
@@ -98,7 +99,7 @@ class Report:
         lines = []
         for name, value in self.metrics.items():
             counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""
-            lines.append(f"{name}: {value:.4f}{counts}")
+            lines.append(f"{name}: {shown_number(value)}{counts}")
         return "\n".join(lines)
 
 

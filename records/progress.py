@@ -88,13 +88,13 @@ class Progress:
 
     def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
         """What there is to say, by what it is about."""
-        facts = {"loss": f"loss {_shown(row['loss'])}"}
+        facts = {"loss": f"loss {shown_number(row['loss'])}"}
         facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
         if row.get("skipped_steps"):
             facts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
         if self._is_evaluated(row):
             names = [name for name in row if name.startswith(VALIDATION)]
-            shown = [f"{name.removeprefix(VALIDATION)} {_shown(row[name])}" for name in names]
+            shown = [f"{name.removeprefix(VALIDATION)} {shown_number(row[name])}" for name in names]
             self._evaluated = "validation " + " ".join(shown)
             facts["validation"] = self._evaluated
         elif self._bar is not None and self._evaluated:
@@ -119,6 +119,6 @@ class Progress:
         return ", ".join(text for name, text in facts.items() if name in chosen)
 
 
-def _shown(value: float) -> str:
+def shown_number(value: float) -> str:
     """Four decimals; what is too small or too large for them has a power of ten."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"

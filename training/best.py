@@ -13,6 +13,7 @@ from config.sections import METRICS, RunConfig
 from files.json_files import Fields
 from files.yaml_files import yaml_text
 from modelling.weights import Arrays
+from records.progress import shown_number
 
 FOLDER, CONFIG = "best", "config.yml"
 
@@ -73,7 +74,9 @@ class Best:
 
     def say_over(self) -> None:
         """Say why training ends."""
-        best = "none" if self._value is None else f"{self._value:.4f} at step {self._step}"
+        best = (
+            "none" if self._value is None else f"{shown_number(self._value)} at step {self._step}"
+        )
         say(
             f"{self._since} evaluations in a row had no better {self._metric} (the best: {best}): "
             "training ends"

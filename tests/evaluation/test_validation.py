@@ -123,8 +123,9 @@ def test_report_counts_and_examples(tmp_path):
         *[Answer(str(i), "yes", "no") for i in range(MOST_EXAMPLES + 5)],
     ]
     total = len(answers)
-    report = Report({"accuracy": 1 / total, "loss": 2.0}, answers, ("yes", "no"), {"step": 3})
-    assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})\nloss: 2.0000"
+    metrics = {"accuracy": 1 / total, "loss": 2.5e-5}
+    report = Report(metrics, answers, ("yes", "no"), {"step": 3})
+    assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})\nloss: 2.5e-05"
     data = json.loads(report.write(tmp_path / "new").read_text(encoding="utf-8"))
     assert data["confusion"] == {
         "yes": {"yes": 1, "no": 1, NO_LABEL: 0},
