@@ -136,7 +136,7 @@ def test_report_counts_and_examples(tmp_path):
         {"prompt": "c", "expected": "no", "generated": "what"},
     ]
     assert len(data["errors"]) == MOST_EXAMPLES
-    assert (data["step"], data["loss"]) == (3, 2.0)
+    assert (data["step"], data["loss"]) == (3, 2.5e-5)
 
 
 # ---- a person's mistakes ------------------------------------------------------------------------
