@@ -22,10 +22,9 @@ from popxl._core.verify import (
     check_widths,
     verify_if_asked,
 )
-from popxl._lower import hostdata, hostvalues
-from popxl._lower.devices import backend_epoch, per_replica, replica_mesh, replicated
-from popxl._lower.entries import Entries
-from popxl._lower.exchange import of_all_processes, parts_everywhere
+from popxl._lower import hostdata, hostvalues, placed
+from popxl._lower.devices import backend_epoch, replica_mesh, replicated
+from popxl._lower.exchange import of_all_processes
 from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
@@ -42,7 +41,7 @@ from popxl.plan import MemoryUse as MemoryUse
 from popxl.plan import Plan, memory_use, plan_of_program
 from popxl.random_seed import create_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
-from popxl.tensor import Constant, HostTensor, Shard, Variable
+from popxl.tensor import Constant, HostTensor, Variable
 
 StreamBufferMaps = h2dStreamBufferMaps | d2hStreamBufferMaps
 Initialised = TypeVar("Initialised", bound=Variable | Constant)
@@ -262,13 +261,7 @@ class Session:
     def _keep(self, state: State) -> None:
         """Take the state back after a run, and note what it has changed."""
         self._state = state
-        for t in self._program.changed:
-            _variable(t)._stale = True
-        for buffer, entries in state.entries.items():
-            for index in entries.stored:
-                if index in buffer._variables:
-                    buffer._variables[index]._stale = True
-            entries.stored.clear()
+        placed.note_changes(self._program, state)
 
     def _seed_random_numbers(self, seed: int) -> None:
         """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
@@ -333,24 +326,8 @@ class Session:
         return list(self.ir.main_graph.variables)
 
     def _upload(self) -> None:
-        program = self._program
-        state = State(
-            {t: self._put_resident(t) for t in program.variables},
-            {b: Entries(b, program.mesh) for b in program.buffers},
-        )
-        for buffer in program.buffers:
-            for var in buffer._variables.values():
-                self._put_entry(state, var)
-        self._state = state
+        self._state = placed.upload(self._program)
         self._mark_stale(False)
-
-    def _put_resident(self, t: Variable | Shard) -> jax.Array:
-        return hostdata.put_variable(_variable(t), t.shape, per_replica(self._program.mesh))
-
-    def _put_entry(self, state: State, var: Variable) -> None:
-        assert var._remote is not None
-        buffer, index = var._remote
-        state.entries[buffer].put(index, var)
 
     def _mark_stale(self, stale: bool) -> None:
         for var in self._all_variables():
@@ -364,22 +341,9 @@ class Session:
 
     def _fetched(self, var: Variable) -> np.ndarray:
         """The value on the devices; it may be a view of their memory."""
-        with self._together():
-            parts = hostdata.replica_parts(*self._held(var))
-            needed = hostdata.replicas_needed(var)
-            everyones = parts_everywhere(parts, needed, self._program.mesh)
-        value = hostdata.host_value(var, everyones.__getitem__)
-        return value.view(var.dtype.as_numpy())
-
-    def _held(self, var: Variable) -> tuple[jax.Array, int, tuple[int, ...]]:
-        """The array of a variable, the number of replicas, and the shape of what each holds."""
         assert self._state is not None
-        if var._remote is None:
-            resident = _resident(var)
-            return self._state.variables[resident], self._replicas, resident.shape
-        buffer, index = var._remote
-        array = self._state.entries[buffer].array(index)
-        return array, self._replicas, buffer.tensor_shape
+        with self._together():
+            return placed.fetched(self._program, self._state, var)
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
@@ -440,10 +404,9 @@ class Session:
             TypeError, ValueError: as for `get_tensors_data`.
         """
         hostvalues.check_host_data(self.ir, variable, Variable)
-        devices = list(self._program.mesh.devices.flat)
         return [
             VariablePart(
-                group, start, size, tuple(sorted({devices[r].process_index for r in holders})),
+                group, start, size, placed.processes_of(self._program, holders),
                 partial(self._read_part, variable, size, holders),
             )
             for group, start, size, holders in hostdata.parts_of(variable)
@@ -451,10 +414,8 @@ class Session:
 
     def _read_part(self, var: Variable, size: int, holders: Sequence[int]) -> np.ndarray:
         """The first `size` elements that one of the `holders` has, which is of this process."""
-        if self.is_attached and var._stale:
-            devices, here = self._program.mesh.devices.flat, jax.process_index()
-            own = next(r for r in holders if devices[r].process_index == here)
-            part = hostdata.replica_parts(*self._held(var), own)[own]
+        if self._state is not None and var._stale:
+            part = placed.part_here(self._program, self._state, var, holders)
         else:
             part = hostvalues.initial_on_replica(var, holders[0])
         return np.array(part.reshape(-1)[:size]).view(var.dtype.as_numpy())
@@ -486,17 +447,9 @@ class Session:
                 hostvalues.fill_host(var, data)
             var._retrieved = None
             var._stale = False
-        if self.is_attached:
-            self._upload_some(converted)
-
-    def _upload_some(self, variables: Iterable[Variable]) -> None:
-        assert self._state is not None
-        for var in variables:
-            if var._remote is None:
-                resident = _resident(var)
-                self._state.variables[resident] = self._put_resident(resident)
-            elif var._remote[0] in self._state.entries:
-                self._put_entry(self._state, var)
+        if self._state is not None:
+            for var in converted:
+                placed.put(self._program, self._state, var)
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -525,16 +478,6 @@ class Session:
 
 
 # ---- helpers ------------------------------------------------------------------------------------
-def _variable(t: Variable | Shard) -> Variable:
-    """The variable that a tensor on the devices holds the value of."""
-    return t._of if isinstance(t, Shard) else t
-
-
-def _resident(var: Variable) -> Variable | Shard:
-    """What the devices hold of a variable that is in no remote buffer."""
-    return var if var._shard is None else var._shard
-
-
 def _check_patterns(ir: Ir) -> None:
     if getattr(ir, "_patterns_applied", False):
         return
