@@ -13,6 +13,7 @@ from files.json_files import Fields, read_object
 from files.shown import shown_path
 
 WEIGHTS = ("*.safetensors", "*.json")
+RANDOM = "random"  # in place of a model: random weights
 
 
 def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:

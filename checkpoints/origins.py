@@ -8,7 +8,8 @@ from typing import Any
 
 from checkpoints.errors import CheckpointError
 from checkpoints.folders import step_folders
-from checkpoints.hub import model_description
+from checkpoints.hub import RANDOM, local_model, model_description
+from checkpoints.huggingface import CONFIG as MODEL_CONFIG
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.store import has_checkpoint
 from config.base import Section, field_annotations, is_section
@@ -24,8 +25,15 @@ class SavedOrModel:
     """See `config.cli.Origins`."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
-        """The configuration beside the newest intact step; None if there is no checkpoint."""
+        """The configuration beside the newest intact step; None if there is no checkpoint.
+
+        Raises:
+            UserError: there is no Hugging Face model either. Said here, it is not hidden by what
+                the default preset needs.
+        """
         if not has_checkpoint(load):
+            if load != RANDOM:
+                local_model(load, [MODEL_CONFIG])
             return None
         path = Path(load)
         folders = [path] if (path / FILE_NAME).is_file() else [f.path for f in step_folders(path)]

@@ -20,6 +20,7 @@ from checkpoints import (
     load_checkpoint,
     read_hf_directory,
 )
+from checkpoints.hub import RANDOM as RANDOM
 from checkpoints.hub import local_model
 from config.sections import RunConfig
 from files.json_files import Fields
@@ -28,7 +29,6 @@ from modelling.spec import family_of
 from modelling.weights import FP8, OPTIMIZER, Computed, WeightTable
 
 Tensors = Mapping[str, np.ndarray]
-RANDOM = "random"
 
 MODEL = "model"
 """Name under which a checkpoint's metadata have Hugging Face's description of its model."""

@@ -65,6 +65,9 @@ def begin(*_: object, **__: object) -> None:
 class OfPresets(SavedOrModel):
     """Takes models of the hub and runs that are not there for what the presets say."""
 
+    def saved(self, load: str) -> Mapping[str, Any] | None:
+        return None
+
     def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
         return data or preset_data("finetuning", "small")
 
