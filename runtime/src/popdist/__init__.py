@@ -40,8 +40,8 @@ def init(
             HOST:PORT of process 0, where they meet. Default: as the environment says.
 
     Raises:
-        DistributedError: they do not fit together, or the others do not come.
-        ValueError: a number in the environment is none.
+        DistributedError: they do not fit together, a number in the environment is none, or the
+            others do not come.
     """
     global _joined
     if _joined is not None:

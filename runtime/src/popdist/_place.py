@@ -93,7 +93,7 @@ def place_of_environment() -> Place:
     """The place that the environment tells: `POPDIST_*`, else Open MPI's or Slurm's; else alone.
 
     Raises:
-        ValueError, DistributedError: what it tells cannot be.
+        DistributedError: what it tells cannot be.
     """
     if os.environ.get(NUM_INSTANCES):
         count, index = number(NUM_INSTANCES, 1), number(INSTANCE_INDEX, 0)
