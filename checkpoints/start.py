@@ -20,8 +20,7 @@ from checkpoints import (
     load_checkpoint,
     read_hf_directory,
 )
-from checkpoints.hub import RANDOM as RANDOM
-from checkpoints.hub import local_model
+from checkpoints.hub import RANDOM, local_model
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.shown import shown, shown_path
@@ -68,7 +67,7 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
 
     If `checkpoint.save` has a run, that is continued: the same command does so again and again.
     Otherwise it is the state that `checkpoint.load` names, or random weights if that names none or
-    `RANDOM`. A checkpoint there continues its run, at the step and the sample it was saved at; with
+    "random". A checkpoint there continues its run, at the step and the sample it was saved at; with
     `checkpoint.load_optimizer` false, a new run starts from its weights.
 
     Args:
