@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from files.shown import shown_number
 from files.writing import write_text
-from records.progress import shown_number
 
 FILE_NAME = "validation.json"
 NO_LABEL = "no label"

@@ -50,6 +50,11 @@ def shown_path(path: str | Path) -> str:
     return shown_name(path, 2 * LONGEST)
 
 
+def shown_number(value: float) -> str:
+    """Four decimals; what is too small or too large for them has a power of ten."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
+
+
 def shown_names(names: Iterable[str], longest: int = 200) -> str:
     """A list of names, shortened at its end if it is longer than `longest` characters."""
     every = [shown_name(name) for name in names]

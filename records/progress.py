@@ -10,6 +10,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from files.shown import shown_number
 from records.throughput import Throughput
 
 VALIDATION = "validation_"
@@ -117,8 +118,3 @@ class Progress:
             if sum(len(facts[n]) + 2 for n in (*chosen, name)) <= width:
                 chosen.add(name)
         return ", ".join(text for name, text in facts.items() if name in chosen)
-
-
-def shown_number(value: float) -> str:
-    """Four decimals; what is too small or too large for them has a power of ten."""
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"

@@ -11,9 +11,9 @@ from checkpoints import CheckpointStore
 from config.screen import say
 from config.sections import METRICS, RunConfig
 from files.json_files import Fields
+from files.shown import shown_number
 from files.yaml_files import yaml_text
 from modelling.weights import Arrays
-from records.progress import shown_number
 
 FOLDER, CONFIG = "best", "config.yml"
 
