@@ -14,9 +14,9 @@ import torch
 import huggingface.convert
 import huggingface.export
 import run_finetuning
-import run_generation
 import run_validation
 from checkpoints import load_checkpoint, read_hf_directory
+from checkpoints.origins import ORIGINS
 from tests.checkpoints.hub_folders import GPTJ, T5, save, save_bin
 from tests.data.corpora import sample_tokenizer
 
@@ -158,13 +158,12 @@ def test_a_bin_file_that_is_missing_is_named(tmp_path, capsys):
     assert "pytorch_model-2-of-2.bin" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("script", [run_validation, run_generation], ids=lambda s: s.__name__)
-def test_what_is_no_run_is_said_before_what_the_default_preset_needs(
-    script, tmp_path, monkeypatch, capsys
-):
+def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert script.main(["--load", str(tmp_path)]) == 2
+    monkeypatch.setattr("evaluation.validate.validate", lambda *_: pytest.fail("too late"))
+    assert run_validation.main(["--load", str(tmp_path)]) == 2
     said = f"there is neither a checkpoint nor a Hugging Face model in {tmp_path}"
     assert said in capsys.readouterr().err
-    assert script.main(["--load", str(tmp_path / "typo")]) == 2
+    assert run_validation.main(["--load", str(tmp_path / "typo")]) == 2
     assert f"model {tmp_path / 'typo'}: no such folder here" in capsys.readouterr().err
+    assert ORIGINS.saved("random") is None
