@@ -95,7 +95,7 @@ class Author:
                  self.overwrite, self.overwrite_row, self.move, self.change, self.fill,
                  self.load_into_row, self.load_whole, self.store_whole, self.copy_entry,
                  self.update_entry, self.swap_entries, self.return_twice, self.count,
-                 self.choose_entry, self.store_where_it_points]  # fmt: skip
+                 self.choose_entry, self.store_where_it_points, self.add_up]  # fmt: skip
         return self.draw.choice(kinds)()
 
     def read_buffer(self) -> Statement:
@@ -200,6 +200,48 @@ class Author:
 
         def write(v: list[popxl.Tensor], given: popxl.Tensor) -> None:
             _repeat(body, ROWS, popxl.constant(0, popxl.int32))
+
+        return Statement(write, do)
+
+    def add_up(self) -> Statement:
+        """Add entries to what starts from zeros, by reference; at times it is read or changed
+        before, or another accumulator is left as it is."""
+        count, start = (
+            self.draw.randrange(1, WHOLE + 1),
+            self.draw.choice("untouched read changed".split()),
+        )
+        in_call, other = self.draw.random() < 0.5, self.draw.random() < 0.5
+
+        def step(row, total: popxl.TensorByRef, rest: popxl.TensorByRef):
+            ops.scaled_add_(total, ops.remote_load(self.whole, row), b=0.125)
+            if other:
+                ops.add_(rest, total)
+            return row + 1
+
+        def steps(row, total: popxl.TensorByRef, rest: popxl.TensorByRef):
+            return _repeat(step, count, row, total, rest)
+
+        def write(v: list[popxl.Tensor], given: popxl.Tensor) -> popxl.Tensor:
+            total, rest = (ops.init((ROWS,), self.dtype) for _ in range(2))
+            before = ops.sum(total) if start == "read" else None
+            if start == "changed":
+                ops.add_(total, given)
+            if in_call:
+                graph = popxl.gir().create_graph(steps, _row(), total, rest)
+                ops.call(graph, _row(), total, rest)
+            else:
+                steps(_row(), total, rest)
+            found = ops.sum(total * 0.5 + rest * 0.25)
+            return found if before is None else found + before
+
+        def do(state: State) -> float:
+            total, rest = np.zeros(ROWS), np.zeros(ROWS)
+            if start == "changed":
+                total += GIVEN
+            for row in range(count):
+                total += 0.125 * state.whole[row]
+                rest += total if other else 0.0
+            return float((total * 0.5 + rest * 0.25).sum())
 
         return Statement(write, do)
 

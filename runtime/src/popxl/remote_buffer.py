@@ -97,12 +97,6 @@ class RemoteBuffer:
                 f"{self.tensor_dtype!r}"
             )
 
-    def __hash__(self) -> int:
-        return hash((id(self._ir), self._id))
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
     def __repr__(self) -> str:
         return f"RemoteBuffer[{self._id} {self._dtype!r} {self._shape} entries={self._entries}" + (
             f" meta_shape={self._meta_shape}]" if self._meta_shape else "]"

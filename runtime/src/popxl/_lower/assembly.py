@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 from popxl._core.aliases import owners
 from popxl._lower.hostside import host_constant
 from popxl._lower.schedule import Run, Slot, Step, Store
-from popxl._lower.segment import Bind, Capture, Name, RunOp, Scope, Segment, Write
+from popxl._lower.segment import (
+    Bind,
+    Capture,
+    Item,
+    Name,
+    RunOp,
+    Scope,
+    Segment,
+    Write,
+    Zeros,
+)
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
@@ -52,22 +62,35 @@ class _Closed:
     results: dict[Name, Slot] = field(default_factory=dict)
 
 
+class _Zero:
+    """Where tensors of zeros are that nothing has read: each segment that reads one makes it."""
+
+
+ZERO = _Zero()
+
+
 class Assembly:
     """The steps of one routine, while they are made."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[Tensor], known: set[int]) -> None:
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Tensor], known: set[int], zeros: Sequence[Tensor] = ()
+    ) -> None:
         """
         Args:
             known: inputs that are numbers which the host knows.
+            zeros: further inputs of the graph that are zeros, and not passed.
         """
         self.graph, self.scope = graph, Scope(graph)
+        self._title = f"{graph.id}.from_zeros" if zeros else graph.id
         self.steps: list[Step] = []
         self.specs: dict[Slot, TensorSpec] = {}
         self.start: dict[Slot, int] = {}
         self.numbers: set[Slot] = set()  # slots of numbers that the host knows
         self._size = 0
         self._closed: list[_Closed] = []
-        self._where: dict[Name, Slot | _Closed | _Open] = {}
+        self._where: dict[Name, Slot | _Closed | _Open | _Zero] = {
+            (self.scope, t): ZERO for t in zeros
+        }
         self._constants: dict[int, Slot] = {}
         self._updates = 0  # random roundings so far
         self._part = ""  # of the call that is inlined
@@ -113,18 +136,29 @@ class Assembly:
 
     def _slot(self, scope: Scope, t: Tensor) -> Slot | None:
         """The slot that holds the value of `t` now; None if only a segment can give it."""
-        while t._producer is not None and t._producer.outputs[0] is t:
-            if t._producer.inplace is None:
-                if t._producer.view:
-                    return None
-                break
-            t = t._producer.inputs[t._producer.inplace]
-        found = self._where.get((scope, t))
-        if isinstance(found, _Closed):
-            return self._result(found, (scope, t))
-        if isinstance(found, _Open):
+        owner = self._whole(t)
+        if owner is None:
             return None
-        return self._number(scope, t) if found is None else found
+        found = self._where.get((scope, owner))
+        if isinstance(found, _Closed):
+            return self._result(found, (scope, owner))
+        if isinstance(found, (_Open, _Zero)):
+            return None
+        return self._number(scope, owner) if found is None else found
+
+    def _is_zero(self, scope: Scope, t: Tensor) -> bool:
+        """Whether `t` is all of a tensor of zeros that nothing has read."""
+        owner = self._whole(t)
+        return owner is not None and self._where.get((scope, owner)) is ZERO
+
+    @staticmethod
+    def _whole(t: Tensor) -> Tensor | None:
+        """The tensor whose memory `t` is, under the same shape; None if it is a view of part."""
+        while (op := t._producer) is not None and op.outputs[0] is t:
+            if op.inplace is None:
+                return None if op.view else t
+            t = op.inputs[op.inplace]
+        return t
 
     def _result(self, closed: _Closed, name: Name) -> Slot:
         if name not in closed.results:
@@ -139,13 +173,17 @@ class Assembly:
     def _captured(self, scope: Scope, t: Tensor) -> Slot:
         self._read(scope, t)
         segment = self._open.segment
-        if not segment.items:
-            self._open.updates = self._updates
-        segment.items.append(Capture(scope, t, len(segment.captures)))
+        self._add(Capture(scope, t, len(segment.captures)))
         segment.captures.append(TensorSpec(t.shape, t.dtype))
         slot = self.new_array(t.spec)
         self._open.captured.append(slot)
         return slot
+
+    def _add(self, item: Item) -> None:
+        """Add to the open segment."""
+        if not self._open.segment.items:
+            self._open.updates = self._updates
+        self._open.segment.items.append(item)
 
     def _read(self, scope: Scope, t: Tensor) -> None:
         """Let the open segment read `t`."""
@@ -158,6 +196,10 @@ class Assembly:
                 assert isinstance(owner, Constant), f"{owner!r} has no value"
                 continue
             assert not isinstance(found, _Open)
+            if isinstance(found, _Zero):
+                self._add(Zeros(*name))
+                self._defined(scope, [owner])
+                continue
             slot = self._result(found, name) if isinstance(found, _Closed) else found
             self._open.args[name] = slot
 
@@ -172,9 +214,7 @@ class Assembly:
             self._where[to] = slot
             return
         self._read(*source)
-        if not self._open.segment.items:
-            self._open.updates = self._updates
-        self._open.segment.items.append(Bind(to, source))
+        self._add(Bind(to, source))
         self._defined(to[0], [to[1]])
 
     def _assign(self, scope: Scope, t: Tensor, slot: Slot) -> None:
@@ -182,26 +222,17 @@ class Assembly:
         touched = [(scope, o) for o in owners(t)]
         if any(n in self._open.args or n in self._open.defines for n in touched):
             self.close()
-        if len(touched) == 1 and self._is_whole(t):
+        if len(touched) == 1 and self._whole(t) is not None:
             self._where[touched[0]] = slot
             return
         self._read(scope, t)
         self._open.args[slot] = slot
-        self._open.segment.items.append(Write(scope, t, slot))
+        self._add(Write(scope, t, slot))
         self._defined(scope, owners(t))
-
-    @staticmethod
-    def _is_whole(t: Tensor) -> bool:
-        """Whether `t` is all of its owner, under the same shape."""
-        while (op := t._producer) is not None and op.outputs[0] is t:
-            if op.inplace is None:
-                return not op.view
-            t = op.inputs[op.inplace]
-        return True
 
     # ---- segments -------------------------------------------------------------------------------
     def _new_segment(self) -> _Open:
-        return _Open(Segment(f"{self.graph.id}.{len(self._closed)}"))
+        return _Open(Segment(f"{self._title}.{len(self._closed)}"))
 
     def close(self) -> None:
         """Complete the open segment, and do what waits for it."""
@@ -217,7 +248,7 @@ class Assembly:
             self._closed.append(closed)
             self._where.update(dict.fromkeys(opened.defines, closed))
             self.steps.append(run)
-            self._open.segment.name = f"{self.graph.id}.{len(self._closed)}"
+            self._open.segment.name = f"{self._title}.{len(self._closed)}"
         self.steps += opened.waiting
 
     def _finish_segments(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from popxl._core.aliases import modified_inputs, modified_owners, owners
 from popxl._core.apart import Halves, halves_of
 from popxl._core.regions import Region, regions
-from popxl._lower.assembly import Assembly
+from popxl._lower.assembly import ZERO, Assembly
 from popxl._lower.hosted import Hosted, is_same
 from popxl._lower.hostside import host_rule, is_host_kind
 from popxl._lower.ownership import keep_apart, own
@@ -35,6 +35,7 @@ from popxl._lower.schedule import (
     calls,
 )
 from popxl._lower.segment import Name, RunOp, Scope
+from popxl.ops.placement import INIT
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
 if TYPE_CHECKING:
@@ -81,16 +82,25 @@ class _Program:
         graph = self.ir.main_graph
         return _Builder(self, graph, main_variables(self.ir), set(), range(0)).build()
 
-    def routine(self, graph: Graph, known: frozenset[int], arrays: Iterable[int]) -> Routine:
+    def routine(
+        self,
+        graph: Graph,
+        known: frozenset[int],
+        arrays: Iterable[int],
+        zeros: Sequence[Tensor] = (),
+    ) -> Routine:
         """The routine of a graph.
 
         Args:
             known: inputs that are numbers which the host knows.
             arrays: outputs that have to be arrays.
+            zeros: inputs that are zeros at first. They are not passed, but returned: the values
+                that they have at the end follow the graph's outputs.
         """
-        key = graph, known, frozenset(arrays)
+        key = graph, known, frozenset(arrays), tuple(zeros)
         if key not in self.routines:
-            made = _Builder(self, graph, graph._inputs, set(known), arrays).build()
+            passed = [t for t in graph._inputs if t not in zeros]
+            made = _Builder(self, graph, passed, set(known), arrays, zeros).build()
             self.routines[key] = made
         return self.routines[key]
 
@@ -105,10 +115,11 @@ class _Builder(Assembly):
         inputs: Sequence[Tensor],
         known: set[int],
         arrays: Iterable[int],
+        zeros: Sequence[Tensor] = (),
     ) -> None:
-        super().__init__(graph, inputs, known)
+        super().__init__(graph, inputs, known, zeros)
         self.program = program
-        self._inputs, self._arrays = list(inputs), list(arrays)
+        self._inputs, self._zeros, self._arrays = list(inputs), list(zeros), list(arrays)
         self._unwritable: dict[Graph, set[Tensor]] = {}
         self._uses: dict[Graph, set[Tensor]] = {}
         self.hosted = program.hosted
@@ -117,7 +128,8 @@ class _Builder(Assembly):
     # ---- whole ----------------------------------------------------------------------------------
     def build(self) -> Routine:
         self._walk(self.scope)
-        outputs = [self._output(i, t) for i, t in enumerate(self.graph._outputs)]
+        results = [*self.graph._outputs, *self._zeros]
+        outputs = [self._output(i, t) for i, t in enumerate(results)]
         changed = {}
         for i, t in enumerate(self._inputs):
             slot = self._slot(self.scope, t)
@@ -130,8 +142,8 @@ class _Builder(Assembly):
         self.close()
         self._finish_segments()
         routine = Routine(
-            self.graph, tuple(self._input_slots), tuple(outputs), changed, self.steps, self.start,
-            self.specs, self._size,
+            self.graph, self._title, tuple(self._input_slots), tuple(outputs), changed, self.steps,
+            self.start, self.specs, self._size,
         )  # fmt: skip
         own(routine, self._owned_inputs())
         return routine
@@ -149,7 +161,8 @@ class _Builder(Assembly):
                     found |= {i for i, at in enumerate(region.inputs) if at in site.site_modified}
                     if region.kind == "branch":
                         return set()
-        return found
+        tensors = {self.graph._inputs[i] for i in found}
+        return {i for i, t in enumerate(self._inputs) if t in tensors}
 
     def _output(self, index: int, t: Tensor) -> Slot:
         slot = self._slot(self.scope, t)
@@ -166,6 +179,8 @@ class _Builder(Assembly):
                 pass
             elif self.hosted.is_hosted(op) or (self._has_hosted and self.hosted.is_inlined(op)):
                 self._hosted_op(scope, op)
+            elif op.defn is INIT:
+                self._where[scope, op.outputs[0]] = ZERO
             elif self._has_hosted and is_same(op):
                 self._bind((scope, op.outputs[0]), (scope, op.inputs[0]))
             else:
@@ -345,36 +360,93 @@ class _Builder(Assembly):
                 self._bind((scope, op.outputs[i]), (scope, op.inputs[i]))
             return
         known = self._known_in_loop(scope, op, region)
-        carried_arrays = [i for i in range(region.carried) if i not in known]
-        routine = self.program.routine(region.graph, known, carried_arrays)
-        args = [self._argument(scope, op, at, i in known) for i, at in enumerate(region.inputs)]
+        zeros = self._zeros_in_loop(scope, op, region)
+        args = {
+            i: self._argument(scope, op, at, i in known)
+            for i, at in enumerate(region.inputs)
+            if i not in zeros
+        }
         self.close()
-        outs: list[Slot | None] = []
-        for i, at in enumerate(region.outputs):
+        done = 0
+        outs: tuple[Slot, ...] = ()
+        if zeros:  # an iteration of its own: what is added to zeros need only be stored
+            done, outs = 1, self._iterate(op, region, args, known, zeros, range(1))
+        if region.count > done:
+            outs = self._iterate(op, region, args, known, (), range(done, region.count))
+        for at, out in zip(region.outputs, outs, strict=True):
             assert at is not None
-            number = routine.outputs[i] not in routine.specs
-            out = self.new_number() if number else self.new_array(op.outputs[at].spec)
             self._where[scope, op.outputs[at]] = out
-            outs.append(out)
+        for i, slot in args.items():
+            if region.inputs[i] in op.modified_inputs():
+                self._assign(scope, op.inputs[_at(region, i)], slot)
+
+    def _iterate(
+        self,
+        op: Op,
+        region: Region,
+        args: dict[int, Slot],
+        known: frozenset[int],
+        zeros: Sequence[int],
+        iterations: range,
+    ) -> tuple[Slot, ...]:
+        """Run the graph of `region` for some of the iterations of `op`.
+
+        Args:
+            args: what the graph is given, by input; afterwards, what a further iteration is given.
+            zeros: inputs that are zeros.
+
+        Returns:
+            The graph's outputs.
+        """
+        graph = region.graph
+        passed = [i for i in range(len(graph._inputs)) if i not in zeros]
+        routine = self.program.routine(
+            graph,
+            frozenset(passed.index(i) for i in known),
+            [i for i in range(region.carried) if i not in known],
+            [graph._inputs[i] for i in zeros],
+        )
+
+        def new(index: int) -> Slot:
+            slot = routine.outputs[index]
+            if slot not in routine.specs:
+                return self.new_number()
+            return self.new_array(routine.specs[slot])
+
+        outs = [new(i) for i in range(len(routine.outputs))]
         modified = op.modified_inputs()
-        moving = [i for i, at in enumerate(region.inputs)
-                  if at in modified and i >= region.carried and i in routine.changed]  # fmt: skip
-        changed = {i: self.new_array(region.graph._inputs[i].spec) for i in moving}
-        body = Passed(routine=routine, args=tuple(args), outs=tuple(outs), changed=changed)
+        changed = {
+            at: self.new_array(graph._inputs[i].spec)
+            for at, i in enumerate(passed)
+            if region.inputs[i] in modified and i >= region.carried and at in routine.changed
+        }
+        each = count_updates(graph)
         step = Loop(
-            body=body,
-            count=region.count,
+            body=Passed(
+                routine=routine,
+                args=tuple(args[i] for i in passed),
+                outs=tuple(outs),
+                changed=changed,
+            ),
+            count=len(iterations),
             carried=region.carried,
-            updates=(self._updates, count_updates(region.graph)),
+            updates=(self._updates + iterations.start * each, each),
         )
         self._step(step, op)
-        for i, slot in changed.items():
-            self._assign(scope, op.inputs[_at(region, i)], slot)
-        for i in range(region.carried):  # ends with the last iteration's value
-            if region.inputs[i] in modified:
-                last = outs[i]
-                assert last is not None
-                self._assign(scope, op.inputs[_at(region, i)], last)
+        own = len(graph._outputs)
+        args.update(enumerate(outs[: region.carried]))
+        args.update((passed[at], slot) for at, slot in changed.items())
+        args.update(zip(zeros, outs[own:], strict=True))
+        return tuple(outs[:own])
+
+    def _zeros_in_loop(self, scope: Scope, op: Op, region: Region) -> list[int]:
+        """Inputs of the graph that are zeros at first, and that it changes."""
+        modified = op.modified_inputs()
+        return [
+            i
+            for i, at in enumerate(region.inputs)
+            if i >= region.carried and at in modified and self._is_zero(scope, op.inputs[at])
+        ]
 
     def _known_in_loop(self, scope: Scope, op: Op, region: Region) -> frozenset[int]:
         """Inputs of the graph that are numbers in all iterations."""

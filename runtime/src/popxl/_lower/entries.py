@@ -35,8 +35,8 @@ class Entries:
     def __init__(self, buffer: RemoteBuffer, mesh: Mesh) -> None:
         self.buffer, self.stored = buffer, set[int]()
         self._device = per_replica(mesh)
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
-        self._host = self._device if on_cpu else per_replica(mesh, host=True)
+        self._moves = mesh.devices.flat[0].platform != "cpu"  # host and device differ
+        self._host = per_replica(mesh, host=True) if self._moves else self._device
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
@@ -58,7 +58,7 @@ class Entries:
         """Whether a load takes device memory of its own: not if the entry is there already."""
         if isinstance(index, tuple):
             return True
-        return self._sharding(index).memory_kind != self._device.memory_kind
+        return self._moves and index >= self.buffer.resident
 
     def load(self, index: Index, gives: bool = False, copies: bool = False) -> jax.Array:
         """The entry on the device.
@@ -69,7 +69,9 @@ class Entries:
         """
         if isinstance(index, tuple):
             return self._load_each(index)
-        array = self.array(index)
+        array = self._arrays.get(index)
+        if array is None:
+            array = self.array(index)
         if gives:
             del self._arrays[index]
         return self._moved(array, self._device, copies)
@@ -87,15 +89,14 @@ class Entries:
         self._arrays[index] = self._moved(value, self._sharding(index), copies)
         self.stored.add(index)
 
-    @staticmethod
-    def _moved(array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
+    def _moved(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
         """The array in other memory; in memory of its own, if `copies`."""
-        if array.sharding.memory_kind != to.memory_kind:
+        if self._moves and array.sharding.memory_kind != to.memory_kind:
             return jax.device_put(array, to)
         return jax.numpy.copy(array) if copies else array
 
     def _check(self, index: int) -> None:
-        if not 0 <= index < len(self):
+        if not 0 <= index < self.buffer.entries:
             raise IndexError(
                 f"the program uses entry {index} of {self.buffer!r}, which has {len(self)} entries"
             )

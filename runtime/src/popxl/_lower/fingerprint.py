@@ -35,6 +35,7 @@ from popxl._lower.segment import (
     RunOp,
     Segment,
     Write,
+    Zeros,
     facts_of,
     is_argument,
 )
@@ -177,6 +178,8 @@ class _Text:
                 return f"bind {self.named(to)} {self.named(source)} {self._read(source[1])}"
             case Write(scope, t, number):
                 return f"write {self._number('scope', scope)} {self._read(t)} {writes[number]}"
+            case Zeros(scope, t):
+                return f"zeros {self.named((scope, t))} {_spec(t.spec)}"
         raise AssertionError(item)
 
     def _read(self, t: Tensor) -> str:

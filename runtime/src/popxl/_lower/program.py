@@ -24,6 +24,7 @@ from popxl._lower.devices import global_shape, per_replica, replicated
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
+from popxl._lower.launch import Turns
 from popxl._lower.rounding import count_updates
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
@@ -105,6 +106,9 @@ class Program:
         self.variables = main_variables(ir)
         self._unfinished: deque[jax.Array] = deque()
         self._unfinished_limit = _unfinished_limit(self.platform, ir)
+        # Elsewhere devices have one queue; with replicas, launches of one thread overlap as well.
+        alone = self.platform == "cpu" and ir.replication_factor == 1
+        self._turns = Turns() if alone else None
         self._numbers: dict[Any, jax.Array] = {}
         self._ahead = Ahead(_AHEAD.get(self.platform, _AHEAD_ELSEWHERE))
         self.timing: Timing | None = None
@@ -181,7 +185,11 @@ class Program:
         return self._numbers[key]
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        results = self.executables[segment](*arguments)
+        executable = self.executables[segment]
+        if self._turns is None:
+            results = executable(*arguments)
+        else:
+            results = self._turns.launch(executable, arguments, segment.nbytes)
         if self._unfinished_limit == 0:
             jax.block_until_ready(results)
         elif self._unfinished_limit is not None and results:

@@ -235,6 +235,7 @@ class Routine:
 
     Attributes:
         graph: the graph.
+        title: for people.
         inputs: slot of each input; None: no step needs it.
         outputs: slot of each output.
         changed: slot of the value that an input has at the end, where it may have changed.
@@ -248,6 +249,7 @@ class Routine:
     """
 
     graph: Graph
+    title: str
     inputs: tuple[Slot | None, ...]
     outputs: tuple[Slot, ...]
     changed: dict[int, Slot]
@@ -275,23 +277,18 @@ class Schedule:
     segments: Sequence[Segment]
 
     def __str__(self) -> str:
-        names = {routine: _title(routine) for routine in self.routines}
-        return "\n\n".join("\n".join(_routine_lines(r, names)) for r in reversed(self.routines))
+        return "\n\n".join("\n".join(_routine_lines(r)) for r in reversed(self.routines))
 
 
 # ---- text ---------------------------------------------------------------------------------------
-def _title(routine: Routine) -> str:
-    return routine.graph.id
-
-
-def _routine_lines(routine: Routine, names: dict[Any, str]) -> Iterator[str]:
-    yield f"routine {names[routine]}:"
+def _routine_lines(routine: Routine) -> Iterator[str]:
+    yield f"routine {routine.title}:"
     part = ""
     for step in routine.steps:
         if step.part != part:
             part = step.part
             yield f"  # {part or 'no part'}"
-        yield f"  {_step_text(step, routine, names)}{_last_text(step)}"
+        yield f"  {_step_text(step, routine)}{_last_text(step)}"
 
 
 def _last_text(step: Step) -> str:
@@ -302,7 +299,7 @@ def _slots(slots: Any) -> str:
     return ", ".join(f"%{s}" for s in slots if s is not None)
 
 
-def _step_text(step: Step, routine: Routine, names: dict[Any, str]) -> str:
+def _step_text(step: Step, routine: Routine) -> str:
     def number(slot: Slot) -> str:
         return str(routine.start[slot]) if slot in routine.start else f"%{slot}"
 
@@ -326,9 +323,9 @@ def _step_text(step: Step, routine: Routine, names: dict[Any, str]) -> str:
             outs = _slots([*step.body.outs, *step.body.changed.values()])
             what = "call" if step.count == 1 else f"{step.count} times"
             left = f"{outs} = " if outs else ""
-            return f"{left}{what} {names[step.body.routine]}({_slots(step.body.args)})"
+            return f"{left}{what} {step.body.routine.title}({_slots(step.body.args)})"
         case Branch():
-            then, otherwise = (names[b.routine] for b in step.branches)
+            then, otherwise = (b.routine.title for b in step.branches)
             return f"{_slots(step.outs)} = if {number(step.condition)}: {then} else: {otherwise}"
     raise AssertionError(step)
 

@@ -83,7 +83,15 @@ class Write:
     number: int
 
 
-Item = RunOp | Capture | Bind | Write
+@dataclass(frozen=True)
+class Zeros:
+    """Let `t`, which owns its memory, be zeros."""
+
+    scope: Scope
+    t: Tensor
+
+
+Item = RunOp | Capture | Bind | Write | Zeros
 
 
 @dataclass(frozen=True)
@@ -186,8 +194,16 @@ class Segment:
     @cached_property
     def result_bytes(self) -> int:
         """Bytes of its results on one replica."""
-        sizes = (math.prod(s.shape) * s.dtype.itemsize for s in self.result_specs)
-        return sum(sizes)
+        return _nbytes(self.result_specs)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its arguments and results on one replica, those of streams not included."""
+        return _nbytes(self.arg_specs) + self.result_bytes
+
+
+def _nbytes(specs: Iterable[TensorSpec]) -> int:
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in specs)
 
 
 def facts_of(segment: Segment) -> Facts:
@@ -308,6 +324,8 @@ def _run_items(segment: Segment, machine: Machine, arguments: Sequence[Any]) -> 
                 frame(scope).values[t] = frame(source).read(of)
             case Write(scope, t, number):
                 frame(scope).write(t, written[number])
+            case Zeros(scope, t):
+                frame(scope).values[t] = jnp.zeros(t.shape, t.dtype.as_jax())
     kept = [captured[i] for i in range(len(segment.captures))]
     return kept + [frame(scope).read(t) for scope, t in segment.results]
 

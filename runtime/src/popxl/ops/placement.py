@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # ---- init ---------------------------------------------------------------------------------------
-_INIT = define(
+INIT = define(
     "init",
     lambda shape, dtype, meta_shape, init_type: jnp.zeros(shape, dtype.as_jax()),
     infer=lambda shape, dtype, meta_shape, init_type: [TensorSpec(shape, dtype, meta_shape)],
@@ -49,7 +49,7 @@ def init(
         raise ValueError(f"init_type must be 'zero' or 'undef', but is {init_type!r}")
     attrs = {"shape": tuple(shape), "dtype": dtype, "meta_shape": MetaShape(meta_shape or ()),
              "init_type": init_type}  # fmt: skip
-    return emit(_INIT, [], attrs, names=[name])[0]
+    return emit(INIT, [], attrs, names=[name])[0]
 
 
 # ---- values in memory ---------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""Executables that are launched from several threads by turns."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from popxl._lower import launch as launch_module
+from popxl._lower.launch import Turns
+
+LARGE = launch_module._WORTHWHILE
+
+
+@pytest.fixture(scope="module")
+def long_and_short():
+    """Two executables that take one core each, and an argument for each."""
+    arrays = [np.random.default_rng(0).normal(size=n).astype(np.float32) for n in (2**21, 2**13)]
+    given = list(map(jnp.asarray, arrays))
+    return [(jax.jit(jnp.sort).lower(x).compile(), x) for x in given]
+
+
+def is_overtaken(turns, long_and_short) -> bool:
+    """Whether the short executable, launched last, is done before the long one."""
+    (long, x), (short, y) = long_and_short
+    first = turns(long, [x])
+    turns(short, [y]).block_until_ready()
+    overtaken = not first.is_ready()
+    first.block_until_ready()
+    return overtaken
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core runs one executable at a time")
+def test_executables_launched_by_turns_run_at_a_time(long_and_short):
+    turns = Turns()
+    assert is_overtaken(lambda e, given: turns.launch(e, given, LARGE), long_and_short)
+
+
+def test_what_one_thread_launches_does_not(long_and_short):
+    """XLA runs it in turn; otherwise launching from several threads would be of no use."""
+    assert not is_overtaken(lambda e, given: e(*given), long_and_short)
+
+
+def test_small_executables_are_launched_by_the_caller(monkeypatch):
+    monkeypatch.setattr(launch_module, "_helpers", lambda: pytest.fail("another thread"))
+    turns = Turns()
+    for _ in range(4):
+        assert turns.launch(threading.get_ident, [], LARGE - 1) == threading.get_ident()
+
+
+def test_an_error_reaches_the_caller_and_the_next_launch_is_right():
+    def fail():
+        raise ValueError("wrong shape")
+
+    turns = Turns()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="wrong shape"):
+            turns.launch(fail, [], LARGE)
+    assert [turns.launch(lambda: (1,), [], LARGE) for _ in range(3)] == [(1,)] * 3
+
+
+def test_memory_given_away_is_overwritten_after_everybody_has_read_it():
+    slow = jax.jit(lambda x: jnp.sort(-x)[0])
+    increase = jax.jit(lambda x: x + 1, donate_argnums=0)
+    turns, count = Turns(), 200_000
+    x = jnp.arange(count, dtype=jnp.float32)
+    found, memory = [], set()
+    for _ in range(30):
+        found.append(turns.launch(slow, [x], LARGE))
+        x = turns.launch(increase, [x], LARGE)
+        memory.add(x.unsafe_buffer_pointer())
+    assert len(memory) == 1
+    assert [float(f) for f in found] == [-(count - 1 + i) for i in range(30)]
