@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from popxl._core.aliases import owners
 from popxl._lower.hostside import host_constant
-from popxl._lower.schedule import Run, Slot, Step, Store
+from popxl._lower.schedule import Fetch, Run, Slot, Step, Store
 from popxl._lower.segment import (
     Bind,
     Capture,
@@ -169,6 +169,14 @@ class Assembly:
         """A slot with the array of `t`; it may be given its value when the open segment has run."""
         slot = self._slot(scope, t)
         return self._captured(scope, t) if slot is None or slot in self.numbers else slot
+
+    def _fetched(self, scope: Scope, t: Tensor, op: Op) -> Slot:
+        """A number that only the devices know, fetched."""
+        array = self._array(scope, t)
+        self.close()
+        number = self.new_number()
+        self._step(Fetch(value=array, out=number), op)
+        return number
 
     def _captured(self, scope: Scope, t: Tensor) -> Slot:
         self._read(scope, t)

@@ -15,25 +15,13 @@ from typing import TYPE_CHECKING, Any
 from popxl._core.aliases import modified_inputs, modified_owners, owners
 from popxl._core.apart import Halves, halves_of
 from popxl._core.regions import Region, regions
-from popxl._lower.assembly import ZERO, Assembly
+from popxl._lower.assembly import ZERO
 from popxl._lower.hosted import Hosted, is_same
 from popxl._lower.hostside import host_rule, is_host_kind
+from popxl._lower.nested import Nested
 from popxl._lower.ownership import keep_apart, own
-from popxl._lower.rounding import count_updates, count_updates_of
-from popxl._lower.schedule import (
-    Branch,
-    Compute,
-    Fetch,
-    Load,
-    Loop,
-    Passed,
-    Routine,
-    Run,
-    Schedule,
-    Slot,
-    Store,
-    calls,
-)
+from popxl._lower.rounding import count_updates_of
+from popxl._lower.schedule import Compute, Load, Routine, Run, Schedule, Slot, Store, calls
 from popxl._lower.segment import Name, RunOp, Scope
 from popxl.ops.placement import INIT
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
@@ -89,14 +77,7 @@ class _Program:
         arrays: Iterable[int],
         zeros: Sequence[Tensor] = (),
     ) -> Routine:
-        """The routine of a graph.
-
-        Args:
-            known: inputs that are numbers which the host knows.
-            arrays: outputs that have to be arrays.
-            zeros: inputs that are zeros at first. They are not passed, but returned: the values
-                that they have at the end follow the graph's outputs.
-        """
+        """The routine of a graph: see `RoutineOf`."""
         key = graph, known, frozenset(arrays), tuple(zeros)
         if key not in self.routines:
             passed = [t for t in graph._inputs if t not in zeros]
@@ -105,7 +86,7 @@ class _Program:
         return self.routines[key]
 
 
-class _Builder(Assembly):
+class _Builder(Nested):
     """Makes the routine of one graph."""
 
     def __init__(
@@ -117,8 +98,7 @@ class _Builder(Assembly):
         arrays: Iterable[int],
         zeros: Sequence[Tensor] = (),
     ) -> None:
-        super().__init__(graph, inputs, known, zeros)
-        self.program = program
+        super().__init__(program.routine, graph, inputs, known, zeros)
         self._inputs, self._zeros, self._arrays = list(inputs), list(zeros), list(arrays)
         self._unwritable: dict[Graph, set[Tensor]] = {}
         self._uses: dict[Graph, set[Tensor]] = {}
@@ -251,14 +231,6 @@ class _Builder(Assembly):
             return slot
         return self._fetched(scope, t, op)
 
-    def _fetched(self, scope: Scope, t: Tensor, op: Op) -> Slot:
-        """A number that only the devices know, fetched."""
-        array = self._array(scope, t)
-        self.close()
-        number = self.new_number()
-        self._step(Fetch(value=array, out=number), op)
-        return number
-
     def _waits(self, buffer: RemoteBuffer) -> bool:
         return any(store.buffer is buffer for store in self._open.waiting)
 
@@ -293,7 +265,7 @@ class _Builder(Assembly):
         else:
             self.steps.append(store)
 
-    # ---- calls, loops, branches -----------------------------------------------------------------
+    # ---- calls taken apart -----------------------------------------------------------------------
     def _inline(self, scope: Scope, op: Op) -> None:
         (region,) = regions(op)
         with self._inside(scope, op, region) as inner:
@@ -353,172 +325,6 @@ class _Builder(Assembly):
             self._uses[graph] = {*graph._outputs, *(t for op in graph._ops for t in op.inputs)}
         return self._uses[graph]
 
-    def _loop(self, scope: Scope, op: Op) -> None:
-        (region,) = regions(op)
-        if region.count == 0:
-            for i in range(region.carried):
-                self._bind((scope, op.outputs[i]), (scope, op.inputs[i]))
-            return
-        known = self._known_in_loop(scope, op, region)
-        zeros = self._zeros_in_loop(scope, op, region)
-        args = {
-            i: self._argument(scope, op, at, i in known)
-            for i, at in enumerate(region.inputs)
-            if i not in zeros
-        }
-        self.close()
-        done = 0
-        outs: tuple[Slot, ...] = ()
-        if zeros:  # an iteration of its own: what is added to zeros need only be stored
-            done, outs = 1, self._iterate(op, region, args, known, zeros, range(1))
-        if region.count > done:
-            outs = self._iterate(op, region, args, known, (), range(done, region.count))
-        for at, out in zip(region.outputs, outs, strict=True):
-            assert at is not None
-            self._where[scope, op.outputs[at]] = out
-        for i, slot in args.items():
-            if region.inputs[i] in op.modified_inputs():
-                self._assign(scope, op.inputs[_at(region, i)], slot)
-
-    def _iterate(
-        self,
-        op: Op,
-        region: Region,
-        args: dict[int, Slot],
-        known: frozenset[int],
-        zeros: Sequence[int],
-        iterations: range,
-    ) -> tuple[Slot, ...]:
-        """Run the graph of `region` for some of the iterations of `op`.
-
-        Args:
-            args: what the graph is given, by input; afterwards, what a further iteration is given.
-            zeros: inputs that are zeros.
-
-        Returns:
-            The graph's outputs.
-        """
-        graph = region.graph
-        passed = [i for i in range(len(graph._inputs)) if i not in zeros]
-        routine = self.program.routine(
-            graph,
-            frozenset(passed.index(i) for i in known),
-            [i for i in range(region.carried) if i not in known],
-            [graph._inputs[i] for i in zeros],
-        )
-
-        def new(index: int) -> Slot:
-            slot = routine.outputs[index]
-            if slot not in routine.specs:
-                return self.new_number()
-            return self.new_array(routine.specs[slot])
-
-        outs = [new(i) for i in range(len(routine.outputs))]
-        modified = op.modified_inputs()
-        changed = {
-            at: self.new_array(graph._inputs[i].spec)
-            for at, i in enumerate(passed)
-            if region.inputs[i] in modified and i >= region.carried and at in routine.changed
-        }
-        each = count_updates(graph)
-        step = Loop(
-            body=Passed(
-                routine=routine,
-                args=tuple(args[i] for i in passed),
-                outs=tuple(outs),
-                changed=changed,
-            ),
-            count=len(iterations),
-            carried=region.carried,
-            updates=(self._updates + iterations.start * each, each),
-        )
-        self._step(step, op)
-        own = len(graph._outputs)
-        args.update(enumerate(outs[: region.carried]))
-        args.update((passed[at], slot) for at, slot in changed.items())
-        args.update(zip(zeros, outs[own:], strict=True))
-        return tuple(outs[:own])
-
-    def _zeros_in_loop(self, scope: Scope, op: Op, region: Region) -> list[int]:
-        """Inputs of the graph that are zeros at first, and that it changes."""
-        modified = op.modified_inputs()
-        return [
-            i
-            for i, at in enumerate(region.inputs)
-            if i >= region.carried and at in modified and self._is_zero(scope, op.inputs[at])
-        ]
-
-    def _known_in_loop(self, scope: Scope, op: Op, region: Region) -> frozenset[int]:
-        """Inputs of the graph that are numbers in all iterations."""
-        modified = op.modified_inputs()
-        known = {
-            i
-            for i, at in enumerate(region.inputs)
-            if at is not None
-            and at not in modified
-            and self._number(scope, op.inputs[at]) is not None
-        }
-        while region.count != 1 or region.carried:
-            routine = self.program.routine(
-                region.graph, frozenset(known), [i for i in range(region.carried) if i not in known]
-            )
-            lost = {i for i in range(region.carried)
-                    if i in known and routine.outputs[i] in routine.specs}  # fmt: skip
-            if not lost:
-                break
-            known -= lost
-        return frozenset(known)
-
-    def _argument(self, scope: Scope, op: Op, at: int | None, known: bool) -> Slot:
-        assert at is not None
-        t = op.inputs[at]
-        slot = self._number(scope, t) if known else self._array(scope, t)
-        assert slot is not None
-        return slot
-
-    def _branch(self, scope: Scope, op: Op) -> None:
-        condition = self._number(scope, op.inputs[0])
-        if condition is None:
-            condition = self._fetched(scope, op.inputs[0], op)
-        modified = sorted(op.modified_inputs())
-        targets = list(dict.fromkeys(op.inputs[i] for i in modified))
-        before = [self._array(scope, t) for t in targets]
-        branches, sources = [], []
-        for region in regions(op):
-            routine = self.program.routine(
-                region.graph, frozenset(), range(len(region.graph._outputs))
-            )
-            args = [self._argument(scope, op, at, False) for at in region.inputs]
-            branches.append(Passed(routine=routine, args=tuple(args), outs=()))
-            sources.append({
-                targets.index(op.inputs[_at(region, i)]): i
-                for i in range(len(region.inputs))
-                if region.inputs[i] in modified and i in routine.changed
-            })  # fmt: skip
-        self.close()
-        outs = [self.new_array(t.spec) for t in op.outputs]
-        after = [self.new_array(t.spec) for t in targets]
-        self._step(
-            Branch(
-                condition=condition,
-                branches=(branches[0], branches[1]),
-                outs=tuple(outs),
-                changed=tuple(zip(before, after, strict=True)),
-                sources=(sources[0], sources[1]),
-                updates=self._updates,
-            ),
-            op,
-        )
-        self._where.update(((scope, t), s) for t, s in zip(op.outputs, outs, strict=True))
-        for t, slot in zip(targets, after, strict=True):
-            self._assign(scope, t, slot)
-
 
 def _runs_once(op: Op) -> bool:
     return all(r.count == 1 and not r.carried and r.kind == "always" for r in regions(op))
-
-
-def _at(region: Region, index: int) -> int:
-    at = region.inputs[index]
-    assert at is not None
-    return at
