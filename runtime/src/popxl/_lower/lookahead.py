@@ -8,7 +8,7 @@ where a number is needed that only the devices know, and goes on once it was fet
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from popxl._lower.schedule import (
@@ -101,7 +101,7 @@ def _iterations(
     )
 
 
-# ---- the window -----------------------------------------------------------------------------------
+# ---- the window ---------------------------------------------------------------------------------
 def window_of(schedule: Schedule) -> int:
     """Bytes of two layers' entries on one replica: how much may be on its way ahead of its use.
 
@@ -109,43 +109,60 @@ def window_of(schedule: Schedule) -> int:
     (a micro-batch); a loop around such loops is an optimizer step. What is loaded outside of loops
     counts by parts of the program. The largest counts.
     """
-    return 2 * max(_layers(schedule.main, ""), default=0)
+    found = _Layers()
+    found.add(schedule.main, "")
+    return 2 * found.largest
 
 
-def _layers(routine: Routine, part: str) -> Iterator[int]:
-    """Bytes of the layers of an activation."""
-    alone: Counter[str] = Counter()
-    for step in routine.steps:
-        label = step.part or part
+class _Layers:
+    """The largest layer of a schedule; each routine is looked at once."""
+
+    def __init__(self) -> None:
+        self.largest = 0
+        self._seen: set[tuple[Routine, str]] = set()
+        self._loaded: dict[Routine, int] = {}
+        self._depth: dict[Routine, int] = {}
+
+    def add(self, routine: Routine, part: str) -> None:
+        """Look at an activation that belongs to a part of the program."""
+        if (routine, part) in self._seen:
+            return
+        self._seen.add((routine, part))
+        alone: Counter[str] = Counter()
+        for step in routine.steps:
+            label = step.part or part
+            if isinstance(step, Load):
+                alone[label] += step.nbytes
+            elif _repeats(step) and self.depth(calls(step)[0].routine) < 2:
+                self.largest = max(self.largest, self.loaded(calls(step)[0].routine))
+            else:
+                for passed in calls(step):
+                    self.add(passed.routine, label)
+        self.largest = max(self.largest, *alone.values(), 0)
+
+    def depth(self, routine: Routine) -> int:
+        """How deep loops that load are nested in a routine."""
+        if routine not in self._depth:
+            inner = [
+                self.depth(passed.routine) + _repeats(step)
+                for step in routine.steps
+                for passed in calls(step)
+                if self.loaded(passed.routine)
+            ]
+            self._depth[routine] = max(inner, default=0)
+        return self._depth[routine]
+
+    def loaded(self, routine: Routine) -> int:
+        """Bytes of entries that an activation loads, each loop inside it run once."""
+        if routine not in self._loaded:
+            self._loaded[routine] = sum(map(self._by, routine.steps))
+        return self._loaded[routine]
+
+    def _by(self, step: Step) -> int:
         if isinstance(step, Load):
-            alone[label] += step.nbytes
-        elif isinstance(step, Loop) and step.count > 1 and _depth(step.body.routine) < 2:
-            yield _loaded(step.body.routine)
-        else:
-            for passed in calls(step):
-                yield from _layers(passed.routine, label)
-    yield from alone.values()
+            return step.nbytes
+        return max((self.loaded(passed.routine) for passed in calls(step)), default=0)
 
 
-def _depth(routine: Routine) -> int:
-    """How deep loops that load are nested in a routine."""
-    return max(
-        (
-            _depth(passed.routine) + (isinstance(step, Loop) and step.count > 1)
-            for step in routine.steps
-            for passed in calls(step)
-            if _loaded(passed.routine)
-        ),
-        default=0,
-    )
-
-
-def _loaded(routine: Routine) -> int:
-    """Bytes of entries that an activation loads, each loop inside it run once."""
-    return sum(map(_loaded_by, routine.steps))
-
-
-def _loaded_by(step: Step) -> int:
-    if isinstance(step, Load):
-        return step.nbytes
-    return max((_loaded(passed.routine) for passed in calls(step)), default=0)
+def _repeats(step: Step) -> bool:
+    return isinstance(step, Loop) and step.count > 1

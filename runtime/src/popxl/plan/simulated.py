@@ -3,8 +3,8 @@
 The rules are those of XLA's GPU client (StreamExecutor):
 
 - Executables run one after the other, each once its arguments are there.
-- A copy to the device starts when all compute dispatched before it is done, since the memory that it
-  goes to may be in use until then. Copies to the device run one after the other.
+- A copy to the device starts when all compute dispatched before it is done, since the memory that
+  it goes to may be in use until then. Copies to the device run one after the other.
 - A copy to the host starts when its source is there. Copies to the host run one after the other,
   at the same time as those to the device.
 - The host dispatches; each dispatch takes it some time. So many executions may wait to run.
@@ -205,7 +205,7 @@ class Device:
         return self.rates.copy + array.nbytes / self.rates.host_link
 
 
-# ---- what the walker needs besides ----------------------------------------------------------------
+# ---- what the walker needs besides --------------------------------------------------------------
 class Driven(Protocol):
     """A device that the walker can drive without arrays: simulated, or threads that sleep."""
 
