@@ -124,8 +124,8 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rtx4090", "NO: [23]... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory"),
-        ("l40s", "yes: [23]... GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host memory"),
+        ("rtx4090", "NO: [89]... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory"),
+        ("l40s", "yes: [89]... GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host memory"),
         ("laptop", "NO: 1(49|50)... GB of 16.00 GB memory"),
     ],
 )

@@ -1,0 +1,150 @@
+"""A fake device: its streams are threads that sleep, under the rules of XLA's GPU client.
+
+It stands in for a GPU where the walker is compared with the simulation of it, which knows only
+clocks (`popxl.plan.simulated`). Nothing here knows what time it is; what waits for what follows
+from events between threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import BoundedSemaphore, Event, Thread
+from types import TracebackType
+from typing import Any
+
+from popxl._lower.segment import Segment, nbytes_of, result_specs
+from popxl.plan import Rates
+
+_OVERSLEPT = 2e-4  # seconds: more than sleeping takes longer than one asks for
+_DONE = Event()
+_DONE.set()
+
+
+class Array:
+    """An array that is there once its event is set."""
+
+    def __init__(self, nbytes: int, there: Event = _DONE) -> None:
+        self.nbytes, self.there, self._deleted = nbytes, there, False
+
+    def is_deleted(self) -> bool:
+        return self._deleted
+
+    def is_ready(self) -> bool:
+        return self.there.is_set()
+
+    def block_until_ready(self) -> Array:
+        self.there.wait()
+        return self
+
+    def delete(self) -> None:
+        self._deleted = True
+
+
+class Stream:
+    """A thread that does one task after the other."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def add(self, waits: Sequence[Event], seconds: Sequence[float]) -> list[Event]:
+        """Sleep once all of `waits` are set, several times in a row; sets an event after each."""
+        over = [Event() for _ in seconds]
+
+        def task() -> None:
+            for event in waits:
+                event.wait()
+            end = time.perf_counter()
+            for each, event in zip(seconds, over, strict=True):
+                end += each
+                time.sleep(max(end - time.perf_counter() - _OVERSLEPT, 0.0))
+                event.set()
+
+        self._tasks.put(task)
+        return over
+
+    def then(self, task: Callable[[], None]) -> None:
+        """Do something, which takes no time, after what was added."""
+        self._tasks.put(task)
+
+    def stop(self) -> None:
+        self._tasks.put(None)
+        self._thread.join()
+
+
+class ThreadDevice:
+    """See `popxl.plan.simulated.Driven`.
+
+    Attributes:
+        ends: when the last segment of each part of the program was done, in seconds since the
+            first dispatch.
+    """
+
+    def __init__(self, rates: Rates, seconds: Callable[[Segment], float]) -> None:
+        self._rates, self._seconds = rates, seconds
+        self._compute, self._in, self._out = Stream(), Stream(), Stream()
+        self._enqueued = BoundedSemaphore(rates.enqueued)
+        self._last = _DONE  # of the segments that were dispatched
+        self._start: float | None = None
+        self.part = ""
+        self.ends: dict[str, float] = {}
+
+    def __enter__(self) -> ThreadDevice:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for stream in (self._compute, self._in, self._out):
+            stream.stop()
+
+    def array(self, nbytes: int, on_device: bool) -> Array:
+        return Array(nbytes)
+
+    def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Array]:
+        self._begin()
+        self._enqueued.acquire()
+        there = [a.there for a in arguments if isinstance(a, Array)]
+        (self._last,) = self._compute.add(there, [self._seconds(segment)])
+        part = self.part
+        self._compute.then(lambda: self._done(part))
+        for i in segment.donated:
+            arguments[i].delete()
+        sizes = [nbytes_of([spec]) for spec in segment.result_specs]
+        others = len(result_specs(segment)) - len(sizes)
+        return [Array(nbytes, self._last) for nbytes in sizes + [0] * others]
+
+    def _begin(self) -> None:
+        if self._start is None:
+            self._start = time.perf_counter()
+
+    def _done(self, part: str) -> None:
+        assert self._start is not None
+        self.ends[part] = time.perf_counter() - self._start
+        self._enqueued.release()
+
+    def number(self, value: int, spec: Any) -> None:
+        """Numbers are on the device."""
+
+    def copy(self, array: Array) -> Array:
+        seconds = 2 * array.nbytes / self._rates.bandwidth
+        (self._last,) = self._compute.add([array.there], [seconds])
+        return Array(array.nbytes, self._last)
+
+    def put(self, arrays: Sequence[Array], to: Sequence[str]) -> list[Array]:
+        assert len(set(to)) == 1
+        self._begin()
+        stream = self._in if to[0] == "device" else self._out
+        seconds = [self._rates.copy + a.nbytes / self._rates.host_link for a in arrays]
+        over = stream.add([*(a.there for a in arrays), self._last], seconds)
+        return [Array(a.nbytes, event) for a, event in zip(arrays, over, strict=True)]
