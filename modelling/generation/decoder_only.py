@@ -44,7 +44,11 @@ class DecoderOnlyStreams:
         raise NotImplementedError
 
     def facts_of(self, last: Tensor) -> list[Tensor]:
-        """What layers need to know of prompts whose last words are at `last`, int32 (sequences,)."""
+        """What layers need to know of prompts.
+
+        Args:
+            last: position of each sequence's last word, int32 (sequences,).
+        """
         raise NotImplementedError
 
     def reading(self) -> Module:

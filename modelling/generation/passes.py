@@ -65,9 +65,7 @@ class Pass:
         variables: str = "",
     ) -> None:
         listed = [[p] if isinstance(p, Port) else list(p) for p in loads]
-        specs = [
-            p.spec if isinstance(p, Port) else [port.spec for port in p] for p in loads
-        ]
+        specs = [p.spec if isinstance(p, Port) else [port.spec for port in p] for p in loads]
         facts, graph = module.create_graph(*specs, *same)
         self.facts, graph = named_within(facts.inputs, graph, part, variables)
         self.names = graph.args.keys_flat()

@@ -73,10 +73,14 @@ class StreamedGenerator(Protocol):
     prompt_length: int
     prompts_per_sample: int
     output_length: int
-    special: SpecialTokens
     sequences: int
-    stacks: Sequence[Stack]
+    stacks: list[Stack]
     x: Port
+
+    @property
+    def special(self) -> SpecialTokens:
+        """Tokens with a meaning."""
+        ...
 
     def begin(self, words: Tensor, mask: Tensor) -> Begun:
         """What follows from a micro-batch's prompts alone."""
@@ -205,9 +209,7 @@ class _Program:
         facts: how many tensors `Begun.facts` has.
     """
 
-    def __init__(
-        self, settings: Settings, model: StreamedGenerator, strategy: Strategy
-    ) -> None:
+    def __init__(self, settings: Settings, model: StreamedGenerator, strategy: Strategy) -> None:
         self.settings, self.model, self.groups = settings, model, settings.groups
         self.reorders = strategy.sequences > 1
         self.facts = 0
@@ -266,9 +268,7 @@ class _Program:
 
     def run(self) -> popxl.DeviceToHostStream:
         """Add the whole program; gives the stream of the tokens."""
-        tokens = popxl.d2h_stream(
-            (self.count, self.model.output_length), popxl.int32, "tokens"
-        )
+        tokens = popxl.d2h_stream((self.count, self.model.output_length), popxl.int32, "tokens")
         only, nothing = popxl.constant(0, popxl.int32), NamedTensors()
         self.inputs.load()
         with popxl.plan.part("search/prompt"):
@@ -277,7 +277,9 @@ class _Program:
         self._all_positions(same)
         with popxl.plan.part("search/end"):
             self._tokens.call(only, nothing)
-            self._over_batches(lambda step: ops.host_store(tokens, self._tokens.outputs[0].at(step)))
+            self._over_batches(
+                lambda step: ops.host_store(tokens, self._tokens.outputs[0].at(step))
+            )
         return tokens
 
     def _all_positions(self, same: list[Tensor]) -> None:

@@ -22,7 +22,7 @@ class Reading(PromptBlock):
         super().__init__(config)
         self.copies = copies
 
-    def build(self, x: Tensor) -> tuple[Tensor, ...]:
+    def build(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """x: (batch, length, hidden) -> the same shape, and each sequence's caches."""
         x, *caches = super().build(x)
         return x, *(repeated(cache, self.copies) for cache in caches)

@@ -65,9 +65,7 @@ class VariableStore:
         wanted = self.facts.filter_keys(names)
         buffers = self.buffers.filter_keys(names)
         load, found, gather = _loading(buffers, wanted.replica_groupings.to_dict())
-        return replace(
-            self, facts=wanted, buffers=buffers, names=found, load=load, gather=gather
-        )
+        return replace(self, facts=wanted, buffers=buffers, names=found, load=load, gather=gather)
 
     def load_shards(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row` as this replica stores them."""

@@ -121,7 +121,10 @@ class T5Streams:
         assert isinstance(settings.config, T5Config)
         self._settings, self._config, self._copies = settings, settings.config, sequences
         model = self._config.model
-        self.prompt_length, self.output_length = model.sequence_length, model.decoder_sequence_length
+        self.prompt_length, self.output_length = (
+            model.sequence_length,
+            model.decoder_sequence_length,
+        )
         self.prompts_per_sample = self._config.data.examples_per_row
         batch = self._config.execution.micro_batch_size
         self.sequences = batch * self.prompts_per_sample * sequences
@@ -138,9 +141,7 @@ class T5Streams:
         """See `StreamedGenerator`."""
         self._encoder_passes(at)
         self._decoder_passes(at)
-        self._embeddings = Stack(
-            PhaseWeights("embeddings", [self._prompts.facts], self._settings)
-        )
+        self._embeddings = Stack(PhaseWeights("embeddings", [self._prompts.facts], self._settings))
         encoder = [self._encode.facts]
         decoder = [self._prepare.facts, self._write.facts]
         self._encoder = self._stack("encoder", encoder, self._encoder_positions)
@@ -186,9 +187,7 @@ class T5Streams:
     ) -> Stack:
         settings, layers = self._settings, self._config.model.layers
         first = PhaseWeights(f"first_{name}_layer", [positions.facts, *facts], settings)
-        others = (
-            PhaseWeights(f"{name}_block", facts, settings, layers - 1) if layers > 1 else None
-        )
+        others = PhaseWeights(f"{name}_block", facts, settings, layers - 1) if layers > 1 else None
         return Stack(first, others)
 
     def head(self) -> DecoderHead:

@@ -236,7 +236,9 @@ class ScratchFile:
 
     def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
         folder = self._scratch.place
-        return _error(f"the disk folder {folder} cannot {what} {nbytes / 1e9:.3g} GB", error, folder)
+        return _error(
+            f"the disk folder {folder} cannot {what} {nbytes / 1e9:.3g} GB", error, folder
+        )
 
 
 def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:

@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
     kind: Literal["load", "store"]
     file: EntryFile
-    index: int
+    entry: int
 
 
 class Traffic:

@@ -96,7 +96,8 @@ def _quotient(divide: Any, x: Any, y: Any, by_zero: Any) -> Any:
 
 
 def _div(x: Any, y: Any) -> Any:
-    return _quotient(lax.div, x, y, ~jnp.zeros_like(x))
+    by_zero = None if jnp.issubdtype(x.dtype, jnp.floating) else ~jnp.zeros_like(x)
+    return _quotient(lax.div, x, y, by_zero)
 
 
 _DIV = define("div", numbers(_div), grad=_div_grad, dtypes="same", tags=_TAGS)
