@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -69,6 +70,13 @@ class VariablePart:
     read: Callable[[], np.ndarray]
 
 
+class DiskTraffic(NamedTuple):
+    """Bytes of entries on disk."""
+
+    read: int
+    written: int
+
+
 class Session:
     """Runs the program of an Ir. Creating a session compiles the program.
 
@@ -81,6 +89,7 @@ class Session:
         ir: Ir,
         device_desc: DeviceDesc = "cpu",
         weights_to_host_on_exit: bool = True,
+        disk: str | os.PathLike[str] | None = None,
     ) -> None:
         """
         Args:
@@ -88,6 +97,8 @@ class Session:
             device_desc: "cpu" or "ipu_model" (as many virtual CPU devices as replicas), "gpu",
                 "tpu", or "ipu_hw": the best platform present.
             weights_to_host_on_exit: bring the variables back when the session is left.
+            disk: folder for the entries that `RemoteBuffer.on_disk` puts into files, while the
+                session is attached. Of no other run. Not of PopXL.
 
         Raises:
             DeviceError: too few devices for the replicas.
@@ -97,6 +108,7 @@ class Session:
         stopwatch = Stopwatch()
         self.ir_ = ir
         self.weights_to_host_on_exit = weights_to_host_on_exit
+        self._disk = disk
         self._device_desc = device_desc
         self._was_attached_stack: list[bool] = []
         self._set_device(DeviceInfo())
@@ -326,7 +338,7 @@ class Session:
         return list(self.ir.main_graph.variables)
 
     def _upload(self) -> None:
-        self._state = placed.upload(self._program)
+        self._state = placed.upload(self._program, self._disk)
         self._mark_stale(False)
 
     def _mark_stale(self, stale: bool) -> None:
@@ -451,6 +463,35 @@ class Session:
             for var in converted:
                 placed.put(self._program, self._state, var)
 
+    def lent(self, variable: Variable) -> Callable[[], np.ndarray]:
+        """The value of a variable for another session (`write_variables_data`). Not of PopXL.
+
+        An entry of a remote buffer is not copied where the other session's buffer is alike: while
+        that session is attached, this one must not run. In all other cases the value is read when
+        the other session needs it.
+
+        Raises:
+            TypeError, ValueError: as for `get_tensors_data`.
+        """
+        hostvalues.check_host_data(self.ir, variable, Variable)
+        read = partial(self.read_variable_data, variable)
+        return hostvalues.Lent(variable, lambda: self._state, read)
+
+    @property
+    def disk_traffic(self) -> DiskTraffic:
+        """Bytes of entries that went to files and came from there, since the session was entered.
+        Not of PopXL.
+
+        Raises:
+            ValueError: the session is not attached.
+        """
+        self._check_attached("disk_traffic")
+        assert self._state is not None
+        traffic = self._state.traffic
+        if traffic is None:
+            return DiskTraffic(0, 0)
+        return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
+
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
         self._was_attached_stack.append(self.is_attached)
@@ -473,6 +514,8 @@ class Session:
         if self.weights_to_host_on_exit and self.is_attached and self._read_only is None:
             self.weights_to_host()
         self._program.settle()
+        if self._state is not None:
+            self._state.close()
         self._state = None
         self._mark_stale(False)
 

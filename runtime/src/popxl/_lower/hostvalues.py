@@ -7,6 +7,7 @@ function is not put there until somebody asks for the array (`Variable._source`)
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,28 @@ from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
 
 if TYPE_CHECKING:
+    from popxl._lower.program import State
     from popxl.ir import Ir
+
+
+@dataclass(frozen=True)
+class Lent:
+    """The value of another session's variable, for `Session.write_variables_data`.
+
+    Where both are entries of remote buffers that are alike, the value is not copied: the entry
+    belongs to both, until the program that borrows it stores to it.
+
+    Attributes:
+        state: gives that session's state, or None.
+        read: gives the value.
+    """
+
+    variable: Variable
+    state: Callable[[], State | None]
+    read: Callable[[], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return self.read()
 
 
 def checked(ir: Ir, var: Variable, data: Any) -> np.ndarray | Callable[[], np.ndarray]:
@@ -35,6 +57,8 @@ def checked(ir: Ir, var: Variable, data: Any) -> np.ndarray | Callable[[], np.nd
             f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' or "
             "'c' to write it"
         )
+    if isinstance(data, Lent) and not isinstance(var._data, np.memmap):
+        return replace(data, read=lambda: _fitting(var, data.read()))
     if callable(data) and not isinstance(var._data, np.memmap):
         return lambda: _fitting(var, data())
     return _fitting(var, data() if callable(data) else data)

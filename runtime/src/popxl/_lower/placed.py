@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import jax
@@ -11,20 +12,46 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
+from popxl._lower.hostvalues import Lent
 from popxl._lower.program import Program, State
+from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
 
 
-def upload(program: Program) -> State:
-    """The host's values of all variables, on the devices."""
-    state = State(
-        {t: _resident_value(program, t) for t in program.variables},
-        {b: Entries(b, program.mesh) for b in program.buffers},
-    )
+def upload(program: Program, disk: str | os.PathLike[str] | None = None) -> State:
+    """The host's values of all variables, on the devices.
+
+    Args:
+        disk: the folder for entries on disk.
+
+    Raises:
+        DiskError: it cannot be used, or has no room for them.
+        ValueError: there are some, and no folder.
+    """
+    traffic = _traffic(program, disk)
+    try:
+        entries = {b: Entries(b, program.mesh, traffic) for b in program.buffers}
+    except Exception:
+        if traffic is not None:
+            traffic.close()
+        raise
+    state = State({}, entries, traffic)
+    state.variables.update((t, _resident_value(program, t)) for t in program.variables)
     for buffer in program.buffers:
         for var in buffer._variables.values():
             put(program, state, var)
     return state
+
+
+def _traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic | None:
+    wanted = [buffer for buffer in program.buffers if buffer.on_disk]
+    if not wanted:
+        return None
+    if disk is None:
+        raise ValueError(
+            f"{wanted[0]!r} has entries on disk: give the session a folder for them, disk=FOLDER"
+        )
+    return Traffic.opened(disk, jax.process_index())
 
 
 def put(program: Program, state: State, var: Variable) -> None:
@@ -34,7 +61,19 @@ def put(program: Program, state: State, var: Variable) -> None:
         state.variables[resident] = _resident_value(program, resident)
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
-        state.entries[buffer].put(index, var)
+        if not _borrowed(state.entries[buffer], index, var):
+            state.entries[buffer].put(index, var)
+
+
+def _borrowed(entries: Entries, index: int, var: Variable) -> bool:
+    """Whether a variable's entry is that of a program that lends it its value."""
+    lender = var._source
+    if not isinstance(lender, Lent):
+        return False
+    state, theirs = lender.state(), lender.variable._remote
+    if state is None or theirs is None or theirs[0] not in state.entries:
+        return False
+    return entries.borrow(index, state.entries[theirs[0]], theirs[1])
 
 
 def note_changes(program: Program, state: State) -> None:
