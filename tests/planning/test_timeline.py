@@ -3,7 +3,10 @@ windows hide, and keeps the memory that the plan counts."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +21,7 @@ from popxl.plan.simulated import drive
 from tests.planning.test_against_references import preset
 from tests.popxl.threads import ThreadDevice
 
-COMPUTING = 1.5  # seconds of a step
+COMPUTING = 1.0  # seconds of a step
 TOLERANCE = 0.05
 PASSES = ("forward", "backward", "update")
 FAMILIES = {"tiny": {"layers": 3}, "gptj_tiny": {"layers": 3}}
@@ -102,3 +105,27 @@ def test_loads_in_their_place_overlap_nothing(name: str) -> None:
         span.end - span.start for span in places.spans if span.stream == "copies in"
     )
     assert places.seconds > 0.95 * both
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_memory_is_what_the_plan_counts_where_nothing_is_on_its_way(name: str) -> None:
+    program = traced(name)
+    at_once = dict.fromkeys(("flops", "float8_flops", "bandwidth", "host_link"), 1e40)
+    machine = replace(rates(program), **at_once, run=1e-3, put=1e-3)
+    found = program.timeline(machine, window=0)
+    assert found.peak == program.plan().temporaries
+    assert program.timeline(machine).peak <= found.peak + found.window + window_of(program.schedule)
+
+
+def test_the_trace_has_a_row_for_each_stream_and_all_that_moves() -> None:
+    program = traced("gptj_tiny")
+    made = program.timeline(rates(program))
+    events = json.loads(json.dumps(made.trace()))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert set(names.values()) == {"compute", "copies in", "copies out", "disk", "host"}
+    loads = [e for e in events if e["ph"] == "X" and names[e["tid"]] == "copies in"]
+    ops = Counter[str]()
+    for part in program.plan().parts:
+        ops.update(part.ops)
+    assert len(loads) == ops["remote_load"]
+    assert max(e["ts"] + e["dur"] for e in loads) <= 1e6 * made.seconds

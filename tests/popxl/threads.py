@@ -1,8 +1,8 @@
 """A fake device: its streams are threads that sleep, under the rules of XLA's GPU client.
 
 It stands in for a GPU where the walker is compared with the simulation of it, which knows only
-clocks (`popxl.plan.simulated`). Nothing here knows what time it is; what waits for what follows
-from events between threads.
+clocks (`popxl.plan.simulated`). What waits for what follows from events between threads, and when
+the host gets to dispatch from the time that it takes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from typing import Any
 from popxl._lower.segment import Segment, nbytes_of, result_specs
 from popxl.plan import Rates
 
-_OVERSLEPT = 2e-4  # seconds: more than sleeping takes longer than one asks for
-_DONE = Event()
+
+class Due(Event):
+    """Something that is over at a time of `time.perf_counter`, which is known once it is set. It is
+    set somewhat later, by as much as a thread takes to wake up."""
+
+    at = 0.0
+
+
+_DONE = Due()
 _DONE.set()
 
 
 class Array:
     """An array that is there once its event is set."""
 
-    def __init__(self, nbytes: int, there: Event = _DONE) -> None:
+    def __init__(self, nbytes: int, there: Due = _DONE) -> None:
         self.nbytes, self.there, self._deleted = nbytes, there, False
 
     def is_deleted(self) -> bool:
@@ -46,6 +53,7 @@ class Stream:
     """A thread that does one task after the other."""
 
     def __init__(self) -> None:
+        self._end = 0.0
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -54,17 +62,21 @@ class Stream:
         while (task := self._tasks.get()) is not None:
             task()
 
-    def add(self, waits: Sequence[Event], seconds: Sequence[float]) -> list[Event]:
-        """Sleep once all of `waits` are set, several times in a row; sets an event after each."""
-        over = [Event() for _ in seconds]
+    def add(self, waits: Sequence[Due], seconds: Sequence[float]) -> list[Due]:
+        """Sleep once all of `waits` are set, several times in a row; sets an event after each.
+
+        A task begins when what it waits for was due, so that lateness does not add up.
+        """
+        over, dispatched = [Due() for _ in seconds], time.perf_counter()
 
         def task() -> None:
             for event in waits:
                 event.wait()
-            end = time.perf_counter()
+            self._end = max(self._end, dispatched, *(event.at for event in waits))
             for each, event in zip(seconds, over, strict=True):
-                end += each
-                time.sleep(max(end - time.perf_counter() - _OVERSLEPT, 0.0))
+                self._end += each
+                time.sleep(max(self._end - time.perf_counter(), 0.0))
+                event.at = self._end
                 event.set()
 
         self._tasks.put(task)
@@ -116,8 +128,8 @@ class ThreadDevice:
         self._enqueued.acquire()
         there = [a.there for a in arguments if isinstance(a, Array)]
         (self._last,) = self._compute.add(there, [self._seconds(segment)])
-        part = self.part
-        self._compute.then(lambda: self._done(part))
+        part, over = self.part, self._last
+        self._compute.then(lambda: self._done(part, over.at))
         for i in segment.donated:
             arguments[i].delete()
         sizes = [nbytes_of([spec]) for spec in segment.result_specs]
@@ -128,9 +140,9 @@ class ThreadDevice:
         if self._start is None:
             self._start = time.perf_counter()
 
-    def _done(self, part: str) -> None:
+    def _done(self, part: str, end: float) -> None:
         assert self._start is not None
-        self.ends[part] = time.perf_counter() - self._start
+        self.ends[part] = end - self._start
         self._enqueued.release()
 
     def number(self, value: int, spec: Any) -> None:

@@ -35,11 +35,11 @@ class Event(NamedTuple):
     """A load, store or run of a schedule.
 
     Attributes:
-        index: of the entry; of a run None.
+        entry: index of the entry; of a run 0.
     """
 
     step: Load | Store | Run
-    index: Index | None
+    entry: Index = 0
 
 
 def upcoming(
@@ -68,7 +68,7 @@ def upcoming(
             case Load() | Store():
                 yield Event(step, numbers[step.at])
             case Run():
-                yield Event(step, None)
+                yield Event(step)
             case Compute():
                 found = step.rule(*(numbers[s] for s in step.ins))
                 numbers.update(zip(step.outs, found, strict=True))

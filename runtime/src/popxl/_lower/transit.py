@@ -144,14 +144,13 @@ class Transit:
         while self._lead < _EVENTS and (event := self._peek()) is not None:
             step, index = event
             if isinstance(step, Store):
-                assert index is not None
                 self._unstored.update(_keys(step, index))
-            elif isinstance(step, Load) and self._entries[step.buffer].travels(index):  # type: ignore[arg-type]
-                if isinstance(index, tuple) or self._unstored[step.buffer, index]:  # type: ignore[index]
+            elif isinstance(step, Load) and self._entries[step.buffer].travels(index):
+                if isinstance(index, tuple) or self._unstored[step.buffer, index]:
                     break
                 if not self._has_room(step.nbytes):
                     break
-                batch.append((step, index))  # type: ignore[arg-type]
+                batch.append((step, index))
                 self._loads_nbytes += step.nbytes
             self._advance()
         self._bring(batch)
@@ -160,13 +159,13 @@ class Transit:
         """Dispatch the next load and those that follow it before any run or store."""
         batch: list[tuple[Load, int]] = []
         while (event := self._peek()) is not None and isinstance(event.step, Load):
-            step, index = event
-            if self._entries[step.buffer].travels(index):  # type: ignore[arg-type]
-                if isinstance(index, tuple):
-                    if not batch:
-                        self._advance()
-                    break
-                batch.append((step, index))  # type: ignore[arg-type]
+            step, index = event.step, event.entry
+            if isinstance(index, tuple):
+                if not self._lead:
+                    self._advance()
+                break
+            if self._entries[step.buffer].travels(index):
+                batch.append((step, index))
                 self._loads_nbytes += step.nbytes
             self._advance()
         self._bring(batch)

@@ -293,7 +293,7 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     steps = [step for routine in schedule.routines for step in routine.steps]
     sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
-    transit = Transit(schedule.main, entries, device.put, window)  # type: ignore[arg-type]
+    transit = Transit(schedule.main, entries, device.put, window)
     walker = _Walker(
         *(device, device.call, device.number, device.copy, entries, _Nothing()),
         *(Ahead(0), transit),
