@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, combinations, groupby
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
-    from modelling.weights import Row, Weight
+    from modelling.weights import Row
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,36 @@ class Part:
     size: int
 
 
+Layout = tuple[Part, ...]
+"""All parts of a tensor, those of a box one after the other. Tensors that are cut alike have the
+same object."""
+
+
 @dataclass(frozen=True)
-class TensorPart:
-    """A part of a named tensor, on some of the processes.
+class CutTensor:
+    """A named tensor, cut into parts that are on several processes.
 
     Attributes:
         name: of the tensor.
-        part: which elements.
-        dtype: theirs.
-        processes: those that hold it.
-        read: gives the elements, [size], on one of them.
+        dtype: its.
+        layout: its parts.
+        holders: for each part the processes that hold it; the same object for tensors cut alike.
+        read: gives the elements of one of the parts, [size], on a process that holds it.
     """
 
     name: str
-    part: Part
     dtype: np.dtype
-    processes: Sequence[int]
-    read: Callable[[], np.ndarray]
+    layout: Layout
+    holders: tuple[tuple[int, ...], ...]
+    read: Callable[[int], np.ndarray]
 
 
 @runtime_checkable
 class InParts(Protocol):
     """Tensors that can be had in parts."""
 
-    def parts(self) -> Iterable[TensorPart]:
-        """All parts, in the same order on all processes; together they are all tensors."""
+    def parts(self) -> Iterable[CutTensor]:
+        """All tensors, in the same order on all processes."""
 
 
 def assembled(parts: Mapping[Part, Callable[[], np.ndarray]]) -> np.ndarray:
@@ -134,11 +139,11 @@ class RowPart:
     """The elements of one weight among consecutive elements of a row's variable.
 
     Attributes:
-        weight: which one.
+        weight: which of the row's weights.
         part: where they are in it.
     """
 
-    weight: Weight
+    weight: int
     part: Part
     _start: int
     _middle: tuple[int, int, int, int]
@@ -169,7 +174,7 @@ def parts_in_row(
     """
     if not shape:
         scalar = Part((), (), (), (), 0, 1)
-        yield from (RowPart(weight, scalar, 0, (0, 1, 1, 1)) for weight in row.weights)
+        yield from (RowPart(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(row.weights)))
         return
     axis, count = row.axis or 0, len(row.weights)
     length, inner = shape[axis], math.prod(shape[axis + 1 :])
@@ -193,4 +198,4 @@ def parts_in_row(
             axes = range(len(box))
             order = tuple(reversed(axes) if row.transpose else axes)
             part = Part(weight.shape, order, tuple(corner), tuple(box), first, end - first)
-            yield RowPart(weight, part, start, (low, high, length, inner))
+            yield RowPart(number, part, start, (low, high, length, inner))
