@@ -309,7 +309,7 @@ class _Cut(NamedTuple):
 def _cut(form: _Form, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
     """How each weight of a row is cut. Layers that are alike share what this returns."""
     if form.common:
-        alone = form._replace(shapes=(form.variable,), common=False)
+        alone = _Form((form.variable,), False, None, False, form.variable)
         return _cut(alone, held) * len(form.shapes)
     row = Row("", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis)
     sources: list[list[tuple[VariablePart, RowPart]]] = [[] for _ in form.shapes]
