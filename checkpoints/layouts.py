@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
+from checkpoints.parts import Layout, Part, check_whole
 from files.errors import FileError
 from files.json_files import Fields
 from files.shown import shown
-from modelling.parts import Layout, Part, check_whole
 
 
 class Piece(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from checkpoints.errors import CheckpointError, NewerFormatError
 from checkpoints.layouts import Piece, layout_data, pieces_of, read_layout
+from checkpoints.parts import Layout, Part, check_whole
 from checkpoints.tables import (
     MOST,
     Records,
@@ -25,7 +26,6 @@ from files.errors import FileError
 from files.json_files import Fields, read_object
 from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, read_bytes
-from modelling.parts import Layout, Part, check_whole
 
 FILE_NAME = "manifest.json"
 MOST_TEXT = MEBIBYTE

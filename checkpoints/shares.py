@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import popdist
+from checkpoints.parts import CutTensor, InParts, Layout
 from checkpoints.shards import as_stored
 from checkpoints.tables import stored_name
-from modelling.parts import CutTensor, InParts, Layout
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from checkpoints.folders import (
     step_folders,
 )
 from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.parts import InParts
 from checkpoints.shards import shards_of, write_shard, write_synced
 from checkpoints.shares import own_share, shares_of
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, digest_of_bytes, readers
 from files.shown import shown_path
-from modelling.parts import InParts
 
 SHARD_BYTES = 2**30
 
@@ -101,7 +101,7 @@ class CheckpointStore:
         A save that still runs is waited for first, so that at most one copy exists; also one of
         another store. Several
         processes save together: each writes what it holds, if the tensors can be had in parts
-        (`modelling.parts.InParts`), else its share of the tensors, all of which it can read.
+        (`checkpoints.parts.InParts`), else its share of the tensors, all of which it can read.
 
         Args:
             step: optimizer steps done.

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError
 from checkpoints.layouts import Piece
+from checkpoints.parts import assembled
 from files.shown import shown_name
-from modelling.parts import assembled
 
 DTYPES = {
     "F64": np.dtype(np.float64),
