@@ -128,10 +128,11 @@ class Entries:
             self._arrays[index] = put(np.broadcast_to(zero, self._shape), self._sharding(index))
         return self._arrays[index]
 
-    def put(self, index: int, var: Variable) -> None:
-        """Fill an entry with the value of a variable on the host."""
+    def put(self, index: int, var: Variable, value: np.ndarray) -> None:
+        """Fill an entry with a variable's value."""
         self._check(index)
-        self._arrays[index] = put_variable(var, self.buffer.tensor_shape, self._sharding(index))
+        shape, sharding = self.buffer.tensor_shape, self._sharding(index)
+        self._arrays[index] = put_variable(var, value, shape, sharding)
 
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """This process's part of an array, by replica."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -14,38 +14,41 @@ from popxl._lower.exchange import parts_everywhere
 from popxl._lower.program import Program, State
 from popxl.tensor import Shard, Variable
 
+ValueOf = Callable[[Variable], np.ndarray]
 
-def upload(program: Program) -> State:
-    """The host's values of all variables, on the devices."""
-    state = State(
-        {t: _resident_value(program, t) for t in program.variables},
-        {b: Entries(b, program.mesh) for b in program.buffers},
-    )
-    for buffer in program.buffers:
-        for var in buffer._variables.values():
-            put(program, state, var)
+
+def upload(program: Program, variables: Iterable[Variable], value: ValueOf) -> State:
+    """The host's values of variables, on the devices."""
+    state = State({}, {b: Entries(b, program.mesh) for b in program.buffers})
+    for var in variables:
+        put(program, state, var, value)
     return state
 
 
-def put(program: Program, state: State, var: Variable) -> None:
+def put(program: Program, state: State, var: Variable, value: ValueOf) -> None:
     """Replace a variable's value on the devices by the host's."""
     if var._remote is None:
-        resident = _resident(var)
-        state.variables[resident] = _resident_value(program, resident)
+        resident, sharding = _resident(var), per_replica(program.mesh)
+        array = hostdata.put_variable(var, value(var), resident.shape, sharding)
+        state.variables[resident] = array
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
-        state.entries[buffer].put(index, var)
+        state.entries[buffer].put(index, var, value(var))
 
 
-def note_changes(program: Program, state: State) -> None:
-    """After a run: the host's values of what it has changed are stale."""
-    for t in program.changed:
-        _variable(t)._stale = True
+def may_change(program: Program) -> set[Variable]:
+    """The variables that a run may change."""
+    found = {_variable(t) for t in program.changed}
+    return found.union(*(b._variables.values() for b in program.effects.writes))
+
+
+def changes(program: Program, state: State) -> set[Variable]:
+    """What runs have changed since this was asked last."""
+    found = {_variable(t) for t in program.changed}
     for buffer, entries in state.entries.items():
-        for index in entries.stored:
-            if index in buffer._variables:
-                buffer._variables[index]._stale = True
+        found.update(v for i, v in buffer._variables.items() if i in entries.stored)
         entries.stored.clear()
+    return found
 
 
 def fetched(program: Program, state: State, var: Variable) -> np.ndarray:
@@ -78,10 +81,6 @@ def _held(program: Program, state: State, var: Variable) -> tuple[jax.Array, int
         return state.variables[resident], replicas, resident.shape
     buffer, index = var._remote
     return state.entries[buffer].array(index), replicas, buffer.tensor_shape
-
-
-def _resident_value(program: Program, t: Variable | Shard) -> jax.Array:
-    return hostdata.put_variable(_variable(t), t.shape, per_replica(program.mesh))
 
 
 def _variable(t: Variable | Shard) -> Variable:
