@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ from popxl._lower.exchange import of_all_processes
 from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
-from popxl._lower.hostvalues import HostValues, place
+from popxl._lower.hostvalues import HostValues, Lent, place
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
@@ -70,6 +71,13 @@ class VariablePart:
     read: Callable[[], np.ndarray]
 
 
+class DiskTraffic(NamedTuple):
+    """Bytes of entries on disk."""
+
+    read: int
+    written: int
+
+
 class Session:
     """Runs the program of an Ir. Creating a session compiles the program.
 
@@ -82,6 +90,7 @@ class Session:
         ir: Ir,
         device_desc: DeviceDesc = "cpu",
         weights_to_host_on_exit: bool = True,
+        disk: str | os.PathLike[str] | None = None,
     ) -> None:
         """
         Args:
@@ -89,6 +98,8 @@ class Session:
             device_desc: "cpu" or "ipu_model" (as many virtual CPU devices as replicas), "gpu",
                 "tpu", or "ipu_hw": the best platform present.
             weights_to_host_on_exit: bring the variables back when the session is left.
+            disk: folder for the entries that `RemoteBuffer.on_disk` puts into files, while the
+                session is attached. Of no other run. Not of PopXL.
 
         Raises:
             DeviceError: too few devices for the replicas.
@@ -98,6 +109,7 @@ class Session:
         stopwatch = Stopwatch()
         self.ir_ = ir
         self.weights_to_host_on_exit = weights_to_host_on_exit
+        self._disk = disk
         self._device_desc = device_desc
         self._was_attached_stack: list[bool] = []
         self._set_device(DeviceInfo())
@@ -327,9 +339,8 @@ class Session:
 
     def _upload(self, what: str) -> None:
         self._values.check_complete(what)
-        values = self._values
-        self._state = placed.upload(self._program, values.variables, values.value)
-        values.stale.clear()
+        self._state = placed.upload(self._program, self._values, self._disk)
+        self._values.stale.clear()
 
     def _download(self, variables: Iterable[Variable]) -> None:
         """Update the host arrays of `variables` from the devices."""
@@ -451,8 +462,37 @@ class Session:
         if self._state is not None:
             values.begin(converted)  # if this stops, the devices hold something else than the host
             for var in converted:
-                placed.put(self._program, self._state, var, values.value)
+                placed.put(self._program, self._state, var, values)
                 values.lost.discard(var)
+
+    def lent(self, variable: Variable) -> Callable[[], np.ndarray]:
+        """The value of a variable for another session (`write_variables_data`). Not of PopXL.
+
+        An entry of a remote buffer is not copied where the other session's buffer is alike: while
+        that session is attached, this one must not run. In all other cases the value is read when
+        the other session needs it.
+
+        Raises:
+            TypeError, ValueError: as for `get_tensors_data`.
+        """
+        self._values.check(variable, Variable)
+        read = partial(self.read_variable_data, variable)
+        return Lent(variable, lambda: self._state, read)
+
+    @property
+    def disk_traffic(self) -> DiskTraffic:
+        """Bytes of entries that went to files and came from there, since the session was entered.
+        Not of PopXL.
+
+        Raises:
+            ValueError: the session is not attached.
+        """
+        self._check_attached("disk_traffic")
+        assert self._state is not None
+        traffic = self._state.traffic
+        if traffic is None:
+            return DiskTraffic(0, 0)
+        return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -479,9 +519,11 @@ class Session:
             if brings_back and self.is_attached:
                 self.weights_to_host()
         finally:
-            self._state = None
+            state, self._state = self._state, None
             self._values.leave(brings_back)
             self._program.settle()
+            if state is not None:
+                state.close()
 
 
 # ---- helpers ------------------------------------------------------------------------------------

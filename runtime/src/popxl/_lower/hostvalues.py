@@ -9,6 +9,7 @@ A session that begins later begins with what any session brought to the host las
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +20,30 @@ from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
 
 if TYPE_CHECKING:
+    from popxl._lower.program import State
     from popxl.ir import Ir
 
 Source = Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Lent:
+    """The value of another session's variable, for `Session.write_variables_data`.
+
+    Where both are entries of remote buffers that are alike, the value is not copied: the entry
+    belongs to both, until the program that borrows it stores to it.
+
+    Attributes:
+        state: gives that session's state, or None.
+        read: gives the value.
+    """
+
+    variable: Variable
+    state: Callable[[], State | None]
+    read: Callable[[], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return self.read()
 
 
 class HostValues:
@@ -103,6 +125,8 @@ class HostValues:
                 f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' "
                 "or 'c' to write it"
             )
+        if isinstance(data, Lent) and not is_map:
+            return replace(data, read=lambda: _fitting(var, data.read()))
         if callable(data) and not is_map:
             return lambda: _fitting(var, data())
         return _fitting(var, data() if callable(data) else data)
@@ -111,6 +135,11 @@ class HostValues:
     def value(self, var: Variable) -> np.ndarray:
         """The value; what has a source is made anew, and kept by nobody."""
         return self._sources[var]() if var in self._sources else self._arrays[var]
+
+    def lender(self, var: Variable) -> Lent | None:
+        """Whose value it is, if another session lends it."""
+        source = self._sources.get(var)
+        return source if isinstance(source, Lent) else None
 
     def on_replica(self, var: Variable, replica: int) -> np.ndarray:
         """What a replica stores of the value."""

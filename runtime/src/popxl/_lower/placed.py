@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -11,29 +12,68 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
+from popxl._lower.hostvalues import HostValues, Lent
 from popxl._lower.program import Program, State
+from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
 
-ValueOf = Callable[[Variable], np.ndarray]
 
+def upload(
+    program: Program, values: HostValues, disk: str | os.PathLike[str] | None = None
+) -> State:
+    """The host's values of all variables, on the devices.
 
-def upload(program: Program, variables: Iterable[Variable], value: ValueOf) -> State:
-    """The host's values of variables, on the devices."""
-    state = State({}, {b: Entries(b, program.mesh) for b in program.buffers})
-    for var in variables:
-        put(program, state, var, value)
+    Args:
+        disk: the folder for entries on disk.
+
+    Raises:
+        DiskError: it cannot be used, or has no room for them.
+        ValueError: there are some, and no folder.
+    """
+    traffic = _traffic(program, disk)
+    try:
+        entries = {b: Entries(b, program.mesh, traffic) for b in program.buffers}
+    except Exception:
+        if traffic is not None:
+            traffic.close()
+        raise
+    state = State({}, entries, traffic)
+    for var in values.variables:
+        put(program, state, var, values)
     return state
 
 
-def put(program: Program, state: State, var: Variable, value: ValueOf) -> None:
+def _traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic | None:
+    wanted = [buffer for buffer in program.buffers if buffer.on_disk]
+    if not wanted:
+        return None
+    if disk is None:
+        raise ValueError(
+            f"{wanted[0]!r} has entries on disk: give the session a folder for them, disk=FOLDER"
+        )
+    return Traffic.opened(disk, jax.process_index())
+
+
+def put(program: Program, state: State, var: Variable, values: HostValues) -> None:
     """Replace a variable's value on the devices by the host's."""
     if var._remote is None:
         resident, sharding = _resident(var), per_replica(program.mesh)
-        array = hostdata.put_variable(var, value(var), resident.shape, sharding)
-        state.variables[resident] = array
+        value = values.value(var)
+        state.variables[resident] = hostdata.put_variable(var, value, resident.shape, sharding)
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
-        state.entries[buffer].put(index, var, value(var))
+        if not _borrowed(state.entries[buffer], index, values.lender(var)):
+            state.entries[buffer].put(index, var, values.value(var))
+
+
+def _borrowed(entries: Entries, index: int, lender: Lent | None) -> bool:
+    """Whether an entry is that of a program that lends it its value."""
+    if lender is None:
+        return False
+    state, theirs = lender.state(), lender.variable._remote
+    if state is None or theirs is None or theirs[0] not in state.entries:
+        return False
+    return entries.borrow(index, state.entries[theirs[0]], theirs[1])
 
 
 def may_change(program: Program) -> set[Variable]:
