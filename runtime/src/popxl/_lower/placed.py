@@ -124,14 +124,16 @@ def fetched(program: Program, state: State, var: Variable) -> np.ndarray:
 
 
 def _held_by_all(program: Program, var: Variable) -> dict[int, tuple[int, ...]] | None:
-    """By replica, those that hold what it does, if each process has one of them; else None."""
+    """By replica, those that hold what it does, if each of several processes has one of them; else
+    None: then they must ask each other, or none need be asked."""
     if var._retrieval == "all_replicas":
         return None
     parts = parts_of(program, var)
     processes = {d.process_index for d in program.mesh.devices.flat}
-    if any(len(part.processes) < len(processes) for part in parts):
+    alike = {replica: part.replicas for part in parts for replica in part.replicas}
+    if len(processes) == 1 or any(len(part.processes) < len(processes) for part in parts):
         return None
-    return {replica: part.replicas for part in parts for replica in part.replicas}
+    return alike if all(r in alike for r in hostdata.replicas_needed(var)) else None
 
 
 def parts_of(program: Program, var: Variable) -> hostdata.Shared[VariablePart]:
