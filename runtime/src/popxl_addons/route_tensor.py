@@ -12,7 +12,14 @@ __all__ = ["is_subgraph", "route_tensor_into_graph"]
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
     """Whether running `parent` may run `subgraph`. A graph is no subgraph of itself."""
-    return any(g is subgraph or is_subgraph(g, subgraph) for g in parent.called_graphs)
+    found: set[Graph] = set()
+    waiting = list(parent.called_graphs)
+    while waiting:
+        graph = waiting.pop()
+        if graph not in found:
+            found.add(graph)
+            waiting += graph.called_graphs
+    return subgraph in found
 
 
 def route_tensor_into_graph(
@@ -77,4 +84,5 @@ def _route(graph: Graph, made: dict[Graph, Tensor], name: str, modified: bool) -
         )
     for site in _sites(graph):
         site.inputs.append(_route(site.graph, made, name, modified))
+        site.graph._changes()
     return made[graph]
