@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,8 @@ class ActivationBuffers:
 def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
-    count = 1 if shards is None else shards.group_size
+    whole = shards is None or math.prod(spec.shape) % shards.group_size
+    count = 1 if whole else shards.group_size
     return create_remote_buffer(spec, rows * settings.steps, shards, count)
 
 

@@ -47,7 +47,10 @@ def test_variables_of_sub_modules_are_named_after_attributes(ir):
     factories, graph = Net().create_graph(SPEC)
     names = ["first.w", "layers.0.w", "layers.1.w", "bias"]
     assert factories.keys_flat() == graph.args.keys_flat() == names
-    assert graph.args.tensors == graph.graph.inputs[1:]
+    assert tuple(graph.args.values_flat()) == graph.graph.inputs[1:]
+    own = ["bias", "first/w", "layers/0/w", "layers/1/w"]
+    assert isinstance(graph.args.tensors, tuple)
+    assert [t.name for t in graph.args.tensors] == own
     assert graph.args.layers[1].w.name == "layers/1/w"
 
 
@@ -156,8 +159,31 @@ def test_binding_in_steps(ir):
 
 def test_a_graph_with_names_says_when_it_is_no_gradient(ir):
     _, graph = Scale(1).create_graph(SPEC)
-    with pytest.raises(ValueError, match="no gradient graph"):
+    with pytest.raises(AttributeError, match="no gradient graph"):
         _ = graph.grad_graph_info
+    assert not hasattr(graph, "grad_graph_info")
+    with pytest.raises(ValueError, match="unknown method 'fast'"):
+        graph.autodiff(method="fast")
+    assert hasattr(graph.autodiff(), "grad_graph_info")
+
+
+def test_a_schedule_is_text_to_print(ir, capsys):
+    _, graph = Scale(1).create_graph(SPEC)
+    text = graph.print_schedule()
+    assert "mul" in text
+    assert capsys.readouterr().out == ""
+
+
+def test_variables_nest_under_dotted_names_and_numbers(ir):
+    factories, _ = Scale(1).create_graph(SPEC)
+    with ir.create_empty_graph("g"):
+        outer = Module()
+        inputs = outer.add_variable_inputs("a.b", factories)
+        outer.add_variable_inputs(3, factories)
+        assert (outer._args.a.b.w, inputs.w.name) == (inputs.w, "a.b.w")
+        assert outer._factories.keys_flat() == ["a.b.w", "3.w"]
+        with pytest.raises(ValueError, match="no key of a tree"):
+            outer.add_variable_inputs(-1, factories)
 
 
 # ---- caches -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from popxl._core.log import logger
 from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.errors import UndefinedValue
 from popxl.typing_ import NewAliasAnnotation
-from popxl.utils import to_numpy
+from popxl.utils import downcast_np_dtypes, to_numpy
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -178,9 +178,9 @@ class Tensor(operators.Operators):
         return math.prod(self.shape)
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
-        """Elements between neighbours along each axis of a C-ordered array of `shape`."""
-        dims = tuple(self.shape if shape is None else shape)
-        return tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
+        """Bytes between neighbours along each axis of a C-ordered array of `shape`."""
+        dims, size = tuple(self.shape if shape is None else shape), self.dtype.as_numpy().itemsize
+        return tuple(math.prod(dims[i + 1 :]) * size for i in range(len(dims)))
 
     # ---- placement ------------------------------------------------------------------------------
     @property
@@ -589,7 +589,7 @@ def _host_data(
     """A variable's host array, and its grouping. A memory map is the array itself.
 
     Raises:
-        ValueError: the data is a memory map of another dtype.
+        ValueError: the data is a memory map of another dtype, of 64-bit elements, or not C-ordered.
     """
     grouping = _grouping(replica_grouping)
     if not isinstance(data, np.memmap):
@@ -598,6 +598,16 @@ def _host_data(
         raise ValueError(
             f"the data is a memory map of {data.dtype}, which is used in place: its dtype cannot "
             f"be {dtype!r}"
+        )
+    if data.dtype in downcast_np_dtypes:
+        raise ValueError(
+            f"the data is a memory map of {data.dtype}, which is used in place, but devices have "
+            f"no such elements: make a map of {downcast_np_dtypes[data.dtype]}"
+        )
+    if not data.flags.c_contiguous:
+        raise ValueError(
+            "the data is a memory map that is not contiguous in C order, so it cannot be used in "
+            "place: map the whole file, or pass a copy"
         )
     if grouping.is_const:
         return data, grouping

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import popxl
 from popxl import Graph, Tensor
 
 __all__ = ["is_subgraph", "route_tensor_into_graph"]
+
+_ROUTED: WeakKeyDictionary[Graph, dict[tuple[Tensor, bool], Tensor]] = WeakKeyDictionary()
+"""By graph: the inputs by which tensors come, and whether they are by reference."""
 
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
@@ -21,7 +25,8 @@ def route_tensor_into_graph(
     """Make a tensor of an outer graph an input of `graph`, through all calls between them.
 
     Args:
-        tensor: of a graph that calls `graph`, directly or through others.
+        tensor: of a graph that calls `graph`, directly or through others. A second time it comes by
+            the input that is there already.
         graph: default: the current graph.
         modified: let changes made in `graph` reach `tensor`.
 
@@ -41,7 +46,7 @@ def route_tensor_into_graph(
     if not is_subgraph(owner, graph):
         raise ValueError(f"graph {owner.id!r} of tensor {tensor.id!r} does not call {graph.id!r}")
     _check_ways(owner, graph)
-    return _route(graph, {owner: tensor}, tensor.name.replace("/", "_"), modified)
+    return _route(graph, tensor, modified)
 
 
 def _sites(graph: Any) -> list[Any]:
@@ -66,15 +71,19 @@ def _check_ways(owner: Graph, graph: Graph) -> None:
         _check_ways(owner, site.graph)
 
 
-def _route(graph: Graph, made: dict[Graph, Tensor], name: str, modified: bool) -> Tensor:
-    """The tensor in `graph`; `made` has those of the graphs done."""
-    if graph in made:
-        return made[graph]
-    spec = next(iter(made.values())).spec
+def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
+    """The tensor in `graph`, to which each call site passes it."""
+    if graph is tensor._graph:
+        return tensor
+    routed = _ROUTED.setdefault(graph, {})
+    found = routed.get((tensor, True)) or routed.get((tensor, modified))
+    if found is not None:
+        return found
+    name = tensor.name.replace("/", "_")
     with graph:
-        made[graph] = popxl.graph_input(
-            spec.shape, spec.dtype, name, modified, spec.meta_shape or None
+        routed[tensor, modified] = popxl.graph_input(
+            tensor.shape, tensor.dtype, name, modified, tensor.meta_shape or None
         )
     for site in _sites(graph):
-        site.inputs.append(_route(site.graph, made, name, modified))
-    return made[graph]
+        site.inputs.append(_route(site.graph, tensor, modified))
+    return routed[tensor, modified]
