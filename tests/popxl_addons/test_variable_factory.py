@@ -69,8 +69,18 @@ def test_items_must_keep_their_shape(ir):
 
 
 def test_items_must_be_arrays(ir):
-    with pytest.raises(TypeError, match="'w' must be arrays"):
+    with pytest.raises(ValueError, match="'w' must be arrays"):
         VariableFactory(lambda: object(), name="w")
+    with pytest.raises(ValueError, match="a callable, an iterable or an array"):
+        VariableFactory(None)
+
+
+def test_what_a_callable_raises_is_told_at_once_and_without_a_graph():
+    def fail():
+        raise KeyError("no such weight")
+
+    with pytest.raises(ValueError, match=r"'w' cannot be made: KeyError: .*no such weight"):
+        VariableFactory(fail, name="w")
 
 
 def test_sharded_input_is_flat_and_keeps_the_whole_shape(ir):

@@ -132,8 +132,6 @@ class Graph:
         return unique
 
     def _add_input(self, spec: TensorSpec, name: str | None, by_ref: bool = False) -> Tensor:
-        if self is self.main_graph:
-            raise ValueError("the main graph has no inputs: use a host stream or a variable")
         tensor: Tensor = Tensor._make(self, spec, name)
         tensor._by_ref = by_ref
         self._inputs.append(tensor)
@@ -180,7 +178,18 @@ class Graph:
 
     # ---- Python ---------------------------------------------------------------------------------
     def __enter__(self) -> Graph:
-        context.get_current_context().push_graph(self)
+        """Make this the current graph.
+
+        Raises:
+            RuntimeError: the current graph belongs to another Ir.
+        """
+        current = context.get_current_context()
+        if current._graphs and current.graph.ir is not self.ir:
+            raise RuntimeError(
+                f"graph {self.id!r} is of another Ir than the current graph {current.graph.id!r}: "
+                "leave that one first"
+            )
+        current.push_graph(self)
         return self
 
     def __exit__(self, *exc: object) -> None:

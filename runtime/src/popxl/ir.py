@@ -124,8 +124,8 @@ class Ir:
 
         Raises:
             TypeError: a list or tuple holds tensors or specs and other things.
-            ValueError: `fn` returns something that is no tensor, or a tensor of another graph; or a
-                tensor of another Ir is passed.
+            ValueError: the arguments do not fit `fn`; it returns something that is no tensor, or a
+                tensor of another graph; or a tensor of another Ir is passed.
         """
         from popxl._core.create_graph import build_graph
 

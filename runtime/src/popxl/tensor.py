@@ -11,6 +11,7 @@ import numpy as np
 from popxl import context, dtypes
 from popxl._core import operators
 from popxl._core.log import logger
+from popxl._core.regions import regions
 from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.errors import UndefinedValue
 from popxl.typing_ import NewAliasAnnotation
@@ -127,6 +128,8 @@ class Tensor(operators.Operators):
     def _place(self, op: Op) -> None:
         known = [t._ipu for t in op.inputs if t._ipu is not None]
         self._ipu = op.ipu if op.ipu is not None else (known[0] if known else 0)
+        if context.get_current_context().has_no_ipu:
+            self._ipu = None
         sets = [t._tile_set for t in op.inputs if t._tile_set is not None]
         self._tile_set = "io" if op.io else (sets[0] if sets else "compute")
 
@@ -189,10 +192,34 @@ class Tensor(operators.Operators):
 
     @property
     def ipu(self) -> int:
-        """Virtual device. Raises UndefinedValue while no op has placed the tensor."""
-        if self._ipu is None:
+        """Virtual device: that of the op that makes the tensor; that of a call's argument, for an
+        input of the called graph; or else that of an op that takes it.
+
+        Raises:
+            UndefinedValue: there is none.
+        """
+        found = self._known_ipu()
+        if found is None:
             raise UndefinedValue(f"the IPU of {self.id!r} is not known: no op has placed it yet")
-        return self._ipu
+        return found
+
+    def _known_ipu(self) -> int | None:
+        if self._ipu is not None or self._producer is not None:
+            return self._ipu
+        return next((ipu for ipu in self._ipus_around() if ipu is not None), None)
+
+    def _ipus_around(self) -> Iterator[int | None]:
+        """Where calls take an input from, then where ops use the tensor."""
+        if self in self._graph._inputs:
+            at = self._graph._inputs.index(self)
+            for site in self._graph._call_sites:
+                for region in regions(site):
+                    if region.graph is self._graph:
+                        yield site.inputs[region.inputs[at]]._known_ipu()
+        for op in self._graph._ops:
+            if self in op.inputs:
+                yield op.attrs["source"] if op.defn.name == "ipu_copy" else op.ipu
+                yield from (t._ipu for t in op.outputs[:1] if op.defn.name != "ipu_copy")
 
     @property
     def tile_set(self) -> Literal["compute", "io"]:

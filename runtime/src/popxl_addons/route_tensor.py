@@ -76,9 +76,9 @@ def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
     if graph is tensor._graph:
         return tensor
     routed = _ROUTED.setdefault(graph, {})
-    found = routed.get((tensor, True)) or routed.get((tensor, modified))
-    if found is not None:
-        return found
+    for key in ((tensor, True), (tensor, modified)):
+        if key in routed:
+            return routed[key]
     name = tensor.name.replace("/", "_")
     with graph:
         routed[tensor, modified] = popxl.graph_input(

@@ -34,7 +34,7 @@ def written_gradient(
         values = _ForwardValues(fwd_graph._aux)
         with module._differentiating(values, VarGrad(fwd_graph.args)) as var_grad:
             results = _as_list(module.build_grad(*grads))
-        found = _checked(module, inputs, results)
+        found = _checked(module, inputs, results, all_wanted=grads_required is None)
         missing = [name for name in variables if name not in var_grad]
         if grads_required is not None:
             missing += [t.name for t in inputs if t not in found]
@@ -171,10 +171,17 @@ class _ForwardValues(Aux):
 
 # ---- results ------------------------------------------------------------------------------------
 def _checked(
-    module: Module, inputs: Sequence[Tensor], results: Sequence[Tensor | None]
+    module: Module, inputs: Sequence[Tensor], results: Sequence[Tensor | None], all_wanted: bool
 ) -> dict[Tensor, Tensor]:
-    """Gradients by input. None stands for an input without one."""
-    if len(results) != len(inputs):
+    """Gradients by input. None stands for an input without one.
+
+    Where all inputs are wanted, those at the end that can have no gradient, such as a seed, may be
+    left out.
+    """
+    fewest = len(inputs)
+    while all_wanted and fewest and not inputs[fewest - 1].dtype.is_floating_point:
+        fewest -= 1
+    if not fewest <= len(results) <= len(inputs):
         raise ValueError(
             f"build_grad of {_name(module)} returns {len(results)} gradients, but those of "
             f"{len(inputs)} inputs that are no variables are required"
