@@ -1,6 +1,8 @@
 """Streams by name, seeds, prints, cross entropy, and utilities."""
 
 import logging
+import sys
+import types
 
 import numpy as np
 import pytest

@@ -150,7 +150,12 @@ class TaskSession(Session):
         target = Path(checkpoint_dir)
         (target / _MODEL).mkdir(parents=True, exist_ok=True)
         arrays = self.get_named_tensors_data().to_dict()
-        written = [_save_array(target / _MODEL, name, array) for name, array in arrays.items()]
+        try:
+            written = [_save_array(target / _MODEL, name, array) for name, array in arrays.items()]
+        except BaseException:
+            for name in arrays:
+                (target / _MODEL / f".{name}.npz").unlink(missing_ok=True)
+            raise
         info = target / f".{_STATE_FILE}"
         info.write_text(json.dumps(self.session_state, indent=2), encoding="utf-8")
         for path in filter(None, written):

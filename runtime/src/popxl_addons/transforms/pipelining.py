@@ -25,16 +25,13 @@ __all__ = ["StageContext", "pipelined_execution"]
 class StageContext:
     """What `pipelined_execution` gives: marks stages and passes tensors between them.
 
-    Args:
-        graph: in which the pipeline is written.
-
     Attributes:
         ops: stage -> the ops of the pipeline that are in it.
     """
 
-    def __init__(self, graph: popxl.Graph) -> None:
+    def __init__(self) -> None:
         self.ops: dict[int, list[Any]] = {}
-        self._graph = graph
+        self._graph = popxl.gcg()
         self._stages: list[int] = []  # those that are entered
 
     def hook(self, op: Any) -> None:
@@ -121,7 +118,7 @@ def pipelined_execution(steps: int) -> Iterator[StageContext]:
         raise ValueError(f"a pipeline needs at least 1 step, got {steps}")
     graph = popxl.gcg()
     before = set(graph.ops)
-    pipeline, context = StageContext(graph), popxl.context.get_current_context()
+    pipeline, context = StageContext(), popxl.context.get_current_context()
     handle = context.register_op_created_hook(pipeline.hook)
     try:
         yield pipeline
