@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import functools
+import threading
 
 import numpy as np
 import pytest

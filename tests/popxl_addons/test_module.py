@@ -70,22 +70,26 @@ def test_a_module_makes_many_graphs(ir):
     assert net.create_graph(SPEC)[0].keys_flat() == net.create_graph(SPEC)[0].keys_flat()
 
 
+class CallingStack(Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Scale(2)
+
+    def build(self, x):
+        factories, graph = self.layer.create_graph(x)
+        for i in range(2):
+            (x,) = graph.bind(self.add_variable_inputs(i, factories)).call(x)
+        return x
+
+
 def test_a_sub_modules_graph_is_called_with_variables_of_its_own(ir):
-    class Stack(Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = Scale(2)
-
-        def build(self, x):
-            factories, graph = self.layer.create_graph(x)
-            for i in range(2):
-                (x,) = graph.bind(self.add_variable_inputs(i, factories)).call(x)
-            return x
-
-    factories, graph = Stack().create_graph(SPEC)
+    factories, graph = CallingStack().create_graph(SPEC)
     assert factories.keys_flat() == ["0.w", "1.w"]
     assert len(graph.graph.called_graphs) == 1
-    (y,) = run_module(Stack(), TensorInput(np.ones(3)))
+
+
+def test_a_sub_modules_graph_computes_with_each_set_of_variables():
+    (y,) = run_module(CallingStack(), TensorInput(np.ones(3)))
     assert y.tolist() == [4, 4, 4]
 
 
