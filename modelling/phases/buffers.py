@@ -81,8 +81,9 @@ class ActivationBuffers:
 def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
-    whole = shards is None or math.prod(spec.shape) % shards.group_size
-    count = 1 if whole else shards.group_size
+    count = 1 if shards is None else shards.group_size
+    if math.prod(spec.shape) % count:
+        count = 1
     return create_remote_buffer(spec, rows * settings.steps, shards, count)
 
 

@@ -214,8 +214,9 @@ class Tensor(operators.Operators):
             at = self._graph._inputs.index(self)
             for site in self._graph._call_sites:
                 for region in regions(site):
-                    if region.graph is self._graph:
-                        yield site.inputs[region.inputs[at]]._known_ipu()
+                    given = region.inputs[at] if region.graph is self._graph else None
+                    if given is not None:
+                        yield site.inputs[given]._known_ipu()
         for op in self._graph._ops:
             if self in op.inputs:
                 yield op.attrs["source"] if op.defn.name == "ipu_copy" else op.ipu
