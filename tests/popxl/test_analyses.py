@@ -20,11 +20,11 @@ from popxl.transforms import autodiff
 from popxl_addons.transforms.repeat_graph import repeat_graph
 from tests.popxl.programs import store
 
-DEPTH = 10
+DEPTH = 6
 
 
 def _fan(depth: int, changes: bool) -> tuple[popxl.Ir, popxl.DeviceToHostStream]:
-    """Graphs of which each calls the one below it twice: 2 ** depth calls when it runs."""
+    """Graphs of which each calls the one below it twice: 2 ** depth calls in a run."""
     ir = popxl.Ir()
     with ir.main_graph:
         x = popxl.variable(np.ones(2, np.float32))

@@ -27,6 +27,7 @@ class Graph:
     _taken: dict[str, int]  # how many numbered names there are of a name
     _call_sites: list[Op]  # ops that run this graph
     _users: dict[Graph, None]  # graphs that run this one, or differentiate it
+    _routed: dict[tuple[Tensor, bool], Tensor]  # inputs for tensors of callers; by reference or not
     _known: dict[Any, Any]  # what analyses found: see `_core.known`
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
@@ -42,7 +43,7 @@ class Graph:
         self._ir_, self._name = ir, name
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
         self._tensors, self._taken, self._hooks, self._apart = {}, {}, {}, None
-        self._users, self._known = {}, {}
+        self._users, self._known, self._routed = {}, {}, {}
         self._gradient_is_written, self._written_gradients = False, {}
         return self
 
@@ -135,8 +136,6 @@ class Graph:
         return unique
 
     def _add_input(self, spec: TensorSpec, name: str | None, by_ref: bool = False) -> Tensor:
-        if self is self.main_graph:
-            raise ValueError("the main graph has no inputs: use a host stream or a variable")
         tensor: Tensor = Tensor._make(self, spec, name)
         tensor._by_ref = by_ref
         self._inputs.append(tensor)
@@ -204,7 +203,18 @@ class Graph:
 
     # ---- Python ---------------------------------------------------------------------------------
     def __enter__(self) -> Graph:
-        context.get_current_context().push_graph(self)
+        """Make this the current graph.
+
+        Raises:
+            RuntimeError: the current graph belongs to another Ir.
+        """
+        current = context.get_current_context()
+        if current._graphs and current.graph.ir is not self.ir:
+            raise RuntimeError(
+                f"graph {self.id!r} is of another Ir than the current graph {current.graph.id!r}: "
+                "leave that one first"
+            )
+        current.push_graph(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
