@@ -58,7 +58,7 @@ class ActivationBuffers:
         """Buffers of `rows` rows for activations of `spec`, [batch, sequence, hidden]."""
         shards = settings.activation_shards
         x = activation_buffer(spec, rows, settings)
-        dx = activation_buffer(spec, rows, settings) if settings.training else None
+        dx = gradient_buffer(spec, rows, settings) if settings.training else None
         return cls(spec, x, dx, shards)
 
     def value(self, offset: int = 0) -> RemoteHandle:
@@ -87,6 +87,13 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     return create_remote_buffer(spec, rows * settings.steps, shards, count)
 
 
+def gradient_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
+    """A buffer of `rows` rows for gradients of activations of `spec`."""
+    buffer = activation_buffer(spec, rows, settings)
+    buffer.label = "gradients between layers"
+    return buffer
+
+
 class InputBuffers:
     """The batch on the device side of the host link: loaded once, read by any phase.
 
@@ -102,6 +109,8 @@ class InputBuffers:
             name: popxl.remote_buffer(spec.shape, spec.dtype, settings.steps)
             for name, spec in specs.items()
         }
+        for buffer in self.buffers.values():
+            buffer.label = "inputs"
         self._steps = settings.steps
 
     def __getitem__(self, name: str) -> RemoteHandle:
