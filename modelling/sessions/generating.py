@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from config.sections import RunConfig
+from data.batches import Deal
 from data.samples import EMPTY, lay_out, pack
 from modelling.generation import Strategy, build_generation
 from modelling.generation.strategies import strategy_of
-from modelling.sessions.feeding import deal_of
 from modelling.sessions.running import RunningModel
 from modelling.spec import ModelFamily, family_of
 from popxl_addons import NamedTensors
@@ -41,7 +41,7 @@ class Inference(RunningModel):
         config = replace(config, model=replace(config.model, eval=True))
         self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy
-        self._deal = deal_of(config, config.execution.device_iterations)
+        self._deal = Deal.of(config, config.execution.device_iterations)
         self.program = build_generation(config, family.generator, self._strategy)
         super().__init__(config, self.program.ir)
 
