@@ -14,6 +14,7 @@ from data.shapes import Shape
 from files.json_files import Fields
 from files.shown import shown
 from modelling.generation.program import GeneratorOf
+from modelling.generation.streamed import StreamedOf
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
 from modelling.weights import WeightTable
@@ -27,6 +28,7 @@ class ModelFamily:
         shape: of its data: `data.pairs.PAIRS` or `data.streams.STREAMS`.
         layout: builds the phases of training in the current Ir.
         generator: builds the graphs of generation in the current Ir.
+        streamed: builds those of generation layer by layer; None: the family has none.
         weights: which Hugging Face tensors are in which variables, for a configuration.
         to_config_json: content of config.json beside the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
@@ -39,6 +41,7 @@ class ModelFamily:
     weights: Callable[[Any], WeightTable]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
+    streamed: StreamedOf | None = None
 
 
 def family_of(config: RunConfig) -> ModelFamily:
