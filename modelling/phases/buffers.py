@@ -84,13 +84,20 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     count = 1 if shards is None else shards.group_size
     if math.prod(spec.shape) % count:
         count = 1
-    return create_remote_buffer(spec, rows * settings.steps, shards, count)
+    buffer = create_remote_buffer(spec, rows * settings.steps, shards, count)
+    buffer.label = "activations between layers"
+    return buffer
 
 
-def gradient_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
+def gradient_buffer(
+    spec: popxl.TensorSpec,
+    rows: int,
+    settings: Settings,
+    label: str = "gradients between layers",
+) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for gradients of activations of `spec`."""
     buffer = activation_buffer(spec, rows, settings)
-    buffer.label = "gradients between layers"
+    buffer.label = label
     return buffer
 
 

@@ -72,7 +72,9 @@ class T5Layout:
         self._encoder_rows = ActivationBuffers.create(self._enc, self._layers + 2, settings)
         self._decoder_rows = ActivationBuffers.create(self._dec, self._layers + 1, settings)
         self._encoded_grads = (
-            gradient_buffer(self._enc, self._layers, settings) if settings.training else None
+            gradient_buffer(self._enc, self._layers, settings, "gradients of the encoder's output")
+            if settings.training
+            else None
         )
 
     # ---- encoder --------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ class RemoteBuffer:
         """How many entries stay in the device's memory; default: none.
 
         Set to a number, for so many from the first on, or to the entries' indices. Loading such an
-        entry is no transfer, but it takes its memory all the time. Results are the same bit for bit.
-        May be set until a session is made.
+        entry is no transfer, but it takes its memory all the time. Results are the same bit for
+        bit. May be set until a session is made.
         """
         return self._resident if isinstance(self._resident, int) else len(self._resident)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 MARGIN = 0.1  # of the device's memory, for what XLA takes beyond the estimate
+_SMALL = 0.005  # of the room: kinds that stay without a simulation
 _HOT = 8  # crossings of the host link a run: entries that many loads read
 
 
@@ -32,7 +33,8 @@ class Kept:
         label: of the buffers (`RemoteBuffer.label`).
         entries, of: how many stay on the device, of how many there are.
         nbytes: bytes of those that stay, on one replica.
-        saves: seconds of a run that all of them would save by staying, alone.
+        saves: seconds of a run that all of them would save by staying, alone; 0 where there was no
+            need to find out.
     """
 
     label: str
@@ -110,12 +112,10 @@ def place(traced: Traced, rates: Rates, device: int, host: int | None = None) ->
     everything = sum(kind.nbytes() for kind in kinds)
     room = int(device * (1 - MARGIN)) - before.peak - traced.plan().on_device
     if everything > room:
-        for kind in kinds:
-            kind.saves = before.seconds - _alone(kinds, kind, lambda: traced.timeline(rates).seconds)
-        kinds.sort(key=lambda kind: -kind.saves / max(kind.nbytes(), 1))
+        kinds = _by_gain(kinds, room, before.seconds, lambda: traced.timeline(rates).seconds)
     left, over = room, everything - (everything if host is None else host)
     for kind in kinds:
-        if kind.saves > 0 or over > 0 or everything <= room:
+        if kind.saves >= 0 or over > 0 or everything <= room:
             kind.kept = kind.fitting(max(left, 0))
             left -= kind.nbytes(kind.kept)
             over -= kind.nbytes(kind.kept)
@@ -145,6 +145,18 @@ def _kinds(traced: Traced) -> list[_Kind]:
         label += " that many layers read" if count > _HOT else ""
         kinds.setdefault(label, _Kind(label)).add(buffer, index)
     return list(kinds.values())
+
+
+def _by_gain(
+    kinds: Sequence[_Kind], room: int, before: float, measure: Callable[[], float]
+) -> list[_Kind]:
+    """Kinds in the order in which they should stay: those that save most for each byte first, but
+    for small ones."""
+    small = [kind for kind in kinds if kind.nbytes() < _SMALL * room]
+    large = [kind for kind in kinds if kind not in small]
+    for kind in large:
+        kind.saves = before - _alone(kinds, kind, measure)
+    return [*small, *sorted(large, key=lambda kind: -kind.saves / kind.nbytes())]
 
 
 def _alone(kinds: Sequence[_Kind], kind: _Kind, measure: Callable[[], float]) -> float:
