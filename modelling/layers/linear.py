@@ -50,10 +50,11 @@ class Linear(Layer):
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
-        y = self.product(x, self._matrix(shape, x.dtype))
-        if not self.bias:
-            return y
-        return y + self._opened(self.weight("bias", shape[1:], x.dtype, self.grouping))
+        matrix = self._matrix(shape, x.dtype)
+        bias = None
+        if self.bias:
+            bias = self._opened(self.weight("bias", shape[1:], x.dtype, self.grouping))
+        return self.product(x, matrix, bias)
 
     def _opened(self, weight: Tensor) -> Tensor:
         return weight if self.held is None else self.held(weight)

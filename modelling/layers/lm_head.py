@@ -52,10 +52,10 @@ class LMHead(Layer):
         else:
             weight = table.transpose()
         x = self.groups.open_sharded(x)
-        logits = self.product(x, weight, popxl.float32)
+        bias = None
         if self.bias:
-            bias = self.weight("bias", (shard,), x.dtype, self.groups.sharded)
-            logits = logits + cast(bias, popxl.float32)
+            bias = cast(self.weight("bias", (shard,), x.dtype, self.groups.sharded), popxl.float32)
+        logits = self.product(x, weight, bias, popxl.float32)
         if self.cap is not None:
             logits = ops.tanh(logits / self.cap) * self.cap
         padded = shard * self.groups.tensor_parallel
