@@ -22,7 +22,7 @@ def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str 
     several processes, the first one writes.
 
     Args:
-        weights: whole weights by Hugging Face name; each is read once.
+        weights: whole weights by logical name; each is read once.
 
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
@@ -37,7 +37,8 @@ def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str 
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
     complete = None if tokenizer is None else tokenizer.save_pretrained
-    write_hf_directory(folder, weights, family.hf_config(config), complete=complete)
+    files = family.weights(config).for_files(weights)
+    write_hf_directory(folder, files, family.hf_config(config), complete=complete)
     say(f"wrote a model for Hugging Face to {folder}")
 
 

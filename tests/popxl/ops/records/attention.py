@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -29,6 +30,44 @@ def _attention(name, *inputs, scale=1.0, dtypes=ALL):
     )
 
 
+def _seen(q, k, v, *numbers, window=None, cap=None, segments=False):
+    """By the definition: heads of keys repeated, scores capped, a mask of trues and falses."""
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * 0.5
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    pairs = [tuple(t[:, None].long() for t in numbers[i : i + 2]) for i in (0, 2)]
+    at, of = pairs[0] if numbers else (torch.arange(n.shape[2])[None, None] for n in (q, k))
+    mask = of[..., None, :] <= at[..., None]
+    if window is not None:
+        mask = mask & (at[..., None] - of[..., None, :] < window)
+    if segments:
+        mask = mask & (pairs[1][0][..., None] == pairs[1][1][..., None, :])
+    weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
+    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+def _causal(name, *numbers, heads=(6, 2), lengths=(5, 5), segments=False, dtypes=ALL, **settings):
+    def ours(q, k, v, *numbers):
+        pairs = {"positions": numbers[:2] or None, "segments": numbers[2:] or None}
+        return ops.attention(q, k, v, (), 0.5, causal=True, **pairs, **settings)
+
+    (h, g), (queries, keys) = heads, lengths
+    inputs = rand(2, h, queries, 4), rand(2, g, keys, 4, seed=1), rand(2, g, keys, 3, seed=2)
+    return OpRecord(
+        f"attention_{name}",
+        ours,
+        [*inputs, *(np.array(n, np.int32) for n in numbers)],
+        lambda *ts: _seen(*ts, segments=segments, **settings),
+        dtypes,
+        tolerance=3,
+        why="as above",
+    )
+
+
+_AT = [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]]
+_SLOTS = [[0, 1, 2, 3, 4, 9, 9], [0, 1, 2, 9, 3, 4, 5]]
+_TEXTS = [[1, 1, 2, 2, 2], [1, 2, 2, 0, 0]]
+_ROW = [list(range(5))]
+
 RECORDS = [
     _attention("", rand(2, 3, 5, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 6), scale=0.5),
     _attention("_matrices", rand(5, 4), rand(7, 4), rand(7, 4)),
@@ -40,4 +79,9 @@ RECORDS = [
                rand(7, 4), dtypes=("float32",)),
     OpRecord("attention_of_itself", lambda t: ops.attention(t, t, t), [rand(3, 6, 4)],
              lambda t: scaled_dot_product_attention(t, t, t, scale=1.0), ("float32",)),
+    _causal("causal_grouped"),
+    _causal("causal_window_cap", window=3, cap=0.7, heads=(4, 4)),
+    _causal("causal_one_group", window=2, cap=0.3, heads=(3, 1), dtypes=("float32",)),
+    _causal("causal_positions", _AT, _SLOTS, window=4, lengths=(5, 7), dtypes=("float32",)),
+    _causal("causal_segments", _ROW, _ROW, _TEXTS, _TEXTS, window=2, segments=True),
 ]  # fmt: skip
