@@ -18,10 +18,10 @@ def _torch(q, k, v, *biases, scale=1.0):
     return scaled_dot_product_attention(q, k, v, mask, scale=scale)
 
 
-def _attention(name, *inputs, scale=1.0, dtypes=ALL):
+def _attention(name, *inputs, scale=1.0, dtypes=ALL, fused=None):
     return OpRecord(
         f"attention{name}",
-        lambda q, k, v, *biases: ops.attention(q, k, v, biases, scale),
+        lambda q, k, v, *biases: ops.attention(q, k, v, biases, scale, fused=fused),
         inputs,
         lambda *ts: _torch(*ts, scale=scale),
         dtypes,
@@ -45,10 +45,12 @@ def _seen(q, k, v, *numbers, window=None, cap=None, segments=False):
     return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
-def _causal(name, *numbers, heads=(6, 2), lengths=(5, 5), segments=False, dtypes=ALL, **settings):
+def _causal(
+    name, *numbers, heads=(6, 2), lengths=(5, 5), segments=False, dtypes=ALL, fused=None, **settings
+):
     def ours(q, k, v, *numbers):
         pairs = {"positions": numbers[:2] or None, "segments": numbers[2:] or None}
-        return ops.attention(q, k, v, (), 0.5, causal=True, **pairs, **settings)
+        return ops.attention(q, k, v, (), 0.5, causal=True, fused=fused, **pairs, **settings)
 
     (h, g), (queries, keys) = heads, lengths
     inputs = rand(2, h, queries, 4), rand(2, g, keys, 4, seed=1), rand(2, g, keys, 3, seed=2)
@@ -60,6 +62,23 @@ def _causal(name, *numbers, heads=(6, 2), lengths=(5, 5), segments=False, dtypes
         dtypes,
         tolerance=3,
         why="as above",
+    )
+
+
+def _lengths(name, fused):
+    """Keys past a sample's length are hidden."""
+
+    def theirs(q, k, v, lengths):
+        seen = torch.arange(k.shape[2]) < lengths.long()[:, None, None, None]
+        return scaled_dot_product_attention(q, k, v, seen.expand(*q.shape[:-1], -1), scale=1.0)
+
+    q, k, v = rand(2, 3, 5, 4), rand(2, 3, 7, 4, seed=1), rand(2, 3, 7, 4, seed=2)
+    return OpRecord(
+        f"attention{name}",
+        lambda q, k, v, n: ops.attention(q, k, v, lengths=n, fused=fused),
+        [q, k, v, np.array([4, 7], np.int32)],
+        theirs,
+        ("float32",),
     )
 
 
@@ -84,4 +103,13 @@ RECORDS = [
     _causal("causal_one_group", window=2, cap=0.3, heads=(3, 1), dtypes=("float32",)),
     _causal("causal_positions", _AT, _SLOTS, window=4, lengths=(5, 7), dtypes=("float32",)),
     _causal("causal_segments", _ROW, _ROW, _TEXTS, _TEXTS, window=2, segments=True),
+    _lengths("_lengths", fused=False),
+    # More queries than a tile has, and not a multiple of them.
+    _attention("_fused", rand(2, 3, 130, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 6, seed=1),
+               rand(1, 3, 130, 7), rand(2, 1, 1, 7), scale=0.5, fused=True),
+    _causal("fused_causal", window=5, cap=0.7, lengths=(257, 257), fused=True,
+            dtypes=("float32",)),
+    _causal("fused_segments", _AT, _SLOTS, _TEXTS, [[1, 1, 2, 2, 2, 3, 3], [1, 2, 2, 3, 0, 0, 0]],
+            lengths=(5, 7), segments=True, fused=True, dtypes=("float32",)),
+    _lengths("_fused_lengths", fused=True),
 ]  # fmt: skip
