@@ -220,24 +220,27 @@ def _cudnn_is_installed() -> bool:
 
 
 # ---- the op -------------------------------------------------------------------------------------
-def kernel_flops(name: str, shapes: Sequence[tuple[int, ...]]) -> int | None:
-    """Operations of the products of a kernel: 2 forwards; backwards 5, the scores again and two for
-    each of those.
+Shapes = Sequence[tuple[int, ...]]
 
-    Args:
-        name: of a function that is one kernel in what JAX traces.
-        shapes: of its operands.
 
-    Returns:
-        None: it is no such function.
-    """
-    if name == attention_kernel.__name__:
-        q, _, v = shapes[:3]
-        return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
-    if name == attention_grads_kernel.__name__:
-        _, q, _, v = shapes[:4]
-        return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
-    return None
+def _flops(shapes: Shapes) -> int:
+    """Of two products."""
+    q, _, v = shapes[:3]
+    return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
+
+
+def _grads_flops(shapes: Shapes) -> int:
+    """Of five products: the scores again, and two for each of those forwards."""
+    _, q, _, v = shapes[:4]
+    return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
+
+
+KERNELS: dict[str, Callable[[Shapes], int]] = {
+    attention_kernel.__name__: _flops,
+    attention_grads_kernel.__name__: _grads_flops,
+}
+"""Functions that are one kernel, by their names in what JAX traces: the operations of their matrix
+products by the shapes of their operands."""
 
 
 def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:
@@ -271,7 +274,7 @@ _GRADS = define(
     "fused_attention_grads",
     _grads,
     grad=NoGrad("second derivatives of attention are not supported"),
-    flops=lambda op: kernel_flops(attention_grads_kernel.__name__, [t.shape for t in op.inputs]),
+    flops=lambda op: _grads_flops([t.shape for t in op.inputs]),
 )
 
 
@@ -286,5 +289,5 @@ FUSED_ATTENTION = define(
     "fused_attention",
     _attention,
     grad=_grad,
-    flops=lambda op: kernel_flops(attention_kernel.__name__, [t.shape for t in op.inputs]),
+    flops=lambda op: _flops([t.shape for t in op.inputs]),
 )
