@@ -47,6 +47,7 @@ class Attention(addons.Module):
         dropout: of the probabilities.
         scores: how they are made.
         slices: number of slices, see `SlicedAttention`; 1: all at once.
+        fused: see `popxl.ops.attention`.
         differentiable: whether a gradient will be wanted.
     """
 
@@ -56,12 +57,14 @@ class Attention(addons.Module):
         scores: Scores = Scores(),
         slices: int = 1,
         differentiable: bool = True,
+        fused: bool | None = None,
     ) -> None:
         super().__init__()
         self.slices = slices
         self.differentiable = differentiable
-        self.step = AttentionStep(dropout, scores)
-        self.sliced = SlicedAttention(self.step, slices)
+        self.step = AttentionStep(dropout, scores, fused)
+        self.few = AttentionStep(dropout, scores, fused=False)
+        self.sliced = SlicedAttention(self.few, slices)
 
     def build(
         self,
@@ -71,6 +74,7 @@ class Attention(addons.Module):
         biases: Sequence[Tensor] = (),
         seed: Tensor | None = None,
         places: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """Attend from all queries to all keys.
 
@@ -82,6 +86,8 @@ class Attention(addons.Module):
             places: int32 (b or 1, q) and (b or 1, k) in turn: positions of queries and keys, if
                 attention is causal; then the numbers of their segments, if there are several.
                 Default: one segment, in order.
+            lengths: int32 (b,), the number of keys of each sample; those after it are padding.
+                Attention in slices takes no lengths.
 
         Returns:
             (b, h, q, d).
@@ -89,8 +95,10 @@ class Attention(addons.Module):
         biases, places = tuple(biases), tuple(places)
         if self.differentiable:  # the gradient reads them again
             q, k, v = map(ops.materialise, (q, k, v))
-        if self.slices == 1 or q.shape[2] == 1:  # a single query, in generation, is not cut
-            return self.step(q, k, v, biases, places, seed)
+        if q.shape[2] == 1:  # in generation
+            return self.few(q, k, v, biases, places, seed, lengths)
+        if self.slices == 1:
+            return self.step(q, k, v, biases, places, seed, lengths)
         if self.step.scores.causal and not places:
             places = tuple(places_in_order(q.shape[2], k.shape[2]))
         call = self.call_module(self.sliced, autodiff="auto" if self.differentiable else "none")

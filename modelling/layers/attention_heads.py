@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config.sections import RunConfig
+from modelling.devices import platform
 from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
 from modelling.layers.attention_step import Scores
 from modelling.layers.axes import Axes
@@ -13,6 +14,14 @@ from modelling.layers.layer import Layer
 from modelling.layers.linear import Linear
 from modelling.layers.parallel import Groups
 from popxl import Tensor
+
+
+def fused_attention(config: RunConfig) -> bool | None:
+    """What a configuration asks of `popxl.ops.attention`."""
+    choice = config.execution.attention
+    if choice != "auto":
+        return choice == "fused"
+    return True if platform(config) == "gpu" else None
 
 
 class AttentionHeads(Layer):
@@ -26,6 +35,7 @@ class AttentionHeads(Layer):
         heads, key_heads: heads of queries, and of keys and values, on this replica.
         holders: neighbours of a tensor-parallel group that hold the same heads of keys and values,
             see `Groups.holders`.
+        fused: see `popxl.ops.attention`.
 
     Args:
         heads: of the whole layer.
@@ -53,7 +63,10 @@ class AttentionHeads(Layer):
         self.holders = groups.holders(key_heads or heads)
         self.key_heads = (key_heads or heads) * self.holders // groups.tensor_parallel
         self.dropout = Dropout.of(model)
-        self.attention = Attention(self.dropout, scores, slices, differentiable=not model.eval)
+        self.fused = fused_attention(config) if slices == 1 else False
+        self.attention = Attention(
+            self.dropout, scores, slices, differentiable=not model.eval, fused=self.fused
+        )
         self.group_size = model.weight_group_size
         self.output = Linear(model.hidden_size, groups.sharded, group_size=self.group_size)
 
@@ -65,9 +78,10 @@ class AttentionHeads(Layer):
         biases: Sequence[Tensor] = (),
         seed: Tensor | None = None,
         places: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """Attention of this replica's heads; see `Attention.build`."""
-        return self.attention(q, k, v, biases, self.groups.own_seed(seed), places)
+        return self.attention(q, k, v, biases, self.groups.own_seed(seed), places, lengths)
 
     def of_heads(self, projection: Tensor, heads: int | None = None) -> Tensor:
         """(batch, n, heads * head_size) -> (batch, n, heads, head_size). Default: `self.heads`."""

@@ -38,9 +38,10 @@ class AttentionStep(addons.Module):
     scaled, as T5's, need it.
     """
 
-    def __init__(self, dropout: Dropout, scores: Scores) -> None:
-        """Args: `dropout`: of the probabilities."""
+    def __init__(self, dropout: Dropout, scores: Scores, fused: bool | None = None) -> None:
+        """Args: `dropout`: of the probabilities; `fused`: see `popxl.ops.attention`."""
         super().__init__()
+        self.fused = fused
         self.dropout = dropout
         self.scores = scores
 
@@ -52,11 +53,12 @@ class AttentionStep(addons.Module):
         biases: Sequence[Tensor],
         places: Sequence[Tensor],
         seed: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """q: (b, h, q, d), k and v: (b, g, k, d), biases broadcast to (b, h, q, k) -> as q.
 
         Args:
-            places: see `Attention.build`.
+            places, lengths: see `Attention.build`.
         """
         scores, (at, texts) = self.scores, self.pairs(places)
         seed, probability = self.dropout.arguments(seed)
@@ -73,6 +75,8 @@ class AttentionStep(addons.Module):
             cap=scores.cap,
             positions=at,
             segments=texts,
+            lengths=lengths,
+            fused=self.fused,
         )
 
     def pairs(
