@@ -11,10 +11,17 @@ from itertools import islice, cycle
 from typing import Literal
 
 from config.base import Section
-from config.causal import CausalData, CausalModel, CausalTraining
 from config.errors import ConfigError
-from config.sections import Embedding, RunConfig
-from config.values import LayerCount, Number, PositiveFloat, PositiveInt, Proportion
+from config.gptj import GPTJData, GPTJTraining
+from config.sections import Embedding, Model, RunConfig
+from config.values import (
+    LayerCount,
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Proportion,
+)
 from files.shown import shown
 
 Architecture = Literal[
@@ -175,7 +182,7 @@ class LlamaAttention(Section):
 
 
 @dataclass(frozen=True)
-class LlamaModel(CausalModel):
+class LlamaModel(Model):
     """The model. The defaults are Llama 2 7B."""
 
     architecture: Architecture = "llama"
@@ -224,13 +231,16 @@ class LlamaModel(CausalModel):
     logits_cap: PositiveFloat | None = None
     """Logits become cap × tanh(logits / cap). HF: final_logit_softcapping."""
 
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
+
     start_token: int | None = None
     """Token that texts begin with, which the tokenizer adds. HF: bos_token_id."""
 
-    end_token: int = 2
+    end_token: NonNegativeInt = 2
     """Token that ends a text; validation takes the tokenizer's. HF: eos_token_id."""
 
-    pad_token: int = 0
+    pad_token: NonNegativeInt = 0
     """Token behind the end of a generated text; validation takes the tokenizer's."""
 
     embedding: LlamaEmbedding = field(default_factory=LlamaEmbedding)
@@ -242,7 +252,12 @@ class LlamaModel(CausalModel):
         return "".join(islice(cycle(self.attention.pattern), self.layers))
 
     def validate(self) -> None:
-        self.check_tokens()
+        for name in ("end_token", "pad_token"):
+            if getattr(self, name) >= self.embedding.vocab_size:
+                raise ConfigError(
+                    f"model.{name} {getattr(self, name)} must be below "
+                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
+                )
         if len(self.attention.pattern) > self.layers:
             raise ConfigError(
                 f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
@@ -258,8 +273,8 @@ class LlamaConfig(RunConfig):
     """The model family."""
 
     model: LlamaModel = field(default_factory=LlamaModel)
-    training: CausalTraining = field(default_factory=CausalTraining)
-    data: CausalData = field(default_factory=CausalData)
+    training: GPTJTraining = field(default_factory=GPTJTraining)
+    data: GPTJData = field(default_factory=GPTJData)
 
     def validate(self) -> None:
         super().validate()

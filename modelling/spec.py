@@ -61,6 +61,8 @@ class ModelFamily:
             mean_tokens)`; see `data.generated`.
         training_inputs: a global batch as the data gives it -> arrays [samples, ...] by name of
             the training program's streams.
+        same_form: for a configuration, a config.json as `hf_config` writes it, where there are
+            several ways of writing it.
         target_tokens: number of tokens of a global batch that the loss is the mean of; by default,
             of those that have a label.
     """
@@ -78,6 +80,7 @@ class ModelFamily:
     output_field: str
     generate: Callable[[Any, int, float | None], Samples]
     training_inputs: Callable[[Batch], dict[str, np.ndarray]]
+    same_form: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
     target_tokens: Callable[[Batch], int] = labelled_tokens
     tokens: Callable[[Any, Batch], int] = lambda config, batch: labelled_tokens(batch)
     separator: Callable[[Any], str] = lambda config: ""

@@ -45,14 +45,14 @@ READ = {
     "mlp_bias", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
     "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
     "original_max_position_embeddings", "layer_types", "sliding_window", "use_sliding_window",
-    "no_rope_layers",
+    "no_rope_layers", "bos_token_id", "eos_token_id", "pad_token_id",
 }  # fmt: skip
 """Settings that are read where an architecture has them."""
 
 NO_MATTER = {
     "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
     "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "torch_dtype",
-    "_attn_implementation", "_sliding_window_pattern",
+    "use_cache", "_attn_implementation", "_sliding_window_pattern",
 }  # fmt: skip
 """Settings that say nothing of it, or repeat what others say; besides those of all models."""
 
