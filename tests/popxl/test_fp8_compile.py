@@ -5,21 +5,12 @@ XLA's GemmRewriter makes calls of cublasLt's FP8 product of dots that it recogni
 docs.nvidia.com/jax-toolbox/performance-profiling/native-fp-8. The dot has two float8 operands, of
 which one at most is e5m2. Where they are scaled back before the dot, the call gives bfloat16 and
 takes a bias; otherwise it gives float32, and a second kernel scales.
-
-To compile for an H100 that is not there takes the packages jax-cuda12-plugin and jax-cuda12-pjrt,
-in the version of jax; no CUDA toolkit. `h100.txtpb` is the device, from
-`xla/backends/gpu/target_config/specs` in openxla/xla.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +18,8 @@ import pytest
 
 from popxl import dtypes, ops
 from popxl._core.opdef import registry
+from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
 
-ROOT = Path(__file__).parents[2]
 OP_AND_PRODUCTS = [("fp8_linear", 1), ("fp8_linear_grads", 2)]
 RULES_AND_EXACT = [(None, True), (None, False), ((0, True), True), ((1, False), False)]
 """Rules, where None means delayed scaling, and whether scales are powers of two."""
@@ -70,18 +61,6 @@ def test_products_are_dots_in_a_form_that_xla_recognises(name, products, rule, e
     assert len(scaled_back) == (2 * products if exact else 0)
 
 
-DEVICES = """
-import sys
-import numpy as np
-from jax.experimental import topologies
-from tests.popxl.test_fp8_compile import OP_AND_PRODUCTS, ROOT, RULES_AND_EXACT, calls, lowered
-
-target = (ROOT / "tests/popxl/h100.txtpb").read_text()
-topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
-devices = topology.devices
-"""
-
-
 def calls(hlo: str) -> str:
     """Type of the result and epilogue of each FP8 product, sorted: "bf16 BIAS,bf16 DEFAULT"."""
     lines = [line for line in hlo.splitlines() if '"__cublas$lt$matmul$f8"' in line]
@@ -93,19 +72,12 @@ def calls(hlo: str) -> str:
 
 
 OPS = """
-from jax._src import compiler
-from jax._src.lib import _jax
-options = compiler.get_compile_options(
-    1, 1, device_assignment=np.zeros((1, 1), int), backend=devices[0].client
-)
+from tests.popxl.test_fp8_compile import OP_AND_PRODUCTS, RULES_AND_EXACT, calls, lowered
+
 for format in ("hybrid", "e4m3"):
     for name, products in OP_AND_PRODUCTS:
         for rule, exact in RULES_AND_EXACT:
-            found = devices[0].client.compile(
-                lowered(name, rule, exact, format).compiler_ir("stablehlo"),
-                executable_devices=_jax.DeviceList(tuple(devices)),
-                compile_options=options,
-            ).hlo_modules()[0].to_string()
+            found = compiled(lowered(name, rule, exact, format))
             print(products, exact, calls(found), sep=";")
 """
 
@@ -118,6 +90,7 @@ from modelling.spec import family_of
 from popxl._lower.compile import compile_lowered
 from popxl._lower.program import Program
 from popxl._lower.segment import lower_segment
+from tests.popxl.test_fp8_compile import calls
 
 settings = {"model": {"precision": "bfloat16"}}
 config = load_config(GPTJConfig, "finetuning", "gptj_tiny_fp8", settings)
@@ -128,33 +101,6 @@ for segment in program.schedule.segments:
     if "f8E4M3FN" in one.as_text():
         print(segment.name.partition("_")[0], calls(compile_lowered(one, "gpu").as_text()), sep=";")
 """
-
-
-def compiled_for_an_h100(script: str) -> list[list[str]]:
-    """Fields of the lines that `script` prints, after `DEVICES`, in a process of its own.
-
-    Triton is off: XLA weighs it against cublasLt by timing both on the device.
-    """
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime/src"), *sys.path]),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", DEVICES + script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [line.split(";") for line in done.stdout.splitlines()]
-
-
-needs_the_compiler = pytest.mark.skipif(
-    not importlib.util.find_spec("jax_cuda12_plugin"), reason="jax-cuda12-plugin is not installed"
-)
 
 
 @pytest.mark.slow
