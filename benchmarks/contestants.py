@@ -103,7 +103,9 @@ def generation_contestant(
     from huggingface.torch_model import generate, model_of
 
     model, batch = (
-        model_of(family_of(config).hf_config(config), config.model.precision, table.for_files(weights)),
+        model_of(
+            family_of(config).hf_config(config), config.model.precision, table.for_files(weights)
+        ),
         config.execution.micro_batch_size,
     )
     length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length

@@ -1,13 +1,13 @@
 """The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
 
-Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and Granite are this
-model with different settings, which their config.json says (`modelling/llama/description.py`).
+Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and Granite are
+this model with different settings, which their config.json says (`modelling/llama/description.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice, cycle
+from itertools import cycle, islice
 from typing import Literal
 
 from config.base import Section
@@ -132,7 +132,8 @@ class LlamaAttention(Section):
     """Positions that a layer with a window sees, its own included. HF: sliding_window."""
 
     scale: PositiveFloat | None = None
-    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier, query_pre_attn_scalar."""
+    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier, or
+    query_pre_attn_scalar^-0.5."""
 
     cap: PositiveFloat | None = None
     """Scores become cap × tanh(scores / cap). HF: attn_logit_softcapping."""

@@ -359,7 +359,7 @@ class WeightTable:
     def _splits(self) -> dict[str, tuple[str, slice]]:
         """For each logical weight that files have with others, whose rows of which tensor it is."""
         shapes = {w.name: w.shape for w in self.weights if self.fused}
-        found = {}
+        found: dict[str, tuple[str, slice]] = {}
         for name, owns in self.fused.items():
             ends = list(accumulate((shapes[own][0] for own in owns), initial=0))
             parts = zip(owns, pairwise(ends), strict=True)

@@ -26,7 +26,7 @@ from modelling.generation.prompts import last_words
 from modelling.generation.search import Search, SpecialTokens
 from modelling.generation.stack import Inputs, Stack
 from modelling.generation.step import Step
-from modelling.layers import Embeddings, Groups, Layers, LMHeadLoss, Tables, cast, tables_at
+from modelling.layers import Embeddings, Groups, Layers, LMHeadLoss, Tables, tables_at
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module, NamedTensors
 

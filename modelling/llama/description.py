@@ -1,7 +1,7 @@
 """Hugging Face's description of a model, its config.json, and our configuration: both ways.
 
 transformers' own classes fill in what a config.json leaves out, and read both ways of writing
-rotary positions: `rope_parameters`, and `rope_theta` beside `rope_scaling`, as before transformers 5.
+rotary positions: `rope_parameters`, and `rope_theta` with `rope_scaling`, as before transformers 5.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
 
 def _scaling(name: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a way of scaling."""
-    original = scaling.get("original_max_position_embeddings")
+    original: Any = scaling.get("original_max_position_embeddings")
     match name:
         case "linear" | "dynamic":
             return {"factor": scaling["factor"]}

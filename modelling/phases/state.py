@@ -43,7 +43,8 @@ class VariableStore:
         cls, facts: NamedVariableFactories, entries: int, settings: Settings
     ) -> VariableStore:
         """Buffers and graphs for `entries` layers' worth of the variables of `facts`."""
-        groupings = facts.replica_groupings.to_dict()
+        # A grouping without a stride is cut within its runs of neighbours, as PopXL does.
+        groupings = {n: g.const_rg for n, g in facts.replica_groupings.to_dict().items()}
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
         over = {n: settings.shards(math.prod(shapes[n]), groupings[n]) for n in shapes}
         alone = popxl.gir().replica_grouping(group_size=1)

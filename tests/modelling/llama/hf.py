@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "gemma2": {
         "sliding_window": 5, "query_pre_attn_scalar": 20, "head_dim": 6,
-        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5,
+        "attn_logit_softcapping": 4.0, "final_logit_softcapping": 3.0,
     },
     "gemma3_text": {
         "sliding_window": 5, "query_pre_attn_scalar": 20, "head_dim": 6,

@@ -1,10 +1,10 @@
 """Attention of queries to keys, as one op.
 
-Which keys a query sees is said by numbers of its positions and segments, so that no mask of the size
-of the scores exists. The softmax is normalised after the second product, on the small result and not on the scores, and
-the gradient passes over the scores once: the sum over a row that the gradient of a softmax needs is
-the product of the output with its gradient (Dao et al., FlashAttention, arXiv:2205.14135, section
-3.1 and appendix B).
+Which keys a query sees is said by numbers of its positions and segments, so that no mask of the
+size of the scores exists. The softmax is normalised after the second product, on the small result
+and not on the scores, and the gradient passes over the scores once: the sum over a row that the
+gradient of a softmax needs is the product of the output with its gradient (Dao et al.,
+FlashAttention, arXiv:2205.14135, section 3.1 and appendix B).
 """
 
 from __future__ import annotations
