@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.base import Section
-from config.causal import CausalData, CausalModel, CausalTraining
 from config.errors import ConfigError
-from config.sections import Embedding, RunConfig
-from config.values import LayerCount, PositiveFloat, PositiveInt
+from config.sections import Data, Embedding, Model, Optimizer, RunConfig, Training
+from config.values import LayerCount, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class GPTJAttention(Section):
 
 
 @dataclass(frozen=True)
-class GPTJModel(CausalModel):
+class GPTJModel(Model):
     """The model. The defaults are GPT-J 6B."""
 
     layers: LayerCount = 28
@@ -48,8 +47,23 @@ class GPTJModel(CausalModel):
     hidden_size: PositiveInt = 4096
     """Features of a token between layers; four times as many in the feed-forward. HF: n_embd."""
 
+    sequence_length: PositiveInt = 1024
+    """Tokens of a training sample; the most that a prompt has."""
+
+    output_length: PositiveInt = 5
+    """Most tokens that are generated, the end token included."""
+
     layer_norm_epsilon: PositiveFloat = 1e-5
     """Added to the variance under the root of a layer norm. HF: layer_norm_epsilon."""
+
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
+
+    end_token: NonNegativeInt = 50256
+    """Token that ends a text; validation takes the tokenizer's. HF: eos_token_id."""
+
+    pad_token: NonNegativeInt = 50257
+    """Token behind the end of a generated text; validation takes the tokenizer's."""
 
     embedding: GPTJEmbedding = field(default_factory=GPTJEmbedding)
     attention: GPTJAttention = field(default_factory=GPTJAttention)
@@ -74,7 +88,41 @@ class GPTJModel(CausalModel):
                 f"model.attention.rotary_dim {rotated} must be at most the size of a head, "
                 f"hidden_size {self.hidden_size} / heads {heads} = {self.head_size}"
             )
-        self.check_tokens()
+        for name in ("end_token", "pad_token"):
+            if getattr(self, name) >= self.embedding.vocab_size:
+                raise ConfigError(
+                    f"model.{name} {getattr(self, name)} must be below "
+                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
+                )
+
+
+@dataclass(frozen=True)
+class GPTJOptimizer(Optimizer):
+    """As `Optimizer`, by default without weight decay."""
+
+    weight_decay: NonNegativeFloat = 0.0
+    """Part of a weight, times the learning rate, taken from it at each step."""
+
+
+@dataclass(frozen=True)
+class GPTJTraining(Training):
+    """What affects the result of training."""
+
+    optimizer: GPTJOptimizer = field(default_factory=GPTJOptimizer)
+
+
+@dataclass(frozen=True)
+class GPTJData(Data):
+    """What to train and validate on."""
+
+    packing: bool = True
+    """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
+
+    answers_only: bool = False
+    """Learn to predict the answers alone, and not each token of the prompts too."""
+
+    separator: str = " target:"
+    """Text between a prompt and what the model writes, after which a space follows."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +133,8 @@ class GPTJConfig(RunConfig):
     """The model family."""
 
     model: GPTJModel = field(default_factory=GPTJModel)
-    training: CausalTraining = field(default_factory=CausalTraining)
-    data: CausalData = field(default_factory=CausalData)
+    training: GPTJTraining = field(default_factory=GPTJTraining)
+    data: GPTJData = field(default_factory=GPTJData)
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {

@@ -1,20 +1,27 @@
 """The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
 
-Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and Granite are this
-model with different settings, which their config.json says (`modelling/llama/description.py`).
+Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and Granite are
+this model with different settings, which their config.json says (`modelling/llama/description.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice, cycle
+from itertools import cycle, islice
 from typing import Literal
 
 from config.base import Section
-from config.causal import CausalData, CausalModel, CausalTraining
 from config.errors import ConfigError
-from config.sections import Embedding, RunConfig
-from config.values import LayerCount, Number, PositiveFloat, PositiveInt, Proportion
+from config.gptj import GPTJData, GPTJTraining
+from config.sections import Embedding, Model, RunConfig
+from config.values import (
+    LayerCount,
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Proportion,
+)
 from files.shown import shown
 
 Architecture = Literal[
@@ -125,7 +132,8 @@ class LlamaAttention(Section):
     """Positions that a layer with a window sees, its own included. HF: sliding_window."""
 
     scale: PositiveFloat | None = None
-    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier, query_pre_attn_scalar."""
+    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier, or
+    query_pre_attn_scalar^-0.5."""
 
     cap: PositiveFloat | None = None
     """Scores become cap × tanh(scores / cap). HF: attn_logit_softcapping."""
@@ -175,7 +183,7 @@ class LlamaAttention(Section):
 
 
 @dataclass(frozen=True)
-class LlamaModel(CausalModel):
+class LlamaModel(Model):
     """The model. The defaults are Llama 2 7B."""
 
     architecture: Architecture = "llama"
@@ -224,13 +232,16 @@ class LlamaModel(CausalModel):
     logits_cap: PositiveFloat | None = None
     """Logits become cap × tanh(logits / cap). HF: final_logit_softcapping."""
 
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
+
     start_token: int | None = None
     """Token that texts begin with, which the tokenizer adds. HF: bos_token_id."""
 
-    end_token: int = 2
+    end_token: NonNegativeInt = 2
     """Token that ends a text; validation takes the tokenizer's. HF: eos_token_id."""
 
-    pad_token: int = 0
+    pad_token: NonNegativeInt = 0
     """Token behind the end of a generated text; validation takes the tokenizer's."""
 
     embedding: LlamaEmbedding = field(default_factory=LlamaEmbedding)
@@ -242,7 +253,12 @@ class LlamaModel(CausalModel):
         return "".join(islice(cycle(self.attention.pattern), self.layers))
 
     def validate(self) -> None:
-        self.check_tokens()
+        for name in ("end_token", "pad_token"):
+            if getattr(self, name) >= self.embedding.vocab_size:
+                raise ConfigError(
+                    f"model.{name} {getattr(self, name)} must be below "
+                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
+                )
         if len(self.attention.pattern) > self.layers:
             raise ConfigError(
                 f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
@@ -258,8 +274,8 @@ class LlamaConfig(RunConfig):
     """The model family."""
 
     model: LlamaModel = field(default_factory=LlamaModel)
-    training: CausalTraining = field(default_factory=CausalTraining)
-    data: CausalData = field(default_factory=CausalData)
+    training: GPTJTraining = field(default_factory=GPTJTraining)
+    data: GPTJData = field(default_factory=GPTJData)
 
     def validate(self) -> None:
         super().validate()

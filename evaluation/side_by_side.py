@@ -72,7 +72,8 @@ def side_by_side(config: RunConfig) -> SideBySide:
     config = replace(config, execution=e)
     check_least(config)
     family = family_of(config)
-    start = load_weights(config, family.weights(config))
+    table = family.weights(config)
+    start = load_weights(config, table)
     tokenizer = load_tokenizer(config, family)
     examples = load_corpus(config, family, "validation").examples[: e.micro_batch_size]
     fitted, prompts = answering(config, family, examples, tokenizer)
@@ -82,7 +83,7 @@ def side_by_side(config: RunConfig) -> SideBySide:
         ours = model.generate(prompts.words, prompts.mask)
     description = family.hf_config(fitted)
     theirs = _hugging_face(
-        model_of(description, fitted.model.precision, start.tensors),
+        model_of(description, fitted.model.precision, table.for_files(start.tensors)),
         prompts,
         ours.shape[1],
         tokenizer.pad_token_id,

@@ -49,8 +49,8 @@ class Stack(Module):
         """Call all layers on one token of each sample.
 
         Args:
-            layers: of one kind, or several; each takes x, its keys and values, and `others`; returns
-                x, and the new keys and values.
+            layers: of one kind, or several; each takes x, its keys and values, and `others`, and
+                returns x, and the new keys and values.
             x: (batch, 1, hidden).
             caches: keys and values, those of each layer after those of the one before.
             others: further inputs of the layer whose keys and values are in a slice of `caches`.

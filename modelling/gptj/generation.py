@@ -10,11 +10,11 @@ from modelling.gptj.ends import DecoderHead
 from modelling.layers import Embeddings, Groups, Layers
 
 
-class PromptBlock(ReadsPrompts, Block):
+class PromptBlock(ReadsPrompts, Block):  # type: ignore[misc]
     """A layer that reads prompts."""
 
 
-class TokenBlock(ReadsOneToken, Block):
+class TokenBlock(ReadsOneToken, Block):  # type: ignore[misc]
     """A layer at one position."""
 
 

@@ -7,8 +7,8 @@ Between `Groups.open_sharded` and `Groups.close_sharded` each replica has its pa
 from modelling.layers.attention import Attention as Attention
 from modelling.layers.attention import heads_first as heads_first
 from modelling.layers.attention import merge_heads as merge_heads
-from modelling.layers.attention import split_heads as split_heads
 from modelling.layers.attention import places_in_order as places_in_order
+from modelling.layers.attention import split_heads as split_heads
 from modelling.layers.attention_heads import AttentionHeads as AttentionHeads
 from modelling.layers.attention_step import Scores as Scores
 from modelling.layers.axes import Axes as Axes

@@ -12,7 +12,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.attention_step import AttentionStep, Scores
+from modelling.layers.attention_step import PLAIN, AttentionStep, Scores
 from modelling.layers.dropout import Dropout
 from modelling.layers.sliced_attention import SlicedAttention
 from popxl import Tensor, ops
@@ -54,7 +54,7 @@ class Attention(addons.Module):
     def __init__(
         self,
         dropout: Dropout,
-        scores: Scores = Scores(),
+        scores: Scores = PLAIN,
         slices: int = 1,
         differentiable: bool = True,
         fused: bool | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from config.sections import RunConfig
 from modelling.devices import platform
 from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
-from modelling.layers.attention_step import Scores
+from modelling.layers.attention_step import PLAIN, Scores
 from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
@@ -50,7 +50,7 @@ class AttentionHeads(Layer):
         groups: Groups,
         heads: int,
         head_size: int,
-        scores: Scores = Scores(),
+        scores: Scores = PLAIN,
         slices: int = 1,
         key_heads: int | None = None,
     ) -> None:

@@ -22,13 +22,16 @@ class Scores:
         scale: of the products of queries and keys.
         cap: scores become cap * tanh(scores / cap); None: they stay.
         causal: whether queries see only keys of positions up to their own.
-        window: of causal attention, how many positions back they see, their own included; None: all.
+        window: of causal attention, how many positions they see, their own included; None: all.
     """
 
     scale: float = 1.0
     cap: float | None = None
     causal: bool = False
     window: int | None = None
+
+
+PLAIN = Scores()
 
 
 class AttentionStep(addons.Module):

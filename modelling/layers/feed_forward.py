@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from modelling.layers.dropout import Dropout
+from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.linear import FusedLinear, Linear
 from modelling.layers.parallel import Groups
@@ -45,7 +45,7 @@ class FeedForward(Layer):
         group_size: int | None = None,
         activation: Activation = "gelu_tanh",
         bias: bool = False,
-        dropout: Dropout = Dropout(),
+        dropout: Dropout = NO_DROPOUT,
         scale: float = 1.0,
     ) -> None:
         super().__init__()

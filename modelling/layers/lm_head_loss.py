@@ -16,8 +16,8 @@ from popxl import Tensor
 class LMHeadLoss(Layer):
     """Norm, dropout, logits and loss.
 
-    Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`; if the head is
-    tied to the embedding, `tokens.weight` instead, which the embeddings own.
+    Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`; if the head
+    is tied to the embedding, `tokens.weight` instead, which the embeddings own.
 
     Args:
         norm: the stack's final norm.

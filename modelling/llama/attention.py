@@ -27,7 +27,8 @@ class SelfAttention(AttentionHeads):
     """This replica's heads, inside a sharded computation.
 
     Variables: `q.weight` (hidden, features on a replica), `kv.weight` (hidden, 2 * those of keys);
-    `q.bias` and `kv.bias`, `q_norm.weight` and `k_norm.weight` where there are such; `output.weight`.
+    `q.bias` and `kv.bias`, `q_norm.weight` and `k_norm.weight` where there are such;
+    `output.weight`.
 
     Args:
         kind: of the layer, see `config.llama`.
@@ -80,7 +81,7 @@ class SelfAttention(AttentionHeads):
         return self.read(x, seed)[0]
 
     def read(self, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """As `build`, and the rotated keys and the values, (batch, key heads, length, head_size)."""
+        """As `build`, and rotated keys and values, (batch, key heads, length, head_size)."""
         tables = rotary_tables(self.model, self.kind, self.axes.length(x), self.positions)
         q, k, v = self.project(x, tables)
         return self.merge(self.attend(q, k, v, seed=seed)), k, v

@@ -1,4 +1,4 @@
-"""The layer of Llama-shaped models: attention, then a gated feed-forward, with norms as configured."""
+"""The layer of Llama-shaped models: attention, then a gated feed-forward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hugging Face's description of a model, its config.json, and our configuration: both ways.
 
 transformers' own classes fill in what a config.json leaves out, and read both ways of writing
-rotary positions: `rope_parameters`, and `rope_theta` beside `rope_scaling`, as before transformers 5.
+rotary positions: `rope_parameters`, and `rope_theta` with `rope_scaling`, as before transformers 5.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ READ = {
     "mlp_bias", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
     "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
     "original_max_position_embeddings", "layer_types", "sliding_window", "use_sliding_window",
-    "no_rope_layers",
+    "no_rope_layers", "bos_token_id", "eos_token_id", "pad_token_id",
 }  # fmt: skip
 """Settings that are read where an architecture has them."""
 
 NO_MATTER = {
     "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
     "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "torch_dtype",
-    "_attn_implementation", "_sliding_window_pattern",
+    "use_cache", "_attn_implementation", "_sliding_window_pattern",
 }  # fmt: skip
 """Settings that say nothing of it, or repeat what others say; besides those of all models."""
 
@@ -246,7 +246,7 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
 
 def _scaling(name: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a way of scaling."""
-    original = scaling.get("original_max_position_embeddings")
+    original: Any = scaling.get("original_max_position_embeddings")
     match name:
         case "linear" | "dynamic":
             return {"factor": scaling["factor"]}

@@ -10,11 +10,11 @@ from modelling.llama.ends import DecoderHead, embeddings
 from modelling.llama.rotary import rotary_tables
 
 
-class PromptBlock(ReadsPrompts, Block):
+class PromptBlock(ReadsPrompts, Block):  # type: ignore[misc]
     """A layer that reads prompts."""
 
 
-class TokenBlock(ReadsOneToken, Block):
+class TokenBlock(ReadsOneToken, Block):  # type: ignore[misc]
     """A layer at one position."""
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's weights of Llama-shaped models, and ours. Initial values are Hugging Face's, too."""
+"""Hugging Face's weights of Llama-shaped models, and ours, with Hugging Face's initial values."""
 
 from __future__ import annotations
 
