@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from config.sections import Optimizer, RunConfig
+from data.samples import Batch
 from huggingface.torch_model import model_of
 from modelling.layers.lm_head import IGNORED
-from modelling.spec import Batch, family_of
+from modelling.spec import family_of
 
 
 class TorchTraining:
@@ -26,7 +27,7 @@ class TorchTraining:
     ) -> None:
         family = family_of(config)
         files = family.weights(config).for_files(weights)
-        self.model = model_of(family.hf_config(config), config.model.precision, files)
+        self.model = model_of(family.to_config_json(config), config.model.precision, files)
         if checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # checkpointing works in this mode only; dropout is 0

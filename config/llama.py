@@ -1,19 +1,20 @@
 """The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
 
 Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and Granite are
-this model with different settings, which their config.json says (`modelling/llama/description.py`).
+this model with different settings, which their config.json says (`modelling/llama/config_json.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import Literal
+from typing import ClassVar, Literal
 
 from config.base import Section
 from config.errors import ConfigError
 from config.gptj import GPTJData, GPTJTraining
-from config.sections import Embedding, Model, RunConfig
+from config.model import Embedding, Model
+from config.sections import RunConfig
 from config.values import (
     LayerCount,
     NonNegativeInt,
@@ -239,10 +240,10 @@ class LlamaModel(Model):
     """Token that texts begin with, which the tokenizer adds. HF: bos_token_id."""
 
     end_token: NonNegativeInt = 2
-    """Token that ends a text; validation takes the tokenizer's. HF: eos_token_id."""
+    """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
 
     pad_token: NonNegativeInt = 0
-    """Token behind the end of a generated text; validation takes the tokenizer's."""
+    """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
 
     embedding: LlamaEmbedding = field(default_factory=LlamaEmbedding)
     attention: LlamaAttention = field(default_factory=LlamaAttention)
@@ -253,12 +254,7 @@ class LlamaModel(Model):
         return "".join(islice(cycle(self.attention.pattern), self.layers))
 
     def validate(self) -> None:
-        for name in ("end_token", "pad_token"):
-            if getattr(self, name) >= self.embedding.vocab_size:
-                raise ConfigError(
-                    f"model.{name} {getattr(self, name)} must be below "
-                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
-                )
+        super().validate()
         if len(self.attention.pattern) > self.layers:
             raise ConfigError(
                 f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
@@ -272,6 +268,8 @@ class LlamaConfig(RunConfig):
 
     family: Literal["llama"] = "llama"
     """The model family."""
+
+    published_tokenizer: ClassVar[str] = "Qwen/Qwen3-0.6B"
 
     model: LlamaModel = field(default_factory=LlamaModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)

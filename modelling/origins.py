@@ -67,7 +67,7 @@ class SavedOrModel:
             data = _known(FAMILIES[family].config, data)
         model = {
             "family": family,
-            "model": family_named(family).sizes(description),
+            "model": family_named(family).from_config_json(description),
             "checkpoint": {"load": name},
             "data": {"tokenizer": name},
         }

@@ -9,8 +9,8 @@ from modelling.generation import SpecialTokens, repeated
 from modelling.generation.cached import angles_at, positions_of_slots
 from modelling.generation.caches import continued
 from modelling.generation.decoder_only import DecoderOnlyStreams
-from modelling.gptj.ends import DecoderHead
 from modelling.gptj.attention import rotary_tables
+from modelling.gptj.ends import DecoderHead
 from modelling.gptj.generation import PromptBlock, TokenBlock
 from modelling.phases.settings import Settings
 from popxl import Tensor

@@ -76,9 +76,9 @@ class SlicedAttention(addons.Module):
             values: list[Tensor],
             seed: Tensor | None,
         ) -> list[Tensor]:
-            part = _slice(dy, start, size)
             floats, places = inputs.cut(values, start, size)
-            found = gradient.call(part, *floats, *places, *_present(_own(seed, start)))
+            given = _forward_values(gradient, [*floats, *places, *_present(_own(seed, start))])
+            found = gradient.call(_slice(dy, start, size), args=given)
             pairs = zip(totals, found, strict=True)
             return [*(_add(total, start, g) for total, g in pairs), start + size]
 
@@ -96,7 +96,7 @@ class SlicedAttention(addons.Module):
         return queries // self.slices
 
     def _step_gradient(self, inputs: _Inputs, seed: Tensor | None) -> addons.GraphWithNamedArgs:
-        """The gradient of one slice. It takes the output's gradient, then the step's inputs."""
+        """The gradient of one slice. It takes the output's gradient and the step's inputs."""
         (q, k, v, *biases), places = inputs.specs(self._size(inputs.floats[0]))
         _, step = self.step.create_graph(q, k, v, biases, places, seed)
         wanted = step.graph.inputs[: len(inputs.floats)]
@@ -153,6 +153,16 @@ class _Inputs:
             for t, axis in zip(self.all, self.moving, strict=True)
         ]
         return found[: len(self.floats)], found[len(self.floats) :]
+
+
+def _forward_values(
+    gradient: addons.GraphWithNamedArgs, values: Sequence[Tensor]
+) -> dict[Tensor, Tensor]:
+    """By input of a recomputing gradient graph: the values of the forward graph's inputs."""
+    info = gradient.grad_graph_info
+    by_input = dict(zip(info.forward_graph.inputs, values, strict=True))
+    expected = zip(info.graph.inputs, info.expected_inputs, strict=True)
+    return {t: by_input[c.fwd_tensor] for t, c in expected if c.fwd_tensor in by_input}
 
 
 def _resized(t: Tensor, axis: int, size: int) -> TensorSpec:

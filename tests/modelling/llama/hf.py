@@ -10,7 +10,7 @@ import transformers
 
 from config.llama import LlamaConfig
 from files.json_files import Fields
-from modelling.llama.description import ARCHITECTURES, sizes
+from modelling.llama.config_json import ARCHITECTURES, from_config_json
 
 VOCABULARY, END, PAD = 60, 1, 2
 LENGTH = 12
@@ -90,7 +90,7 @@ def our_config(
     theirs: Any, dp: int = 1, tp: int = 1, micro_batch: int = 4, slices: int = 1, **model: Any
 ) -> LlamaConfig:
     """Our configuration of the model of a config.json: global batch 8, everything sharded."""
-    read = sizes(Fields(theirs.to_dict(), "config.json"))
+    read = from_config_json(Fields(theirs.to_dict(), "config.json"))
     optimizer = {"gradient_clipping": 1.0, "weight_decay": 0.1, "eps": 1e-6, "beta2": 0.999}
     optimizer["learning_rate"] = {"function": "constant"}
     return LlamaConfig.from_dict(

@@ -70,7 +70,7 @@ ROTARY = {
 
 
 # ---- from config.json ---------------------------------------------------------------------------
-def sizes(description: Fields) -> dict[str, Any]:
+def from_config_json(description: Fields) -> dict[str, Any]:
     """Fields of the model section for a config.json.
 
     Raises:
@@ -128,7 +128,7 @@ def _known(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
-    """transformers' configuration, with everything that is left out. Raises as `sizes`."""
+    """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
     usual, common = _known(kind)
     known = common | NO_MATTER | EVERYWHERE | FORMER.get(kind, set()) | (READ & usual.keys())
     for name, value in data.items():
@@ -275,7 +275,7 @@ def _joined(factors: Sequence[float]) -> str:
 
 
 # ---- to config.json -----------------------------------------------------------------------------
-def hf_config(config: LlamaConfig) -> dict[str, Any]:
+def to_config_json(config: LlamaConfig) -> dict[str, Any]:
     """Hugging Face's configuration of the model, with rotary positions written in both ways.
 
     Raises:
@@ -402,7 +402,7 @@ def _split(factors: str | None) -> list[float] | None:
 
 def _check_same(model: LlamaModel, description: Mapping[str, Any]) -> None:
     """Raise ConfigError unless a description says all of what the model does."""
-    ours, said = model.to_dict(), sizes(Fields(dict(description), "config.json"))
+    ours, said = model.to_dict(), from_config_json(Fields(dict(description), "config.json"))
     for each in (ours["attention"], said["attention"]):
         each["scale"] = each["scale"] or model.attention.head_size**-0.5
     difference = _difference(ours, said)
@@ -436,6 +436,8 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def same_form(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, Any]:
-    """A description of a model as `hf_config` writes it, whichever dialect it is in."""
-    model = LlamaModel.from_dict(config.model.to_dict() | sizes(Fields(dict(description), "it")))
-    return hf_config(LlamaConfig(model=model))
+    """A description of a model as `to_config_json` writes it, whichever dialect it is in."""
+    model = LlamaModel.from_dict(
+        config.model.to_dict() | from_config_json(Fields(dict(description), "it"))
+    )
+    return to_config_json(LlamaConfig(model=model))
