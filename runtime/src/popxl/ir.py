@@ -46,6 +46,7 @@ class Ir:
         self._streams: dict[str, Stream] = {}
         self._buffers: list[RemoteBuffer] = []
         self._host_values: WeakSet[HostValues] = WeakSet()  # of its sessions
+        self._changes = 0  # of graphs, so far
         self._num_host_transfers = 1
         if replication == "popdist":
             self._distribute(popdist.getNumInstances())

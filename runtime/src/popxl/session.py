@@ -98,6 +98,7 @@ class Session:
         self._pb_session = SessionHandle(self)
         self._state: State | None = None
         self._values = HostValues(ir)
+        self._changes = ir._changes
         self._seed_random_numbers(0)
         _check_patterns(ir)
         check_replicas(ir)
@@ -117,8 +118,14 @@ class Session:
         self._program.compile()
 
     def _ensure_compiled(self) -> None:
-        if self._epoch != backend_epoch():
-            self._compile()
+        if self._epoch == backend_epoch():
+            return
+        if self._changes != self.ir._changes:
+            raise popart_exception(
+                "the program was changed after this session was made, and has to be compiled anew, "
+                "since JAX's devices were started anew: make a new session"
+            )
+        self._compile()
 
     # ---- properties -----------------------------------------------------------------------------
     @property

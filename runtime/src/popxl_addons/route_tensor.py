@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import popxl
 from popxl import Graph, Tensor
 
 __all__ = ["is_subgraph", "route_tensor_into_graph"]
 
-_ROUTED: WeakKeyDictionary[Graph, dict[tuple[Tensor, bool], Tensor]] = WeakKeyDictionary()
-"""By graph: the inputs by which tensors come, and whether they are by reference."""
-
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
     """Whether running `parent` may run `subgraph`. A graph is no subgraph of itself."""
-    return any(g is subgraph or is_subgraph(g, subgraph) for g in parent.called_graphs)
+    found: set[Graph] = set()
+    waiting = list(parent.called_graphs)
+    while waiting:
+        graph = waiting.pop()
+        if graph not in found:
+            found.add(graph)
+            waiting += graph.called_graphs
+    return subgraph in found
 
 
 def route_tensor_into_graph(
@@ -75,7 +78,7 @@ def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
     """The tensor in `graph`, to which each call site passes it."""
     if graph is tensor._graph:
         return tensor
-    routed = _ROUTED.setdefault(graph, {})
+    routed = graph._routed
     for key in ((tensor, True), (tensor, modified)):
         if key in routed:
             return routed[key]
@@ -86,4 +89,5 @@ def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
         )
     for site in _sites(graph):
         site.inputs.append(_route(site.graph, tensor, modified))
+        site.graph._changes()
     return routed[tensor, modified]
