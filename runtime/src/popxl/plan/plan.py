@@ -34,7 +34,7 @@ def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
         >>> print(plan.host, plan.device, plan.flops)
     """
     schedule = build_schedule(ir)
-    facts = facts_of_program(ir, platform)
+    facts = facts_of_program(schedule, ir, platform)
     for segment in schedule.segments:
         segment.facts = facts
     works = {segment: work_of(segment) for segment in schedule.segments}
