@@ -1,11 +1,11 @@
 """Which memory may be used again: last uses, donations, and the copies that these make necessary.
 
 Values never change, so this follows from slots alone. A slot's value is in memory of its own, in
-that of an input of the routine, or in that of an entry of a remote buffer; after a branch, or a loop
-whose outputs change places, in one of several. Memory is *dead* at a step if no slot that may be in
-it is used after it. A segment donates an argument whose memory is dead, and the routine's: what
-came in from the caller is not, except for inputs that change or are carried, which callers hand
-over; they copy what they need themselves. An entry lends its memory to what is loaded from it.
+that of an input of the routine, or in that of an entry of a remote buffer; after a branch, or a
+loop whose outputs change places, in one of several. Memory is *dead* at a step if no slot that may
+be in it is used after it. A segment donates an argument whose memory is dead and the routine's.
+Inputs are the caller's, except those that change or are carried: callers hand these over, and copy
+what they need themselves. An entry lends its memory to what is loaded from it.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class _Donor:
 
 
 def _changed_first(segment: Segment) -> list[int]:
-    """Arguments in the order in which memory is given: first of tensors that the segment changes."""
+    """Arguments in the order of donation: first those of tensors that the segment changes."""
     changed = {v.tensor for v in segment.results}
     return sorted(range(len(segment.args)), key=lambda i: segment.args[i].tensor not in changed)
 

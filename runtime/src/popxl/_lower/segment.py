@@ -1,8 +1,8 @@
 """Segments: the parts of a program that the devices run, each compiled once.
 
-A segment is a list of nodes of a functional graph (and of calls inlined into it), the values that they
-take, and those that later steps ask for. Its function takes and returns flat lists of arrays, of
-which each replica sees its part.
+A segment is a list of nodes of a functional graph, the values that they take, and those that later
+steps ask for. Its function takes and returns flat lists of arrays, of which each replica sees its
+part.
 """
 
 from __future__ import annotations
