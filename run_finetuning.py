@@ -9,15 +9,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from checkpoints.origins import ORIGINS
-from config.cli import (
-    add_export_option,
-    count_option,
-    entry_point,
-    path_option,
-    read_command_line,
-)
+from modelling.origins import ORIGINS
 from planning.options import add_plan_options, planned
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
+from terminal.parser import add_export_option, count_option, path_option
 from training.options import RunOptions
 
 
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # These take seconds: mistakes in the command line are said before.
     from modelling.shortage import explained
     from planning.needs import finetuning_needs
-    from training.finetune import finetune
+    from training.run import finetune
 
     if planned(line, finetuning_needs):
         return

@@ -9,11 +9,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from checkpoints.origins import ORIGINS
-from config.cli import entry_point, path_option, read_command_line
 from config.errors import ConfigError
-from config.screen import is_heard
 from files.writing import check_file
+from modelling.origins import ORIGINS
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
+from terminal.parser import path_option
+from terminal.screen import is_heard
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

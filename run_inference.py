@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from checkpoints.origins import ORIGINS
-from config.cli import entry_point, read_command_line
-from config.screen import is_heard
+from modelling.origins import ORIGINS
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
+from terminal.screen import is_heard
 
 
 @entry_point()
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
     line = read_command_line(__doc__, "inference", "gptj_6B_1024_pod64", arguments, origins=ORIGINS)
     # These take seconds: mistakes in the command line are said before.
-    from huggingface.side_by_side import side_by_side
+    from evaluation.side_by_side import side_by_side
     from modelling.shortage import explained
 
     with explained(line.preset, line.config):

@@ -9,10 +9,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from checkpoints.origins import ORIGINS
-from config.cli import entry_point, path_option, read_command_line
-from config.screen import is_heard
+from modelling.origins import ORIGINS
 from planning.options import add_plan_options, planned
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
+from terminal.parser import path_option
+from terminal.screen import is_heard
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -34,10 +34,12 @@ from benchmarks.contestants import (
 )
 from benchmarks.matrix_rate import matrix_rate
 from benchmarks.processes import Worker, serve
-from config.cli import CommandLine, count_option, entry_point, read_command_line
 from config.errors import UserError
 from config.sections import RunConfig
 from huggingface.torch_model import need_torch
+from terminal.command_line import CommandLine, read_command_line
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
 
 LOSS_TOLERANCE = 1e-4
 

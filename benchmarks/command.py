@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from config.cli import count_option, read_command_line
-from config.screen import is_heard
 from config.sections import RunConfig
 from modelling.shortage import explained
 from planning.needs import Needs
 from planning.options import add_plan_options, planned
+from terminal.command_line import read_command_line
+from terminal.parser import count_option
+from terminal.screen import is_heard
 
 
 def run_benchmark(

@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
-from config.cli import entry_point, read_command_line
 from config.sections import RunConfig
 from modelling.phases.training import build_training
 from modelling.shortage import explained
 from modelling.spec import family_of
 from records.pace import peak_host_bytes
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.encoding import IGNORE_INDEX, EncodedExamples
-from data.packing import PackedExamples
-from modelling.finetuning import FineTuning
-from modelling.inference import Inference
+from data.pairs import IGNORE_INDEX, EncodedExamples
+from data.samples import PackedExamples
+from modelling.sessions.generating import Inference
+from modelling.sessions.training import FineTuning
 from modelling.spec import Batch, family_of
 
 LEARNING_RATE = 1e-4

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 
 from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
-from config.cli import entry_point
 from config.sections import RunConfig
 from modelling.devices import described_devices, device_desc
-from modelling.feeding import loader_of
-from modelling.finetuning import FineTuning
+from modelling.sessions.feeding import loader_of
+from modelling.sessions.training import FineTuning
 from modelling.spec import Batch, family_of
 from planning.needs import finetuning_needs
 from popxl import hardware
 from popxl.session import Timing
+from terminal.entry_point import entry_point
 
 
 @dataclass(frozen=True)

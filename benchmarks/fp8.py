@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from config.cli import entry_point
 from config.errors import UserError
 from files.writing import write_text
+from terminal.entry_point import entry_point
 
 ROOT = Path(__file__).parent.parent
 SEEDS = (42, 43, 44)

@@ -17,13 +17,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from checkpoints.start import load_weights
-from config.cli import count_option, entry_point, read_command_line
 from config.sections import FP8, RunConfig
-from modelling.feeding import loader_of
-from modelling.finetuning import FineTuning
+from modelling.sessions.feeding import loader_of
+from modelling.sessions.training import FineTuning
 from modelling.spec import Batch, family_of
+from modelling.start import load_weights
 from modelling.text import training_samples
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
 
 Gradients = Mapping[str, np.ndarray]
 

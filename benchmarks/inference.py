@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
-from config.cli import entry_point
 from config.sections import RunConfig
-from modelling.inference import Inference
+from modelling.sessions.generating import Inference
 from modelling.spec import family_of
 from planning.needs import inference_needs
+from terminal.entry_point import entry_point
 
 
 @dataclass(frozen=True)

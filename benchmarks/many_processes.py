@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.launch import in_processes
-from config.cli import count_option, entry_point
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
 
 STEPS, SIZE = 5, 256
 

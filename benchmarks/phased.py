@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import popxl
-from config.cli import entry_point
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.phases.training import build_training
 from modelling.spec import family_of
+from terminal.entry_point import entry_point
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.launch import in_processes
-from config.cli import count_option, entry_point
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
 
 if TYPE_CHECKING:
     from config.sections import RunConfig
@@ -63,8 +64,8 @@ def be_one(depth: int) -> None:
     import popdist
 
     popdist.init()
-    from modelling.feeding import loader_of
-    from modelling.finetuning import FineTuning
+    from modelling.sessions.feeding import loader_of
+    from modelling.sessions.training import FineTuning
     from modelling.spec import family_of
     from popxl.plan import plan_of
 

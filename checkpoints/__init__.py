@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, and model folders of Hugging Face.
+"""Checkpoints of a training run.
 
     with CheckpointStore("runs/mine", to_keep=4) as store:
         store.save(step, {"encoder.block.0....q.weight": array, ...}, {"seed": 42, ...})
@@ -21,11 +21,6 @@ short in what matters most here:
 
 from checkpoints.errors import CheckpointError as CheckpointError
 from checkpoints.errors import CheckpointWarning as CheckpointWarning
-from checkpoints.huggingface import check_is_free as check_is_free
-from checkpoints.huggingface import hf_description as hf_description
-from checkpoints.huggingface import is_hf_directory as is_hf_directory
-from checkpoints.huggingface import read_hf_directory as read_hf_directory
-from checkpoints.huggingface import write_hf_directory as write_hf_directory
 from checkpoints.store import Checkpoint as Checkpoint
 from checkpoints.store import CheckpointStore as CheckpointStore
 from checkpoints.store import has_checkpoint as has_checkpoint

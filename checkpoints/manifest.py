@@ -11,13 +11,13 @@ from typing import Any, Self
 import numpy as np
 
 from checkpoints.errors import CheckpointError, NewerFormatError
+from checkpoints.parts import Part
 from checkpoints.shards import write_json
 from checkpoints.tensor_files import TensorFiles, digest
 from files.errors import FileError
 from files.json_files import Fields, read_object
 from files.shown import shown, shown_path
 from files.text import MEBIBYTE, read_bytes
-from modelling.parts import Part
 
 FILE_NAME = "manifest.json"
 MOST_TEXT = MEBIBYTE

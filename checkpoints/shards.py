@@ -11,10 +11,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import popdist
+from checkpoints.parts import TensorPart
 from checkpoints.tensor_files import DTYPES
 from files.shown import shown_name
 from files.writing import sync
-from modelling.parts import TensorPart
 
 RESERVED_NAME = "__metadata__"  # of the format
 

@@ -26,9 +26,9 @@ from checkpoints.folders import (
     step_folders,
 )
 from checkpoints.manifest import FILE_NAME, Manifest, Parts, TensorRecord, text_digest
+from checkpoints.parts import InParts, TensorPart
 from checkpoints.shards import own_parts, own_share, shards_of, write_shard, write_synced
 from checkpoints.tensor_files import TensorFiles
-from modelling.parts import InParts, TensorPart
 
 SHARD_BYTES = 2**30
 
@@ -85,7 +85,7 @@ class CheckpointStore:
 
         A save that still runs is waited for first, so that at most one copy exists. Several
         processes save together: each writes what it holds, if the tensors can be had in parts
-        (`modelling.parts.InParts`), else its share of the tensors, all of which it can read.
+        (`checkpoints.parts.InParts`), else its share of the tensors, all of which it can read.
 
         Args:
             step: optimizer steps done.

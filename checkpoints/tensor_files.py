@@ -15,8 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError
+from checkpoints.parts import Part, assembled, check_whole
 from files.shown import shown_name
-from modelling.parts import Part, assembled, check_whole
 
 DTYPES = {
     "F64": np.dtype(np.float64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.encoding import IGNORE_INDEX, EncodedExamples
+from data.pairs import IGNORE_INDEX, EncodedExamples
 
 PAD, EOS, FIRST_WORD = 0, 1, 3
 

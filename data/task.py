@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from config.sections import Data
-from data.sources import DataError, File, HubDataset, Row, Source, source_of
+from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, Template
 from files.shown import shown, shown_name
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from config.presets import load_config
 from config.t5 import T5Config
-from data.loader import Loader
+from data.batches import Loader
 from evaluation.evaluator import Evaluator
-from modelling.finetuning import FineTuning
-from modelling.inference import Inference
+from modelling.sessions.generating import Inference
+from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from modelling.text import load_tokenizer, training_samples
 from planning.machines import machine

@@ -8,16 +8,16 @@ import numpy as np
 from tqdm import tqdm
 
 from config.errors import ConfigError
-from config.screen import is_heard
 from config.sections import RunConfig
 from data.task import Task, task_of
 from evaluation.metrics import TEXT_METRICS
-from evaluation.report import Answer, Report
-from modelling.compiling import compiled
-from modelling.inference import Inference
-from modelling.losses import Losses
+from evaluation.outcome import Answer, Report
+from modelling.sessions.compiling import compiled
+from modelling.sessions.generating import Inference
+from modelling.sessions.losses import Losses
 from modelling.spec import ModelFamily
 from modelling.text import answering, load_corpus, load_tokenizer
+from terminal.screen import is_heard
 
 LOSS_METRICS = ("loss", "perplexity")
 

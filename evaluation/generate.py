@@ -13,19 +13,19 @@ from tqdm import tqdm
 
 import popdist
 from checkpoints import has_checkpoint
-from checkpoints.start import load_weights
-from config.screen import is_heard, say
 from config.sections import RunConfig
-from data.sources import DataError, File
+from data.rows import DataError, File
 from data.task import task_of
 from data.template import ColumnError
 from files.writing import write_text
-from modelling.compiling import compiled
 from modelling.devices import announce_devices
-from modelling.inference import Inference
 from modelling.memory import check_least
+from modelling.sessions.compiling import compiled
+from modelling.sessions.generating import Inference
 from modelling.spec import family_of
+from modelling.start import load_weights
 from modelling.text import load_tokenizer
+from terminal.screen import is_heard, say
 
 GENERATED = "generated"
 """The column of answers."""

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import popdist
 from checkpoints import CheckpointStore, has_checkpoint
-from checkpoints.start import load_weights
-from config.screen import is_heard, say
 from config.sections import RunConfig
 from evaluation.evaluator import Evaluator
-from evaluation.report import Report
+from evaluation.outcome import Report
 from files.writing import check_folder
 from modelling.devices import announce_devices
 from modelling.memory import check_least
 from modelling.spec import family_of
+from modelling.start import load_weights
 from records.run_directory import choose_path
+from terminal.screen import is_heard, say
 
 
 def validate(config: RunConfig, name: str, out: str | None = None) -> Report:

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkpoints import check_is_free
-from checkpoints.huggingface import write_hf_directory
-from config.cli import entry_point
-from config.screen import say
 from files.json_files import read_object
+from huggingface.folders import check_is_free, write_hf_directory
 from huggingface.torch_model import need_torch, tensors_of
+from terminal.entry_point import entry_point
+from terminal.screen import say
 
 OTHERS = ("*.json", "*.model", "*.txt")
 """Files of the configuration and the tokenizer."""

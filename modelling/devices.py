@@ -6,10 +6,10 @@ from collections import Counter
 
 import popdist
 import popxl
-from config.screen import say
 from config.sections import RunConfig
 from popxl import hardware
 from popxl.session import DeviceDesc
+from terminal.screen import say
 
 _DESCRIPTIONS: dict[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
 

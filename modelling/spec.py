@@ -13,8 +13,8 @@ import numpy as np
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
-from data.feed import Batch as Batch
-from data.loader import Samples
+from data.batches import Samples
+from data.dealing import Batch as Batch
 from data.prompts import Prompts
 from data.task import Example
 from files.json_files import Fields

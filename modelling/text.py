@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
-from config.screen import say
 from config.sections import RunConfig
-from data import hub
+from data.batches import Samples
 from data.lengths import fitted_targets
-from data.loader import Samples
 from data.prompts import Prompts
 from data.task import Corpus, Example, Split, task_of
+from huggingface import hub
 from modelling.spec import ModelFamily
+from terminal.screen import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,10 +16,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from checkpoints.parts import TensorPart
 from config.errors import UserError
 from files.shown import shown_name
-from modelling.parts import RowPart, TensorPart, parts_in_row
 from modelling.quantisation import quantised
+from modelling.row_parts import RowPart, parts_in_row
 from popxl import Variable
 from popxl.session import VariablePart
 from popxl_addons import NamedTensors

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.cli import CommandLine, path_option
-from config.screen import is_heard
 from config.sections import RunConfig
 from files.writing import check_file, write_text
 from planning.machines import Machine, machine, machines
+from terminal.command_line import CommandLine
+from terminal.parser import path_option
+from terminal.screen import is_heard
 
 if TYPE_CHECKING:  # what makes plans takes seconds to import, and the options are read before
     from planning.needs import Needs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from config.screen import say
 from files.shown import shown_name
+from terminal.screen import say
 
 
 class Lenient:

@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import huggingface.export
+import run_export
 import run_finetuning
 import run_generation
 import run_validation
-import training.finetune
+import training.run
 from benchmarks import device as device_benchmark
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
 from checkpoints import load_checkpoint
 from config.sections import RunConfig
-from data.loader import Samples
+from data.batches import Samples
 from modelling.spec import ModelFamily
 from records.metrics import read_metrics
 from tests.small_runs import MODEL, TRAINING
@@ -40,7 +40,7 @@ VALIDATION = (*MODEL, "--micro_batch_size", "32", "--evaluation.metrics", "accur
 @pytest.fixture(scope="module", autouse=True)
 def what_is_shared(executables) -> Iterator[None]:
     """Programs are compiled once, and in this process the corpus is encoded once."""
-    training_samples = training.finetune.training_samples
+    training_samples = training.run.training_samples
     encoded: dict[str, Samples] = {}
 
     def once(config: RunConfig, family: ModelFamily) -> Samples:
@@ -51,7 +51,7 @@ def what_is_shared(executables) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
-        patch.setattr(training.finetune, "training_samples", once)
+        patch.setattr(training.run, "training_samples", once)
         yield
 
 
@@ -120,12 +120,12 @@ def test_a_run_exports_at_its_end_what_it_saved(tmp_path, mistake):
     run = [*TRAINING, "--steps", "4", "--save", str(tmp_path / "run"), "--save-hf", str(at_end)]
     assert run_finetuning.main(run) == 0
     load = ["--load", str(tmp_path / "run"), "--save-hf", str(later)]
-    assert huggingface.export.main([*MODEL, "--dropout_prob", "0.1", *load]) == 0
+    assert run_export.main([*MODEL, "--dropout_prob", "0.1", *load]) == 0
     written = {path.name: path.read_bytes() for path in at_end.iterdir()}
     assert written == {path.name: path.read_bytes() for path in later.iterdir()}
     assert {"config.json", "generation_config.json", "tokenizer.json"} < set(written)
     assert "at-end is there and is not empty" in mistake(run_finetuning.main, *run)
-    assert "--save-hf DIR" in mistake(huggingface.export.main, *MODEL, "--load", str(tmp_path))
+    assert "--save-hf DIR" in mistake(run_export.main, *MODEL, "--load", str(tmp_path))
 
 
 # ---- what is wrong with the arguments themselves -------------------------------------------------

@@ -19,19 +19,20 @@ import benchmarks.finetuning
 import benchmarks.inference
 import benchmarks.phased
 import evaluation.generate
+import evaluation.side_by_side
 import evaluation.validate
-import huggingface.export
-import huggingface.side_by_side
+import modelling.export
 import planning.options
 import popdist
+import run_export
 import run_finetuning
 import run_generation
 import run_inference
 import run_validation
-import training.finetune
-from checkpoints.origins import SavedOrModel
+import training.run
 from config.presets import preset_data
-from tests.checkpoints.hub_folders import save, save_bin
+from modelling.origins import SavedOrModel
+from tests.huggingface.hub_folders import save, save_bin
 from tests.pages import PAGES, ROOT, Command, commands, name, text_of
 from tests.small_runs import COMPILE_QUICKLY
 
@@ -41,11 +42,11 @@ COMMANDS = {
 }
 SCRIPTS = {
     # the script: the module of its main, and the module and function that would do the work
-    "run_finetuning.py": (run_finetuning, training.finetune, "finetune"),
+    "run_finetuning.py": (run_finetuning, training.run, "finetune"),
     "run_validation.py": (run_validation, evaluation.validate, "validate"),
-    "run_inference.py": (run_inference, huggingface.side_by_side, "side_by_side"),
+    "run_inference.py": (run_inference, evaluation.side_by_side, "side_by_side"),
     "run_generation.py": (run_generation, evaluation.generate, "is_raw"),
-    "huggingface.export": (huggingface.export, huggingface.export, "check_least"),
+    "run_export.py": (run_export, modelling.export, "check_least"),
     "finetuning.py": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
     "inference.py": (benchmarks.inference, benchmarks.inference, "measure"),
     "benchmarks.finetuning": (benchmarks.finetuning, benchmarks.finetuning, "measure"),

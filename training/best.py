@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import CheckpointStore
-from config.screen import say
 from config.sections import METRICS, RunConfig
 from files.json_files import Fields
 from files.shown import shown_number
 from files.yaml_files import yaml_text
 from modelling.weights import Arrays
+from terminal.screen import say
 
 FOLDER, CONFIG = "best", "config.yml"
 

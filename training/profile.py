@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Self
 
 from config.errors import ConfigError
-from config.screen import say
 from config.sections import RunConfig
 from files.writing import write_text
 from modelling.devices import described_devices
-from modelling.finetuning import FineTuning
+from modelling.sessions.training import FineTuning
 from popxl import hardware
 from popxl.session import Timing
 from records.lenient import Lenient
 from records.phase_table import phase_table
+from terminal.screen import say
 
 FOLDER, TABLE = "profile", "phases.txt"
 WARM_UP, STAGES = 1, 3

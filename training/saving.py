@@ -6,14 +6,14 @@ from importlib import metadata
 from typing import Any, Self
 
 from checkpoints import CheckpointStore
-from checkpoints.start import MODEL
-from config.screen import say
 from config.sections import RunConfig
-from data.loader import Loader
+from data.batches import Loader
 from files.yaml_files import yaml_text
-from modelling.finetuning import FineTuning
+from modelling.sessions.training import FineTuning
 from modelling.spec import ModelFamily
+from modelling.start import MODEL
 from records.run_directory import CONFIG
+from terminal.screen import say
 from training.best import Best
 from training.skipped_steps import SkippedSteps
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from config.errors import UserError
-from modelling.finetuning import StepResult
+from modelling.sessions.training import StepResult
 
 
 class SkippedSteps:

@@ -21,9 +21,10 @@ from typing import Any
 
 from benchmarks.accumulation import programs
 from benchmarks.accumulation.settings import COUNTS, SEEDS_SAVING, WAYS, Measured, Size
-from config.cli import count_option, entry_point
 from config.errors import UserError
 from files.writing import write_text
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
 
 DEVICES = 8
 Pairs = dict[tuple[int, int], tuple[Measured, Measured]]

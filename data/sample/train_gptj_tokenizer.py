@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.causal import training_text, with_extra_tokens
+from data.streams import training_text, with_extra_tokens
 from data.task import TASKS, Example
 
 FOLDER = Path(__file__).parent / "gptj_tokenizer"

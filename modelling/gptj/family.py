@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from config.gptj import GPTJConfig
-from data.causal import PackedTokens, answer_ids, pack, pad, prompts_of, with_extra_tokens
-from data.loader import Samples
+from data.batches import Samples
 from data.prompts import Prompts
+from data.streams import PackedTokens, answer_ids, pack, pad, prompts_of, with_extra_tokens
 from data.task import SAMPLE_FOLDER, Example
 from files.json_files import Fields
 from modelling.gptj.generation import GPTJGenerator

@@ -45,10 +45,9 @@ class Linear(Layer):
     def build(self, x: Tensor) -> Tensor:
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
-        y = self.product(x, self._matrix(shape, x.dtype))
-        if not self.bias:
-            return y
-        return y + self.weight("bias", shape[1:], x.dtype, self.grouping)
+        matrix = self._matrix(shape, x.dtype)
+        bias = self.weight("bias", shape[1:], x.dtype, self.grouping) if self.bias else None
+        return self.product(x, matrix, bias)
 
     def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
         if self.group_size is None:

@@ -39,10 +39,10 @@ class LMHead(Layer):
         shard = self.groups.vocabulary_shard(self.vocabulary)
         weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
         x = self.groups.open_sharded(x)
-        logits = self.product(x, weight, popxl.float32)
+        bias = None
         if self.bias:
-            bias = self.weight("bias", (shard,), x.dtype, self.groups.sharded)
-            logits = logits + cast(bias, popxl.float32)
+            bias = cast(self.weight("bias", (shard,), x.dtype, self.groups.sharded), popxl.float32)
+        logits = self.product(x, weight, bias, popxl.float32)
         padded = shard * self.groups.tensor_parallel
         if padded == self.vocabulary:
             return logits

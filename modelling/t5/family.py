@@ -10,11 +10,11 @@ import numpy as np
 
 from config.errors import ConfigError
 from config.t5 import T5Config
-from data.encoding import encode, padded_prompts, target_ids
+from data.batches import Samples
 from data.generated import generated_examples
-from data.loader import Samples
-from data.packing import PackedExamples
+from data.pairs import encode, padded_prompts, target_ids
 from data.prompts import Prompts
+from data.samples import PackedExamples
 from data.task import SAMPLE_FOLDER, Example
 from files.json_files import Fields
 from modelling.spec import Batch, ModelFamily, check_values, labelled_tokens, length_multiple

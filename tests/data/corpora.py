@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from data.hub import load_tokenizer
 from data.task import SAMPLE_FOLDER, TASKS, Example
+from huggingface.hub import load_tokenizer
 
 SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._example(
     {

@@ -12,10 +12,10 @@ from pyarrow import parquet
 
 from config.errors import UserError
 from config.sections import Data
-from data.causal import pad
-from data.encoding import encode
+from data.pairs import encode
+from data.rows import HubDataset, source_of
 from data.sample import generate_tasks
-from data.sources import HubDataset, source_of
+from data.streams import pad
 from data.task import SAMPLE_FOLDER, Example, task_of
 from data.template import Template
 from tests.data.corpora import sample_tokenizer

@@ -11,11 +11,12 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 import run_validation
-from checkpoints import CheckpointStore, write_hf_directory
+from checkpoints import CheckpointStore
 from config.presets import load_config
 from config.t5 import T5Config
 from data.task import NLI_LABELS
-from evaluation.report import MOST_EXAMPLES, NO_LABEL, Answer, Report
+from evaluation.outcome import MOST_EXAMPLES, NO_LABEL, Answer, Report
+from huggingface.folders import write_hf_directory
 from modelling.t5.weights import weight_table
 from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.modelling.t5.hf import hf_model

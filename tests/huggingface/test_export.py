@@ -13,15 +13,15 @@ import pytest
 import torch
 import transformers
 
-import huggingface.export
+import run_export
 import run_finetuning
 from checkpoints import CheckpointStore
-from config.cli import read_command_line
 from config.sections import RunConfig
 from data.task import NLI_LABELS
-from evaluation.report import Report
+from evaluation.outcome import Report
 from evaluation.validate import validate
 from modelling.spec import family_named, family_of
+from terminal.command_line import read_command_line
 
 PRESETS = {"tiny": "T5ForConditionalGeneration", "gptj_tiny": "GPTJForCausalLM"}
 SMALL = ["--layers", "1"]
@@ -77,7 +77,7 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
 def check(preset, run, flags, folder, layouts, count) -> Report:
     """Export `run`; compare transformers' answers and those of all `layouts` with the first's."""
     arguments = command(preset, run, *flags)
-    assert huggingface.export.main([*arguments, "--save-hf", str(folder / "hf")]) == 0
+    assert run_export.main([*arguments, "--save-hf", str(folder / "hf")]) == 0
     first, *others = (
         validated([*arguments, *layout_flags(*layout)], folder / "out", count) for layout in layouts
     )
@@ -118,7 +118,7 @@ def test_without_the_hubs_tokenizer_the_model_is_written(tmp_path, capsys):
     arguments = command("small", tmp_path / "run", *flags)
     with CheckpointStore(tmp_path / "run") as store:
         store.save(1, noisy(config_of(arguments)), {}, wait=True)
-    assert huggingface.export.main([*arguments, "--save-hf", str(tmp_path / "hf")]) == 0
+    assert run_export.main([*arguments, "--save-hf", str(tmp_path / "hf")]) == 0
     assert "warning: no tokenizer is written: tokenizer google/" in capsys.readouterr().err
     assert not (tmp_path / "hf" / "tokenizer.json").exists()
     model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "hf")

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from config.sections import RunConfig
-from modelling.finetuning import FineTuning
-from modelling.inference import Inference
+from modelling.sessions.generating import Inference
+from modelling.sessions.training import FineTuning
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 

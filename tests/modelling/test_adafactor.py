@@ -12,9 +12,9 @@ from transformers.optimization import Adafactor as TheirAdafactor
 
 from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
-from checkpoints.start import starting_point
 from config.sections import Adafactor, RunConfig
 from modelling.spec import family_of
+from modelling.start import starting_point
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.sessions import fine_tuning

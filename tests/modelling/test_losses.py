@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.causal import PaddedTexts
-from data.encoding import EncodedExamples, shift_right
-from modelling.losses import Losses
+from data.pairs import EncodedExamples, shift_right
+from data.streams import PaddedTexts
+from modelling.sessions.losses import Losses
 from modelling.spec import family_of
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.harness import small_config

@@ -14,9 +14,9 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.inference import Inference
 from modelling.layers import Groups, Linear
 from modelling.quantisation import packed_shapes, quantised
+from modelling.sessions.generating import Inference
 from popxl import ops
 from tests.modelling.generation import test_gptj, test_t5
 from tests.modelling.gptj.hf import small_config

@@ -14,8 +14,8 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from data.loader import Loader
-from modelling.finetuning import FineTuning
+from data.batches import Loader
+from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from modelling.text import training_samples
 from tests.modelling.gptj.hf import small_config

@@ -427,6 +427,26 @@ def test_the_dictionaries_lead_from_the_forward_call_to_the_gradients(ir):
     assert "FwdGrad" in repr(info)
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_tensor_that_is_given_several_times_gets_the_sum_of_its_gradients(times):
+    def build(x, w):
+        inputs = [x, w, *[x] * (times - 1)]
+        graph = graph_of(lambda a, b, *more: sum((m * a for m in more), ops.sin(a @ b)), *inputs)
+        info = autodiff(graph)
+        call = ops.call_with_info(graph, *inputs)
+        seed = popxl.constant(np.ones(X.shape, np.float32))
+        grad_call = ops.call_with_info(info.graph, seed, inputs_dict=info.inputs_dict(call))
+        found = info.fwd_parent_ins_to_grad_parent_outs(call, grad_call)
+        assert list(found) == [x, w]
+        return found[x], found[w]
+
+    def reference(x, w):
+        y = torch.sin(x @ w) + (times - 1) * x * x
+        return torch.autograd.grad(y.sum(), [x, w], create_graph=True)
+
+    check(build, reference, X, W)
+
+
 def test_second_derivatives():
     """A graph that calls a gradient graph is differentiated like any other."""
 

@@ -186,6 +186,21 @@ def test_many_segments_with_collectives_stand_still_without_the_bound():
     assert any(_run_many_segments("off") != 0 for _ in range(10))
 
 
+# ---- D: a whole number over a constant zero ------------------------------------------------------
+OVER_ZERO = """
+import sys, jax, jax.numpy as jnp
+jax.jit(lambda: getattr(jax.lax, sys.argv[1])(jnp.int32(5), jnp.int32(0)))()
+"""
+
+
+@pytest.mark.parametrize("op", ["div", pytest.param("rem", marks=pytest.mark.slow)])
+def test_a_whole_number_over_a_constant_zero_kills_a_process_of_jax(op):
+    """Ours give what devices give: `test_hostside.py` divides all numbers at the extremes."""
+    command = [sys.executable, "-c", OVER_ZERO, op]
+    done = subprocess.run(command, capture_output=True, timeout=300, env=_environment(Path()))
+    assert done.returncode < 0
+
+
 # ---- entries at another index than the loop counter (openxla/xla#46231 in one executable) -------
 ROWS, WIDTH = 16, 1024
 

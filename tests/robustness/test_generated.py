@@ -17,14 +17,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from checkpoints import CheckpointStore, write_hf_directory
-from checkpoints.start import MODEL
+from checkpoints import CheckpointStore
 from config.base import leaves
 from config.families import FAMILIES
 from config.t5 import T5Config
 from data.task import SAMPLE_FOLDER
 from files.yaml_files import yaml_text
+from huggingface.folders import write_hf_directory
 from modelling.spec import family_of
+from modelling.start import MODEL
 from tests.robustness.damage import damaged, replaced, texts, yaml_values
 from tests.robustness.forks import Forks, Outcome
 
@@ -96,7 +97,7 @@ def test_every_flag(family, cases, forks, tmp_path):
     places = {
         "run_finetuning": ["--run-dir", str(tmp_path / "run")],
         "run_validation": ["--out", str(tmp_path / "out")],
-        "huggingface.export": ["--save-hf", str(tmp_path / "hf")],
+        "run_export": ["--save-hf", str(tmp_path / "hf")],
     }
     flags = st.lists(st.tuples(st.sampled_from(names), texts), min_size=1, max_size=3)
 

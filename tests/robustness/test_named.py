@@ -18,24 +18,25 @@ from safetensors.numpy import load_file, save_file
 
 import run_finetuning
 import run_validation
-import training.finetune
-from checkpoints import CheckpointError, CheckpointStore, write_hf_directory
-from checkpoints.start import MODEL, load_weights, starting_point
+import training.run
+from checkpoints import CheckpointError, CheckpointStore
 from config.errors import ConfigError, Notice
 from config.gptj import GPTJConfig
 from config.presets import load_config, preset_data
 from config.t5 import T5Config
-from data.hub import DataUnavailable, load_tokenizer
-from data.loader import Loader
-from data.sources import DataError
+from data.batches import Loader
+from data.rows import DataError
 from evaluation.generate import lines_of_standard_input
 from files.errors import FileError, WriteError
 from files.json_files import read_json, read_json_lines
 from files.lock import locked
 from files.writing import check_file, check_folder, write_text
+from huggingface.folders import write_hf_directory
+from huggingface.hub import DataUnavailable, load_tokenizer
 from modelling.spec import family_of
+from modelling.start import MODEL, load_weights, starting_point
 from records.metrics import MetricsFile, read_metrics
-from records.report import Report
+from records.recorder import Report
 from training.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def refused(capsys, monkeypatch) -> Callable[..., str]:
     def no_data(*_: object) -> None:
         raise AssertionError("data are read before the mistake is said")
 
-    monkeypatch.setattr(training.finetune, "training_samples", no_data)
+    monkeypatch.setattr(training.run, "training_samples", no_data)
 
     def run(main: Callable[..., int], *arguments: str) -> str:
         assert main([*TINY, *arguments]) == 2
@@ -113,7 +114,7 @@ def test_a_disk_that_fills_up_leaves_the_newest_good_step(tmp_path):
 import resource, sys
 import numpy as np
 from checkpoints import CheckpointStore
-from config.cli import entry_point
+from terminal.entry_point import entry_point
 
 @entry_point()
 def main(arguments=None):
@@ -506,7 +507,7 @@ def test_a_script_reads_its_command_line_before_it_loads_jax():
 
 AWAY = """
 import hashlib, sys
-from config.cli import entry_point
+from terminal.entry_point import entry_point
 
 @entry_point()
 def main(arguments=None):
@@ -533,7 +534,7 @@ def test_a_signal_while_python_is_away():
 WRITES = """
 import os, sys
 from pathlib import Path
-from config.cli import entry_point
+from terminal.entry_point import entry_point
 
 @entry_point()
 def main(arguments=None):
@@ -548,7 +549,7 @@ sys.exit(main())
 
 SIGNALLED = """
 import os, signal, sys, time
-from config.cli import entry_point
+from terminal.entry_point import entry_point
 
 class Tidy:
     def __del__(self):

@@ -13,22 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import evaluation.validate
-import huggingface.export
+import modelling.export
+import run_export
 import run_finetuning
 import run_validation
-import training.finetune
-from checkpoints.start import load_weights, starting_point
-from config.cli import entry_point
+import training.run
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from data.loader import Loader
-from data.sources import File
+from data.batches import Loader
+from data.rows import File
 from data.task import TASKS
 from files.lock import locked
 from modelling.spec import family_of
+from modelling.start import load_weights, starting_point
 from modelling.text import load_tokenizer
 from records.metrics import MetricsFile, read_metrics
+from terminal.entry_point import entry_point
 
 IMPORTED_LATE = [
     *("modelling.shortage", "planning.needs", "planning.picture", "planning.text"),
@@ -41,7 +42,7 @@ for module in IMPORTED_LATE:
 SCRIPTS = {
     "run_finetuning": run_finetuning.main,
     "run_validation": run_validation.main,
-    "huggingface.export": huggingface.export.main,
+    "run_export": run_export.main,
 }
 
 
@@ -54,9 +55,9 @@ def _accept(*_: object, **__: object) -> None:
 
 
 # The work begins where weights and data are read; what is checked before stays.
-training.finetune.training_samples = _accept
+training.run.training_samples = _accept
 evaluation.validate.load_weights = _accept
-huggingface.export.load_weights = _accept
+modelling.export.load_weights = _accept
 
 
 def command(script: str, arguments: Sequence[str]) -> int:

@@ -21,10 +21,10 @@ from checkpoints.tensor_files import digest
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
-from modelling.feeding import loader_of
-from modelling.finetuning import FineTuning
-from modelling.inference import Inference
-from modelling.losses import Losses
+from modelling.sessions.feeding import loader_of
+from modelling.sessions.generating import Inference
+from modelling.sessions.losses import Losses
+from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from modelling.weights import without_optimizer
 

@@ -23,11 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from config.cli import read_command_line
+from terminal.command_line import read_command_line
 from tests.modelling.sessions import fine_tuning
 from modelling.spec import family_of
-from checkpoints import CheckpointStore, write_hf_directory
-from checkpoints.start import starting_point
+from checkpoints import CheckpointStore
+from huggingface.folders import write_hf_directory
+from modelling.start import starting_point
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
 config = read_command_line("", "finetuning", "tiny", flags).config

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from checkpoints import CheckpointStore
-from checkpoints.start import starting_point
 from config.sections import RunConfig
 from modelling.spec import Batch, family_of
+from modelling.start import starting_point
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import test_training as gptj_training
 from tests.modelling.sessions import fine_tuning

@@ -123,21 +123,27 @@ def matrix_product() -> MatrixProduct:
 
 
 class MatrixProduct(Module):
-    """x @ weight."""
+    """x @ weight + bias."""
 
     def build(
-        self, x: popxl.Tensor, weight: popxl.Tensor, output_type: popxl.dtype | None = None
+        self,
+        x: popxl.Tensor,
+        weight: popxl.Tensor,
+        bias: popxl.Tensor | None = None,
+        output_type: popxl.dtype | None = None,
     ) -> popxl.Tensor:
         """x: (..., in_features), weight: (in_features, out_features) -> (..., out_features).
 
         Args:
+            bias: (out_features,), in the dtype of the result.
             output_type: dtype of the result; default: that of x.
         """
-        return ops.matmul(x, weight, output_type=output_type)
+        y = ops.matmul(x, weight, output_type=output_type)
+        return y if bias is None else y + bias
 
 
 class FP8Product(MatrixProduct):
-    """x @ weight in FP8.
+    """x @ weight + bias in FP8.
 
     Variables, with delayed scaling: those of `DelayedScaling.variables`, the same on all replicas.
     """
@@ -147,22 +153,37 @@ class FP8Product(MatrixProduct):
         self.recipe = recipe
 
     def build(
-        self, x: popxl.Tensor, weight: popxl.Tensor, output_type: popxl.dtype | None = None
+        self,
+        x: popxl.Tensor,
+        weight: popxl.Tensor,
+        bias: popxl.Tensor | None = None,
+        output_type: popxl.dtype | None = None,
     ) -> popxl.Tensor:
         """See `MatrixProduct.build`."""
-        recipe = self.recipe
-        if not isinstance(recipe, DelayedScaling):
-            return ops.fp8.linear(
-                x, weight, format=recipe.format, rule=recipe.rule, output_type=output_type
-            )
+        recipe, scale = self.recipe, self._scale()
+        return ops.fp8.linear(
+            x,
+            weight,
+            scale,
+            bias=bias,
+            format=recipe.format,
+            rule=recipe.rule if scale is None else None,
+            powers_of_2=recipe.rule.power_of_2,
+            output_type=output_type,
+        )
+
+    def _scale(self) -> popxl.Tensor | None:
+        """The input `scale`, and factories of the rest of the state; None: there is no state."""
+        if not isinstance(self.recipe, DelayedScaling):
+            return None
         facts = {
             name: FP8Factory(name, value, is_input=name == SCALE)
-            for name, value in recipe.variables.items()
+            for name, value in self.recipe.variables.items()
         }
         scale = self.add_variable_factory(facts.pop(SCALE))
         for name, factory in facts.items():
             self.keep_variable(factory, name)
-        return ops.fp8.linear(x, weight, scale, format=recipe.format, output_type=output_type)
+        return scale
 
 
 class FP8Factory(VariableFactory):

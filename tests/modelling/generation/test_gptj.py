@@ -13,7 +13,7 @@ from config.gptj import GPTJConfig
 from modelling.generation import Beam
 from modelling.gptj.generation import GPTJGenerator
 from modelling.gptj.weights import weight_table
-from modelling.inference import Inference
+from modelling.sessions.generating import Inference
 from modelling.spec import family_of
 from tests.modelling.generation.harness import (
     PROMPTS,

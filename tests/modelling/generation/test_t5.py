@@ -14,7 +14,7 @@ from transformers import T5ForConditionalGeneration
 import popxl
 from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
-from modelling.inference import Inference
+from modelling.sessions.generating import Inference
 from modelling.spec import family_of
 from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderHead
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator

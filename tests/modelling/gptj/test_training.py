@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.causal import PackedTokens
+from data.streams import PackedTokens
 from modelling.gptj.family import FAMILY
 from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config

@@ -11,11 +11,11 @@ import pytest
 
 from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
-from checkpoints.start import load_weights, starting_point
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
-from modelling.finetuning import FineTuning
+from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
+from modelling.start import load_weights, starting_point
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.sessions import fine_tuning, inference

@@ -139,7 +139,7 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counted(skips: Sequence[bool], most: int) -> list[bool]:
     """Whether there are too many after each step."""
-    from modelling.finetuning import StepResult
+    from modelling.sessions.training import StepResult
     from training.skipped_steps import SkippedSteps
 
     skipped = SkippedSteps(most, total=5)

@@ -61,24 +61,26 @@ def test_casts_are_torchs(dtype, given, scale):
 class Linear(addons.Module):
     """A matrix, and the scales of its operands."""
 
-    def build(self, x: popxl.Tensor, w: popxl.Tensor, scale: popxl.Tensor, kwargs: dict):
+    def build(self, x: popxl.Tensor, w: popxl.Tensor, scale: popxl.Tensor, *bias, kwargs: dict):
+        kwargs = kwargs | {"bias": bias[0]} if bias else kwargs
         if kwargs.get("rule") is not None:
             return fp8.linear(x, w, **kwargs)
         return fp8.linear(x, w, scale, **kwargs)
 
 
-def ours(x, w, dy, scale, dtype=popxl.float32, **kwargs) -> dict[str, np.ndarray]:
+def ours(x, w, dy, scale, dtype=popxl.float32, bias=(), **kwargs) -> dict[str, np.ndarray]:
     """Output, gradients, and (with delayed scaling) amaxes."""
     ir = popxl.Ir()
     with ir.main_graph:
         values = [popxl.variable(a, dtype) for a in (x, w)] + [popxl.variable(scale, popxl.float32)]
-        graph = ir.create_graph(Linear(), *(v.spec for v in values), kwargs)
+        values += [popxl.variable(b, dtype) for b in bias]
+        graph = ir.create_graph(Linear(), *(v.spec for v in values), kwargs=kwargs)
         call = ops.call_with_info(graph, *values)
         info = popxl.transforms.autodiff(graph, [graph.outputs[0]])
         grad = ops.call_with_info(
             info.graph, popxl.constant(dy, dtype), inputs_dict=info.inputs_dict(call)
         )
-        names = dict(zip(graph.inputs, ("dx", "dw", "amax"), strict=True))
+        names = dict(zip(graph.inputs, ("dx", "dw", "amax", "db"), strict=False))
         streams = {"y": addons.host_store(call.outputs[0])}
         for t, g in info.fwd_graph_ins_to_grad_parent_outs(grad).items():
             streams[names[t]] = addons.host_store(g)
@@ -151,6 +153,24 @@ def test_current_scaling_takes_the_scales_of_its_operands(power_of_2):
     found = ours(*given, np.ones(3), rule=rule)
     assert "amax" not in found
     check(found, theirs(*given, scale, kinds))
+
+
+@pytest.mark.parametrize("rule", [None, fp8.EXACT])
+def test_a_product_in_bfloat16_with_a_bias_is_torchs(rule):
+    """Scales that are powers of two are folded into the operands, where they change no bit."""
+    x, w, dy = (torch.tensor(t).to(torch.bfloat16).float().numpy() for t in operands("random"))
+    bias = np.linspace(-2, 2, w.shape[1]).astype(popxl.bfloat16.as_numpy())
+    kinds = fp8.FORMATS["hybrid"].types
+    ratios = [TORCH[k][1] / np.abs(t).max() for k, t in zip(kinds, (x, w, dy), strict=True)]
+    scale = 2.0 ** np.floor(np.log2(ratios))
+    found = ours(x, w, dy, scale, popxl.bfloat16, [bias], rule=rule, powers_of_2=True)
+    wanted = theirs(x, w, dy, scale, kinds)
+    rounded = torch.tensor(wanted["y"]).to(torch.bfloat16).float().numpy()
+    wanted |= {"y": rounded + bias.astype(np.float32), "db": dy.reshape(-1, dy.shape[-1]).sum(0)}
+    for name in ("y", "dx", "dw", "db"):
+        assert found[name].dtype == popxl.bfloat16.as_numpy()
+        array = found[name].astype(np.float32)
+        np.testing.assert_allclose(array, wanted[name], rtol=2**-8, atol=1e-5, err_msg=name)
 
 
 def test_sums_are_float32_whatever_the_dtype():

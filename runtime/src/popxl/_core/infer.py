@@ -12,6 +12,7 @@ from popxl import dtypes
 from popxl._core.sharding import common
 from popxl._core.text import first_line
 from popxl.errors import SpecError
+from popxl.replica_grouping import ReplicaGrouping
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -84,6 +85,9 @@ def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> Tenso
 
 
 def freeze(value: Any) -> Any:
+    """A key of caches for attributes: it is of no program, and says what groupings are now."""
+    if isinstance(value, ReplicaGrouping):
+        return ReplicaGrouping, tuple(value.assignment)
     if isinstance(value, dict):
         return tuple(sorted((k, freeze(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):

@@ -11,12 +11,18 @@ import re
 from typing import Any
 
 _LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
+_DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"
 _SWITCHES: dict[str, dict[str, Any]] = {
     "cpu": {
         # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
         _LIBRARY: "",
     },
-    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "gpu": {
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        # Scatters add in the order in which atomic operations happen to arrive, and cuDNN's
+        # attention does so in its gradient: the same program would give other bits in each run.
+        _DETERMINISTIC: True,
+    },
     "tpu": {},
 }
 
@@ -29,8 +35,11 @@ def switches(platform: str) -> dict[str, Any]:
 def compile_lowered(lowered: Any, platform: str) -> Any:
     """Compile a `jax.stages.Lowered` for `platform` with its switches."""
     options = switches(platform)
+    text = "" if platform == "tpu" else lowered.as_text()
+    if _DETERMINISTIC in options and "stablehlo.select_and_scatter" in text:
+        # The gradient of max pooling, which XLA does not compile with it.
+        options[_DETERMINISTIC] = False
     if platform == "cpu":
-        text = lowered.as_text()
         if _has_only_float32_products(text):
             # YNNPACK's matrix products by themselves are right, and faster than Eigen's. Some of
             # 16 bits fail when they run, so code with any of those gets none.

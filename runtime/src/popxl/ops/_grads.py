@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popxl import ops
+from popxl._core.op import emit
+from popxl._core.opdef import define
+from popxl.ops._numerics import floats
 from popxl.tensor import Constant, constant
 
 if TYPE_CHECKING:
@@ -28,6 +31,15 @@ def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
 def scalar_like(value: float, t: Tensor) -> Constant:
     """A scalar constant of the dtype of `t`."""
     return constant(value, t.dtype)
+
+
+_DIVIDED = define("divided", floats(lambda x, count: x / count), tags=("elementwise",))
+
+
+def divided(t: Tensor, count: int) -> Tensor:
+    """`t` over a number of elements. Half types have no room for that number, nor for its
+    reciprocal, so neither becomes a constant of the dtype of `t`."""
+    return emit(_DIVIDED, [t], {"count": count})[0]
 
 
 def zeros_like(t: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from popxl.tensor import TensorLike
 
 _TAGS = ("elementwise",)
@@ -86,27 +88,37 @@ def _div_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     ]
 
 
+def _quotient(divide: Any, x: Any, y: Any, by_zero: Callable[[Any], Any]) -> Any:
+    """`divide`, without a whole number over zero: where constants give XLA's compiler that, the
+    process dies. What comes of it is then what XLA's devices make of it."""
+    x, y = jnp.broadcast_arrays(x, y)
+    if jnp.issubdtype(y.dtype, jnp.floating):
+        return divide(x, y)
+    return jnp.where(y == 0, by_zero(x), divide(x, jnp.where(y == 0, jnp.ones_like(y), y)))
+
+
 def _div(x: Any, y: Any) -> Any:
-    return lax.div(*jnp.broadcast_arrays(x, y))
+    return _quotient(lax.div, x, y, lambda x: ~jnp.zeros_like(x))
 
 
 _DIV = define("div", numbers(_div), grad=_div_grad, dtypes="same", tags=_TAGS)
 
 
 def div(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """lhs / rhs; integers divide towards zero. Shapes broadcast; the dtypes must be equal."""
+    """lhs / rhs; integers divide towards zero, and over zero give -1, or the largest number of an
+    unsigned type. Shapes broadcast; the dtypes must be equal."""
     return emit(_DIV, [lhs, rhs])[0]
 
 
 def _fmod(x: Any, y: Any) -> Any:
-    return lax.rem(*jnp.broadcast_arrays(x, y))
+    return _quotient(lax.rem, x, y, lambda x: x)
 
 
 _FMOD = define("fmod", numbers(_fmod), dtypes="same", tags=_TAGS)
 
 
 def fmod(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Remainder of lhs / rhs with the sign of `lhs`, as C's fmod."""
+    """Remainder of lhs / rhs with the sign of `lhs`, as C's fmod; of integers over zero, `lhs`."""
     return emit(_FMOD, [lhs, rhs])[0]
 
 

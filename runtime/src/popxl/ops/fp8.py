@@ -20,9 +20,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import lax
 
-from popxl import dtypes
+from popxl import dtypes, ops
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
+from popxl.ops._grads import sum_to
 from popxl.ops._numerics import check_floating
 from popxl.tensor import Tensor
 
@@ -122,14 +123,21 @@ def _amax(x: Any) -> Any:
     return jnp.max(jnp.abs(x.astype(jnp.float32)), initial=0.0)
 
 
-def _product(a: Any, b: Any, a_scale: Any, b_scale: Any, axes: tuple[int, int], dtype: Any) -> Any:
+def _product(
+    a: Any, b: Any, a_scale: Any, b_scale: Any, axes: tuple[int, int], dtype: Any, exact: bool
+) -> Any:
     """The product of matrices over axis `axes[0]` of a and `axes[1]` of b, in `dtype`.
 
-    In this form (a dot of float8 operands with a float32 result, scaled afterwards by scalars)
-    XLA's GemmRewriter makes it one call of cublasLt's FP8 product.
+    XLA's GemmRewriter makes either form one call of cublasLt's FP8 product. Where the operands are
+    scaled back first, the call also takes both scales, gives its result in bfloat16 and adds a bias
+    that follows: nothing passes over a float32 result. That form rounds scales to bfloat16, so it
+    needs scales that are `exact`, powers of two.
     """
-    contracted = ((axes[0],), (axes[1],))
-    y = lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
+    dims = (((axes[0],), (axes[1],)), ((), ()))
+    if exact and dtype == jnp.bfloat16:
+        a, b = (t.astype(dtype) * (1 / s).astype(dtype) for t, s in ((a, a_scale), (b, b_scale)))
+        return lax.dot_general(a, b, dims, preferred_element_type=dtype)
+    y = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
     return (y * (1 / a_scale) * (1 / b_scale)).astype(dtype)
 
 
@@ -139,8 +147,8 @@ def _current(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
 
 
 def _linear(
-    x: Any, w: Any, *scale: Any,
-    format: str, rule: _Rule | None = None, result: dtypes.dtype | None = None,
+    x: Any, w: Any, *rest: Any, format: str, exact: bool, biased: bool = False,
+    rule: _Rule | None = None, result: dtypes.dtype | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(y, x in float8, w in float8, the scales of both, their amaxes)."""
     dtype, of = FORMATS[format].forward, x.dtype if result is None else result.as_jax()
@@ -149,23 +157,25 @@ def _linear(
     if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
         raise ValueError(f"x {x.shape} and the matrix {w.shape} do not fit")
     amaxes = [_amax(t) for t in (x, w)]
-    scales = list(scale[0][:2]) if rule is None else [_current(rule, a, dtype) for a in amaxes]
+    scales = list(rest[0][:2]) if rule is None else [_current(rule, a, dtype) for a in amaxes]
     x8, w8 = (_saturated(t, s, dtype) for t, s in zip((x, w), scales, strict=True))
-    y = _product(x8.reshape((-1, x.shape[-1])), w8, scales[0], scales[1], (1, 0), of)
+    y = _product(x8.reshape((-1, x.shape[-1])), w8, scales[0], scales[1], (1, 0), of, exact)
+    y = y + rest[-1].astype(of) if biased else y
     return y.reshape((*x.shape[:-1], w.shape[1])), x8, w8, jnp.stack(scales), jnp.stack(amaxes)
 
 
 def _linear_grads(
-    dy: Any, x8: Any, w8: Any, scales: Any, amaxes: Any, *scale: Any,
-    format: str, results: tuple[dtypes.dtype, dtypes.dtype], rule: _Rule | None = None,
+    dy: Any, x8: Any, w8: Any, scales: Any, amaxes: Any, *scale: Any, format: str, exact: bool,
+    results: tuple[dtypes.dtype, dtypes.dtype], rule: _Rule | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(dx, dw) in the types `results`, and with delayed scaling the three amaxes."""
     amax, dtype = _amax(dy), FORMATS[format].gradient
     own = scale[0][2] if rule is None else _current(rule, amax, dtype)
     dy8 = _saturated(dy, own, dtype).reshape((-1, dy.shape[-1]))
     x8_rows = x8.reshape((-1, x8.shape[-1]))
-    dx = _product(dy8, w8, own, scales[1], (1, 1), results[0].as_jax()).reshape(x8.shape)
-    dw = _product(x8_rows, dy8, scales[0], own, (0, 0), results[1].as_jax())
+    of_x, of_w = (t.as_jax() for t in results)
+    dx = _product(dy8, w8, own, scales[1], (1, 1), of_x, exact).reshape(x8.shape)
+    dw = _product(x8_rows, dy8, scales[0], own, (0, 0), of_w, exact)
     return (dx, dw) if rule is not None else (dx, dw, jnp.stack([*amaxes, amax]))
 
 
@@ -186,14 +196,21 @@ _LINEAR_GRADS = define(
 
 
 def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
-    x, w, *scale = op.inputs
-    kept = [ctx.fwd(t) for t in (*op.outputs[1:], *scale)]
-    attrs = {k: v for k, v in op.attrs.items() if k != "result"}
-    found = emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)})
+    x, w, *rest = op.inputs
+    bias = [rest.pop()] if op.attrs["biased"] else []
+    kept = [ctx.fwd(t) for t in (*op.outputs[1:], *rest)]
+    attrs = {k: v for k, v in op.attrs.items() if k not in ("result", "biased")}
+    found = list(emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)}))
+    found += [_of_bias(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
 
 
+def _of_bias(dy: Tensor, bias: Tensor) -> Tensor:
+    return sum_to(dy if dy.dtype is bias.dtype else ops.cast(dy, bias.dtype), bias.shape)
+
+
 _LINEAR = define("fp8_linear", _linear, grad=_linear_grad, flops=_flops, maxima=(2,))
+_LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad, flops=_flops)
 
 
 def linear(
@@ -201,11 +218,13 @@ def linear(
     weight: Tensor,
     scale: Tensor | None = None,
     *,
+    bias: Tensor | None = None,
     format: str = "hybrid",
     rule: ScaleRule | None = None,
+    powers_of_2: bool = False,
     output_type: dtypes.dtype | None = None,
 ) -> Tensor:
-    """x @ weight, with both in FP8, and gradients from products in FP8.
+    """x @ weight + bias, with x and weight in FP8, and gradients from products in FP8.
 
     Gradients go straight through the rounding. That of `scale` is the amax of each of `OPERANDS`
     in this call, float32 (3,): see `popxl.transforms.observed_tensors`.
@@ -214,8 +233,12 @@ def linear(
         x: (..., in_features), of any float type but float8.
         weight: (in_features, out_features).
         scale: delayed scaling: float32 (3,), by which each of `OPERANDS` is multiplied.
+        bias: (out_features,), added to the product as it is rounded to the result's dtype.
         format: name of one of `FORMATS`.
         rule: current scaling: how scales follow from the operands themselves.
+        powers_of_2: delayed scaling: all elements of `scale` are powers of two. A product in
+            bfloat16 then takes less memory traffic on a GPU; with other scales it is wrong by up
+            to 2**-8 of each element. With `rule`, the rule says so.
         output_type: dtype of the result; default: that of x.
 
     Returns:
@@ -228,9 +251,17 @@ def linear(
     if (scale is None) == (rule is None):
         raise ValueError("fp8.linear: give `scale` for delayed scaling or `rule` for current")
     _check_format(format)
-    inputs = [x, weight] if scale is None else [x, weight, scale]
-    attrs = {"format": format, "rule": None if rule is None else astuple(rule)}
-    y, *_ = emit(_LINEAR, inputs, attrs | ({"result": output_type} if output_type else {}))
+    given = [x, weight, scale, bias]
+    attrs = {
+        "format": format,
+        "exact": powers_of_2 if rule is None else rule.power_of_2,
+        "biased": bias is not None,
+        "rule": None if rule is None else astuple(rule),
+    }
+    if output_type is not None:
+        attrs["result"] = output_type
+    op = _LINEAR if rule is None else _LINEAR_CURRENT
+    y, *_ = emit(op, [t for t in given if t is not None], attrs)
     return y
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, OpDef, define
 from popxl.ops._args import Axes, axes_of, axis_of
 from popxl.ops._folds import mean_over, sum_over
+from popxl.ops._grads import divided
 from popxl.ops._numerics import check_arithmetic, floats, widen
 from popxl.ops.shape import broadcast_to
 
@@ -63,8 +65,8 @@ def sum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    x, y = op.inputs[0], op.outputs[0]
-    return [_spread(op, dy * (y.nelms / x.nelms))]
+    count = math.prod(op.inputs[0].shape[i] for i in op.attrs["axes"])
+    return [_spread(op, divided(dy, count))]
 
 
 _MEAN = define("mean", floats(mean_over), grad=_mean_grad, tags=("reduction",))

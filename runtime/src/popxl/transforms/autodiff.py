@@ -139,11 +139,20 @@ class GradGraphInfo:
     def fwd_parent_ins_to_grad_parent_outs(
         self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
     ) -> dict[Tensor, Tensor]:
-        """Input of the forward call -> its gradient, an output of the gradient call."""
-        return {
-            fwd_call_info.graph_to_parent(t): g
-            for t, g in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items()
-        }
+        """Input of the forward call -> its gradient, an output of the gradient call.
+
+        A tensor that the forward call was given several times gets the sum of the gradients, which
+        this function appends to the graph of the gradient call.
+        """
+        by_input: dict[Tensor, dict[Tensor, Tensor]] = {}
+        for t, g in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items():
+            by_input.setdefault(fwd_call_info.graph_to_parent(t), {})[t] = g
+        observed = observed_tensors(self._forward)
+        with grad_call_info._op.graph:
+            return {
+                mine: total(list(terms.values()), is_maximum=not observed.isdisjoint(terms))
+                for mine, terms in by_input.items()
+            }
 
     def __repr__(self) -> str:
         return (

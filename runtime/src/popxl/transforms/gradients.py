@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from popxl._core.infer import freeze
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, OpDef, define, registry
 from popxl._core.regions import regions
@@ -128,8 +129,18 @@ def _infer_vjp(*_: TensorSpec, specs: Any, wrt: tuple[int, ...], **__: Any) -> l
 VJP = define("vjp", _vjp, infer=_infer_vjp)
 
 
-@cache
-def _inputs_used(
+_USED: dict[Any, tuple[int, ...]] = {}
+
+
+def _inputs_used(*about: Any) -> tuple[int, ...]:
+    """Inputs of an op on which cotangents depend: see `_find_inputs_used`."""
+    key = freeze(about)
+    if key not in _USED:
+        _USED[key] = _find_inputs_used(*about)
+    return _USED[key]
+
+
+def _find_inputs_used(
     of: str,
     base_attrs: tuple[tuple[str, Any], ...],
     specs: tuple[TensorSpec, ...],

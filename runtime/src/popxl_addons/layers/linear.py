@@ -45,13 +45,12 @@ class Linear(Module):
         self.weight = self.add_variable_input(
             "weight", normal(shape), x.dtype, replica_grouping=self.replica_grouping
         )
-        y = self.product(x, self.weight)
-        if self.bias:
-            self.b = self.add_variable_input(
-                "bias", zeros(shape[1:]), x.dtype, replica_grouping=self.replica_grouping
-            )
-            y = y + self.b
-        return y
+        if not self.bias:
+            return self.product(x, self.weight)
+        self.b = self.add_variable_input(
+            "bias", zeros(shape[1:]), x.dtype, replica_grouping=self.replica_grouping
+        )
+        return self.product(x, self.weight, self.b)
 
     @staticmethod
     def torch_mapping(

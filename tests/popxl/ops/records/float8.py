@@ -35,7 +35,13 @@ def _convolved(op, **kwargs):
     return lambda x, w, s: op(_cast(x, s), _cast(w, s), s, **kwargs)
 
 
+def _ones():
+    return popxl.constant([1.0, 1.0, 1.0], popxl.float32)
+
+
+NO_FLOAT8 = "the gradients given are no float8 numbers: test_fp8.py"
 COARSE = np.array([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.0]])  # exact with 2 bits of mantissa
+ROW = np.array([0.5, -1.0, 4.0])
 
 RECORDS = [
     OpRecord("pow2scale_cast_from_fp8", _round_trip, [A, UP], lambda t, s: t,
@@ -51,9 +57,13 @@ RECORDS = [
              lambda a, b, s: ops.matmul_pow2scaled(_cast(a, s), _cast(b, s), s), [A, B, DOWN],
              lambda a, b, s: a @ b / 512, outputs=("float16",), tolerance=100,
              why="result and gradient are float16"),
-    OpRecord("fp8_linear", lambda x, w: ops.fp8.linear(x, w, rule=ops.fp8.ScaleRule()),
-             [COARSE, COARSE.T], lambda x, w: x @ w, ("float32", "float16", "bfloat16"), False,
-             "the gradients given are no float8 numbers: test_fp8.py"),
+    OpRecord("fp8_linear", lambda x, w, b: ops.fp8.linear(x, w, _ones(), bias=b, powers_of_2=True),
+             [COARSE, COARSE.T, ROW], lambda x, w, b: x @ w + b,
+             ("float32", "float16", "bfloat16"), False, NO_FLOAT8),
+    OpRecord("fp8_linear_current",
+             lambda x, w, b: ops.fp8.linear(x, w, bias=b, rule=ops.fp8.ScaleRule()),
+             [COARSE, COARSE.T, ROW], lambda x, w, b: x @ w + b,
+             ("float32", "float16", "bfloat16"), False, NO_FLOAT8),
     OpRecord("conv_pow2scaled", _convolved(ops.conv_pow2scaled, padding=(1, 1, 1, 1)),
              [IMAGE, KERNEL, UP], lambda x, w, s: F.conv2d(x, w, padding=1) * 64,
              ("float32",), False, ONLY_FORWARD, outputs=("float16",)),

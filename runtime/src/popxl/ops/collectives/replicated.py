@@ -14,6 +14,7 @@ from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.ops import _collective as collective
+from popxl.ops._grads import divided
 from popxl.ops.collectives.collectives import (
     SUMS,
     CollectiveOps,
@@ -200,7 +201,7 @@ def _scatter_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None
     shape, group = op.inputs[0].shape, op.attrs["group"]
     whole = replicated_all_gather(dy.flatten(), 0, group, "concat")
     whole = whole[: math.prod(shape)].reshape(shape)
-    return [whole if op.attrs["op"] == "add" else whole / group.group_size]
+    return [whole if op.attrs["op"] == "add" else divided(whole, group.group_size)]
 
 
 REDUCE_SCATTER = define(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from config.toy import ToyConfig
-from data.causal import PackedTokens, PaddedTexts, answer_ids, pad, prompts_of
 from data.prompts import Prompts
+from data.streams import PackedTokens, PaddedTexts, answer_ids, pad, prompts_of
 from data.task import SAMPLE_FOLDER, Example
 from modelling.spec import Batch, ModelFamily
 from modelling.toy.generation import ToyGenerator

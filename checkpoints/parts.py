@@ -1,0 +1,126 @@
+"""Parts of logical tensors, as replicas hold them: what a process saves without asking others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, combinations, groupby
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive elements of a box that is cut out of a tensor.
+
+    Attributes:
+        shape: of the tensor.
+        axes: the order in which the box has the tensor's axes.
+        corner, box: where the box begins, and its shape, with its axes in that order.
+        start, size: which elements of the box, in C order.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    corner: tuple[int, ...]
+    box: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """A part of a named tensor, on some of the processes.
+
+    Attributes:
+        name: of the tensor.
+        part: which elements.
+        dtype: theirs.
+        processes: those that hold it.
+        read: gives the elements, [size], on one of them.
+    """
+
+    name: str
+    part: Part
+    dtype: np.dtype
+    processes: Sequence[int]
+    read: Callable[[], np.ndarray]
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """Tensors that can be had in parts."""
+
+    def parts(self) -> Iterable[TensorPart]:
+        """All parts, in the same order on all processes; together they are all tensors."""
+
+
+def assembled(parts: Mapping[Part, Callable[[], np.ndarray]]) -> np.ndarray:
+    """The tensor that parts make up, which `check_whole` accepts.
+
+    Args:
+        parts: what gives the elements of each, all of one type.
+    """
+    first = next(iter(parts))
+    whole: np.ndarray | None = None
+    for (axes, corner, box), inside in _by_box(parts).items():
+        pieces = [parts[part]() for part in inside]
+        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        whole = np.empty(first.shape, values.dtype) if whole is None else whole
+        where: tuple[Any, ...] = (*map(_slice, corner, box), ...)
+        whole.transpose(axes)[where] = values.reshape(box)
+    assert whole is not None
+    return whole
+
+
+def check_whole(parts: Collection[Part]) -> None:
+    """Check that parts are one whole tensor, each element once.
+
+    Raises:
+        ValueError: they are not.
+    """
+    shape = next(iter(parts)).shape
+    boxes = _by_box(parts)
+    for (axes, corner, box), inside in boxes.items():
+        starts = accumulate((part.size for part in inside), initial=0)
+        if any(part.start != start for part, start in zip(inside, starts, strict=False)):
+            raise ValueError("its parts do not follow each other")
+        if sum(part.size for part in inside) != math.prod(box):
+            raise ValueError("not all of its parts are there")
+        ends = (c + n for _, c, n in sorted(zip(axes, corner, box, strict=True)))
+        if any(end > most for end, most in zip(ends, shape, strict=True)):
+            raise ValueError("a part is outside of it")
+    if any(part.shape != shape for part in parts):
+        raise ValueError("its parts are of several tensors")
+    if sum(math.prod(box) for _, _, box in boxes) != math.prod(shape):
+        raise ValueError("not all of its parts are there")
+    if any(_overlap(one, other) for one, other in combinations(boxes, 2)):
+        raise ValueError("its parts overlap")
+
+
+_Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Axes, corner and shape, as in `Part`."""
+
+
+def _by_box(parts: Iterable[Part]) -> dict[_Box, list[Part]]:
+    """The parts of each box, in order."""
+
+    def box(part: Part) -> _Box:
+        return part.axes, part.corner, part.box
+
+    ordered = sorted(parts, key=lambda part: (box(part), part.start))
+    return {key: list(inside) for key, inside in groupby(ordered, key=box)}
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    mine, theirs = (sorted(zip(*box, strict=True)) for box in (one, other))
+    return all(
+        a < b + length_b and b < a + length_a
+        for (_, a, length_a), (_, b, length_b) in zip(mine, theirs, strict=True)
+    )
+
+
+def _slice(first: int, length: int) -> slice:
+    return slice(first, first + length)

@@ -1,0 +1,111 @@
+"""One micro-batch of the validation set: our answers beside those of Hugging Face's model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from config.sections import RunConfig
+from data.prompts import Prompts
+from huggingface.torch_model import generate, model_of, need_torch
+from modelling.memory import check_least
+from modelling.sessions.compiling import compiled
+from modelling.sessions.generating import Inference
+from modelling.spec import family_of
+from modelling.start import load_weights
+from modelling.text import answering, load_corpus, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one side generated: the tokens without padding, and their text."""
+
+    tokens: list[int]
+    text: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both answers to one prompt, and the right one."""
+
+    prompt: str
+    expected: str
+    ours: Answer
+    theirs: Answer
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both sides generated the same tokens."""
+        return self.ours.tokens == self.theirs.tokens
+
+    def text(self) -> str:
+        """For a person, a few lines."""
+        lines = [f"prompt:       {self.prompt}", f"expected:     {self.expected}"]
+        for name, answer in (("ours:", self.ours), ("Hugging Face:", self.theirs)):
+            lines.append(f"{name:13} {answer.text.strip()}  {answer.tokens}")
+        return "\n".join(lines if self.agrees else [*lines, "they differ"])
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """The answers to a micro-batch."""
+
+    pairs: list[Pair]
+
+    def text(self) -> str:
+        """For a person: each prompt with both answers, and how many agree."""
+        agreeing = sum(pair.agrees for pair in self.pairs)
+        summary = f"the tokens agree for {agreeing} of {len(self.pairs)} prompts"
+        return "\n\n".join([*(pair.text() for pair in self.pairs), summary])
+
+
+def side_by_side(config: RunConfig) -> SideBySide:
+    """Generate for one micro-batch of a configuration, on one copy of the model.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    need_torch()
+    e = replace(config.execution, data_parallel=1, device_iterations=1)
+    config = replace(config, execution=e)
+    check_least(config)
+    family = family_of(config)
+    start = load_weights(config, family.weights(config))
+    tokenizer = load_tokenizer(config, family)
+    examples = load_corpus(config, family, "validation").examples[: e.micro_batch_size]
+    fitted, prompts = answering(config, family, examples, tokenizer)
+    model = compiled(lambda: Inference(fitted, family), "the program that generates")
+    model.write(start.tensors)
+    with model:
+        ours = model.generate(prompts.words, prompts.mask)
+    description = family.hf_config(fitted)
+    theirs = _hugging_face(
+        model_of(description, fitted.model.precision, start.tensors),
+        prompts,
+        ours.shape[1],
+        tokenizer.pad_token_id,
+    )
+    answers = [_answers(tokens, tokenizer) for tokens in (ours, theirs)]
+    return SideBySide(
+        [
+            Pair(prompt, example.target, *pair)
+            for example, prompt, *pair in zip(examples, prompts.texts, *answers, strict=True)
+        ]
+    )
+
+
+def _answers(tokens: np.ndarray, tokenizer: Any) -> list[Answer]:
+    kept = [row[row != tokenizer.pad_token_id].tolist() for row in tokens]
+    texts = tokenizer.batch_decode(kept, skip_special_tokens=True)
+    return [Answer(*answer) for answer in zip(kept, texts, strict=True)]
+
+
+def _hugging_face(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
+    """What Hugging Face's model generates greedily, prompt by prompt: int32 [n, length]."""
+    out = np.full((len(prompts), length), pad, np.int32)
+    for row, words, mask in zip(out, prompts.words, prompts.mask, strict=True):
+        new = generate(model, words[mask == 1][None], length)[0]  # alone, it needs no padding
+        row[: len(new)] = new
+    return out

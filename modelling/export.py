@@ -1,0 +1,49 @@
+"""Models for Hugging Face: from a run that ends, or from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config.sections import RunConfig
+from huggingface.folders import check_is_free, write_hf_directory
+from huggingface.hub import DataUnavailable
+from modelling.memory import check_least
+from modelling.spec import ModelFamily, family_of
+from modelling.start import load_weights
+from modelling.text import load_tokenizer
+from modelling.weights import Arrays
+from terminal.screen import is_heard, say
+
+
+def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str | Path) -> None:
+    """Write weights, configuration and tokenizer to a folder that transformers loads.
+
+    Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
+    several processes, the first one writes.
+
+    Args:
+        weights: whole weights by Hugging Face name; each is read once.
+
+    Raises:
+        CheckpointError: the folder is there and not empty, or cannot be written.
+    """
+    if not is_heard():  # values that devices of all processes hold are read by all of them
+        for name in weights:
+            weights[name]
+        return
+    tokenizer = None
+    try:
+        tokenizer = load_tokenizer(config, family)
+    except DataUnavailable as error:
+        say(f"warning: no tokenizer is written: {error}")
+    complete = None if tokenizer is None else tokenizer.save_pretrained
+    write_hf_directory(folder, weights, family.hf_config(config), complete=complete)
+    say(f"wrote a model for Hugging Face to {folder}")
+
+
+def export_checkpoint(config: RunConfig, folder: str) -> None:
+    """Write what `checkpoint.load` names to a folder; see `export`."""
+    check_is_free(folder)
+    check_least(config)
+    family = family_of(config)
+    export(config, family, load_weights(config, family.weights(config)).tensors, folder)

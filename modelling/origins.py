@@ -1,0 +1,86 @@
+"""Configurations that are not presets: that of a saved run, and that of a Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoints.errors import CheckpointError
+from checkpoints.folders import step_folders
+from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.store import has_checkpoint
+from config.base import Section, field_annotations, is_section
+from config.errors import ConfigError
+from config.families import FAMILIES
+from config.presets import merge, preset_data
+from files.shown import shown, shown_path
+from huggingface.folders import CONFIG as MODEL_CONFIG
+from huggingface.models import RANDOM, local_model, model_description
+
+CONFIG = "config.yml"
+
+
+class SavedOrModel:
+    """See `terminal.command_line.Origins`."""
+
+    def saved(self, load: str) -> Mapping[str, Any] | None:
+        """The configuration beside the newest intact step; None if there is no checkpoint.
+
+        Raises:
+            UserError: there is no Hugging Face model either. Said here, it is not hidden by what
+                the default preset needs.
+        """
+        if not has_checkpoint(load):
+            if load != RANDOM:
+                local_model(load, [MODEL_CONFIG])
+            return None
+        path = Path(load)
+        folders = [path] if (path / FILE_NAME).is_file() else [f.path for f in step_folders(path)]
+        for folder in folders:
+            try:
+                manifest = Manifest.read(folder)
+                manifest.check_texts(folder)
+            except CheckpointError:
+                continue  # what is damaged is said when the weights are read
+            if CONFIG in manifest.texts:
+                return preset_data("finetuning", str(folder / CONFIG))
+        return None
+
+    def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The model's sizes, weights and tokenizer, laid over how to run it."""
+        description = model_description(name)
+        kind = description.text("model_type")
+        if kind not in FAMILIES:
+            raise ConfigError(
+                f"{shown_path(name)} is of the kind {shown(kind)}, but there are: "
+                f"{', '.join(FAMILIES)}"
+            )
+        # It brings JAX, which takes seconds: mistakes in the command line are said before.
+        from modelling.spec import family_named
+
+        if data is None:
+            data = preset_data("finetuning", FAMILIES[kind].preset)
+        if data.get("family") != kind:  # what only the other family has does not apply
+            data = _known(FAMILIES[kind].config, data)
+        model = {
+            "family": kind,
+            "model": family_named(kind).sizes(description),
+            "checkpoint": {"load": name},
+            "data": {"tokenizer": name},
+        }
+        return merge(data, model)
+
+
+ORIGINS = SavedOrModel()
+
+
+def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
+    """What of some data a section has fields for."""
+    found: dict[str, Any] = {}
+    for name, annotation in field_annotations(section).items():
+        if name in data:
+            value = data[name]
+            nested = is_section(annotation) and isinstance(value, Mapping)
+            found[name] = _known(annotation, value) if nested else value
+    return found

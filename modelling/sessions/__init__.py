@@ -1,0 +1,1 @@
+"""A configured model in a session: training, losses, generation."""

@@ -1,0 +1,113 @@
+"""The session that computes the loss of a configured model, without training it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import popdist
+from config.sections import RunConfig
+from data.batches import Samples
+from data.pairs import IGNORE_INDEX
+from modelling.phases.evaluation import build_loss
+from modelling.sessions.feeding import deal_of
+from modelling.sessions.running import RunningModel
+from modelling.spec import Batch, ModelFamily
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The negative log-likelihood of target tokens, in nats.
+
+    Attributes:
+        total: over all of them.
+        tokens: how many there are, end tokens included.
+    """
+
+    total: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Of a token."""
+        return self.total / max(self.tokens, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean; infinite where that overflows."""
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.mean))
+
+
+class Losses(RunningModel):
+    """Computes losses. Use it as a context; weights must be written before."""
+
+    def __init__(self, config: RunConfig, family: ModelFamily) -> None:
+        """Build and compile the program. A configuration for training serves as well."""
+        e = config.execution
+        at_once = e.micro_batch_size * e.data_parallel
+        batch = at_once * max(config.training.global_batch_size // at_once, 1)
+        config = replace(
+            config,
+            model=replace(config.model, eval=True),
+            training=replace(config.training, global_batch_size=batch),
+        )
+        self._deal = deal_of(config)
+        self._family, self._table = family, family.weights(config)
+        self.program = build_loss(config, family.layout)
+        super().__init__(config, self.program.ir)
+
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Set the weights from whole tensors by logical name; other tensors are left alone.
+
+        Each is read when the model is entered, at once if it is.
+
+        Raises:
+            ValueError: one is missing. One of the wrong shape is an error when it is read.
+        """
+        self.session.write_variables_data(self._table.to_variables(tensors, self.program.variables))
+
+    def of(self, samples: Samples, on_progress: Callable[[int], object] | None = None) -> Loss:
+        """The loss of all samples.
+
+        Args:
+            on_progress: called after each run of the program with the number of samples it did.
+        """
+        size = self.config.training.global_batch_size
+        own = self._deal.positions(size)
+        total, tokens = 0.0, 0
+        for start in range(0, len(samples), size):
+            indices = np.arange(start, min(start + size, len(samples)))
+            taken = samples.take(np.resize(indices, size)[own])
+            batch = _with_labels_where(taken, own < len(indices))
+            total += self._sum(batch)
+            tokens += self._family.target_tokens(self._deal.once(batch))
+            if on_progress is not None:
+                on_progress(len(indices))
+        return Loss(total, sum(popdist.gather(tokens)))
+
+    def _sum(self, batch: Batch) -> float:
+        c = self.config
+        arrays = self._family.training_inputs(batch)
+        own, streams = self._deal.own, self.program.inputs
+        inputs = {streams[name]: self._deal.to_replicas(x) for name, x in arrays.items()}
+        inputs[streams["weight"]] = np.ones(
+            (c.gradient_accumulation, own.stop - own.start), np.float32
+        )
+        losses = self._run(inputs)[self.program.loss]
+        by_replica = losses.reshape(-1, c.execution.data_parallel, c.execution.tensor_parallel)
+        return float(by_replica[..., 0].astype(np.float64).sum())
+
+
+def _with_labels_where(batch: Batch, counts: np.ndarray) -> Batch:
+    """The batch with nothing to predict in the samples that only fill it up.
+
+    Args:
+        counts: bool, whether a sample does not.
+    """
+    labels = batch["labels"].copy()
+    rows = len(labels) // len(counts)  # targets of a sample
+    labels[~np.repeat(counts, rows)] = IGNORE_INDEX
+    return {**batch, "labels": labels}

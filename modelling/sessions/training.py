@@ -1,0 +1,189 @@
+"""The fine-tuning session of a configured model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import popdist
+import popxl
+import popxl_addons as addons
+from config.sections import RunConfig
+from modelling.phases.training import build_training
+from modelling.sessions.feeding import deal_of
+from modelling.sessions.running import RunningModel
+from modelling.spec import Batch, ModelFamily, family_of
+from popxl.random_seed import two_uint32_to_uint64
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step reports.
+
+    Attributes:
+        loss: mean over the target tokens of the global batch, before the update.
+        gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
+        tokens, target_tokens: how many the global batch holds; see `ModelFamily`.
+    """
+
+    loss: float
+    gradient_norm: float
+    tokens: int = 0
+    target_tokens: int = 0
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the devices left the update out: loss or gradients are not finite."""
+        return not math.isfinite(self.gradient_norm)
+
+
+class FineTuning(RunningModel):
+    """Trains a model. Use it as a context; weights must be written before the first step."""
+
+    def __init__(
+        self, config: RunConfig, family: ModelFamily | None = None, gradients: bool = False
+    ) -> None:
+        """Build and compile the program.
+
+        Args:
+            family: that of the configuration, where it is at hand; None: it is looked up.
+            gradients: make the gradients of the last step readable.
+        """
+        self._family = family = family or family_of(config)
+        self._deal = deal_of(config)
+        self._table = family.weights(config)
+        self.program = build_training(config, family.layout, gradients, self._table)
+        super().__init__(config, self.program.ir)
+
+    # ---- state ----------------------------------------------------------------------------------
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Set weights, and optimizer state if there is any, from whole tensors by logical name.
+
+        Each is read when the model is entered, at once if it is: from files, or made, one by one.
+
+        Raises:
+            ValueError: one is missing. One of the wrong shape is an error when it is read.
+        """
+        self.session.write_variables_data(self._table.to_variables(tensors, self.program.variables))
+
+    def tensors(self, optimizer: bool = True) -> Mapping[str, np.ndarray]:
+        """Weights, and optimizer state if asked, as whole tensors by logical name.
+
+        Each is brought from the devices when it is asked for, best in order. They change with the
+        next step.
+
+        Raises:
+            ValueError: the model is not entered.
+        """
+        self._check_entered()
+        read, parts = self.session.read_variable_data, self.session.variable_parts
+        return self._table.to_logical(read, self.program.variables, optimizer, parts)
+
+    def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
+        """As `tensors`, all at once: a copy."""
+        return dict(self.tensors(optimizer))
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Gradients of the last step by the weight's name, without loss scaling.
+
+        Raises:
+            ValueError: the model is not entered.
+        """
+        self._check_entered()
+        read = self.session.read_variable_data
+        found = self._table.gradients(read, self.program.variables)
+        return {name: g / self.config.gradient_scaling for name, g in found.items()}
+
+    def _check_entered(self) -> None:
+        if not self.session.is_attached:
+            raise ValueError("read a model's tensors while it is entered: `with model:`")
+
+    # ---- training -------------------------------------------------------------------------------
+    def run(
+        self, batches: Sequence[Batch], learning_rates: Sequence[float], first_step: int = 0
+    ) -> list[StepResult]:
+        """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
+
+        Args:
+            batches: the samples for the replicas of this process (see `feeding.loader_of`), which
+                are all of a global batch where there is one process.
+            first_step: number of the first step; what is random in dropout and stochastic rounding
+                depends on it.
+        """
+        iterations = self.config.execution.device_iterations
+        if len(batches) != iterations or len(learning_rates) != iterations:
+            raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
+        counts = self._counts(batches)
+        fed = [self._feed(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)]
+        inputs = {
+            stream: np.concatenate([f[name] for f in fed])
+            for name, stream in self.program.inputs.items()
+        }
+        inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
+        if self.program.seed is not None:
+            inputs[self.program.seed] = self._seeds(first_step)
+        seed = popxl.create_seeds(self.config.model.seed, first_step)
+        addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
+        return self._results(self._run(inputs), counts)
+
+    def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+        """Tokens and target tokens of each global batch, on all processes."""
+        once = [self._deal.once(batch) for batch in batches]
+        own = [[self._family.tokens(self.config, b), self._family.target_tokens(b)] for b in once]
+        totals = np.sum(popdist.gather(own), axis=0).tolist()
+        return [(tokens, targets) for tokens, targets in totals]
+
+    def _feed(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
+        """Samples as (micro-batches, own replicas, ...) arrays by stream name."""
+        c, own = self.config, self._deal.own
+        arrays = self._family.training_inputs(batch)
+        fed = {name: self._deal.to_replicas(x) for name, x in arrays.items()}
+        # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
+        # so that the average is the mean over all target tokens of the global batch.
+        share = c.gradient_accumulation * c.execution.data_parallel
+        weight = share / max(target_tokens, 1)
+        shape = (c.gradient_accumulation, own.stop - own.start)
+        fed["weight"] = np.full(shape, weight, np.float32)
+        return fed
+
+    def _per_step(self, values: np.ndarray) -> np.ndarray:
+        """Values of each step for a stream that is loaded once a step: (transfers, own replicas,
+        ...).
+
+        A stream has as many transfers as micro-batches; the rest is never loaded.
+        """
+        own = self._deal.own
+        transfers = self.program.ir.num_host_transfers
+        shape = (transfers, own.stop - own.start, *values.shape[1:])
+        out = np.zeros(shape, values.dtype)
+        out[: len(values)] = values[:, None]
+        return out
+
+    def _seeds(self, first_step: int) -> np.ndarray:
+        """Seeds by step and own replica; tensor-parallel ones share theirs."""
+        c = self.config
+        steps = range(first_step, first_step + c.execution.device_iterations)
+        copies = c.execution.data_parallel
+        per_step = [
+            popxl.create_seeds(c.model.seed, step, replicas=copies).reshape(-1, 2) for step in steps
+        ]
+        out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
+        everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
+        out[: len(per_step)] = everyones[:, self._deal.own]
+        return out
+
+    def _results(
+        self,
+        outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
+        counts: Sequence[tuple[int, int]],
+    ) -> list[StepResult]:
+        c = self.config
+        n, replicas = c.execution.device_iterations, c.replicas
+        losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
+        norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
+        means = losses.astype(np.float64).mean(axis=(1, 2))
+        found = zip(means, norms, counts, strict=True)
+        return [StepResult(float(loss), float(norm), *n) for loss, norm, n in found]

@@ -1,0 +1,280 @@
+"""Where a run starts: random weights, a Hugging Face model, or a checkpoint of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    TensorFiles,
+    TensorSpec,
+    has_checkpoint,
+    load_checkpoint,
+)
+from config.sections import RunConfig
+from files.json_files import Fields
+from files.shown import shown, shown_path
+from huggingface.folders import hf_description, read_hf_directory
+from huggingface.models import RANDOM, local_model
+from modelling.spec import family_of
+from modelling.weights import FP8, OPTIMIZER, Computed, WeightTable
+
+Tensors = Mapping[str, np.ndarray]
+
+MODEL = "model"
+"""Name under which a checkpoint's metadata have Hugging Face's description of its model."""
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_NO_MATTER = {
+    "architectures", "attn_pdrop", "bos_token_id", "decoder_start_token_id", "dropout_rate",
+    "embd_pdrop", "eos_token_id", "initializer_range", "n_positions", "pad_token_id",
+    "resid_pdrop", "tie_word_embeddings",
+}  # fmt: skip
+"""Entries of a description that say nothing of what the weights compute."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The state a run starts from.
+
+    Attributes:
+        tensors: weights and, when a run is continued, optimizer state, by logical name.
+        step: number of optimizer steps done.
+        data: state of the data loader; None: from the beginning.
+        source: where it comes from, for people.
+        skipped_steps: how many of the steps left the state unchanged.
+        best: state of the watch over the best evaluation; None: there is none.
+    """
+
+    tensors: Tensors
+    step: int = 0
+    data: dict[str, Any] | None = None
+    source: str = "random weights"
+    skipped_steps: int = 0
+    best: dict[str, Any] | None = None
+
+
+def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
+    """Where a training run starts.
+
+    If `checkpoint.save` has a run, that is continued: the same command does so again and again.
+    Otherwise it is the state that `checkpoint.load` names, or random weights if that names none or
+    "random". A checkpoint there continues its run, at the step and the sample it was saved at; with
+    `checkpoint.load_optimizer` false, a new run starts from its weights.
+
+    Args:
+        fresh: leave alone what `checkpoint.save` has.
+
+    Raises:
+        UserError: nothing usable is there, the weights do not fit the configured model, or the run
+            in `checkpoint.save` is one of another model or other data.
+    """
+    load, save = config.checkpoint.load, config.checkpoint.save
+    if save is not None and not fresh and has_checkpoint(save):
+        checkpoint = load_checkpoint(save)
+        saved = _flat(_mapping(_metadata(checkpoint), "config") or {})
+        if not _is_within(load, save) or saved.get("checkpoint.load") == load:
+            _check_same_run(saved, config, save)
+            return _continued(config, checkpoint, table, save, "--fresh starts over")
+    if load is None or load == RANDOM:
+        return Start(table.initial(config.model.seed))
+    if not has_checkpoint(load):
+        return _of_model(config, table, load)
+    checkpoint = load_checkpoint(load)
+    if not config.checkpoint.load_optimizer:
+        weights = _weights(config, checkpoint, table, load)
+        return Start(weights, source=f"the weights of step {checkpoint.step} in {load}")
+    advice = "--checkpoint.load_optimizer false starts a new run from its weights"
+    return _continued(config, checkpoint, table, load, advice)
+
+
+def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
+    """The weights of a Hugging Face model."""
+    folder = local_model(name)
+    _check_model(config, hf_description(folder), name)
+    tensors = read_hf_directory(folder)
+    _check_fit(table, tensors, tensors, name)
+    return Start(_finite(config, table.renamed(tensors), name), source=name)
+
+
+def _continued(
+    config: RunConfig, checkpoint: Checkpoint, table: WeightTable, folder: str, advice: str
+) -> Start:
+    _weights(config, checkpoint, table, folder)  # which checks that they fit
+    if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
+        raise CheckpointError(
+            f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
+        )
+    _check_state(config, checkpoint.tensors, table, folder)
+    metadata = _metadata(checkpoint)
+    return Start(
+        _finite(config, checkpoint.tensors, folder),
+        checkpoint.step,
+        _mapping(metadata, "data"),
+        f"step {checkpoint.step} in {folder}",
+        metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
+        _mapping(metadata, "best"),
+    )
+
+
+def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, folder: str) -> None:
+    """Raise CheckpointError if a checkpoint has the state of another optimizer."""
+    optimizer = config.training.optimizer
+    needed = {
+        f"{OPTIMIZER}/{name}/{weight.name}": shape
+        for weight in table.weights
+        for name, shape in optimizer.state(weight.shape).items()
+    }
+    for name, shape in needed.items():
+        if name in tensors and _is_state(tensors.spec(name), shape):
+            continue
+        raise CheckpointError(
+            f"the checkpoint in {folder} has no {name} of shape {shape}, which {optimizer.name} as "
+            "configured needs: continue with the optimizer of that run, or start a new one from "
+            "its weights by --checkpoint.load_optimizer false"
+        )
+
+
+def _is_state(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+    return spec.shape == shape and spec.dtype.name in _FLOATS
+
+
+def _metadata(checkpoint: Checkpoint) -> Fields:
+    return Fields(checkpoint.metadata, f"the manifest of {shown_path(checkpoint.path)}")
+
+
+def _mapping(metadata: Fields, name: str) -> dict[str, Any] | None:
+    """An object among the metadata; None if there is none."""
+    return None if metadata.data.get(name) is None else metadata.mapping(name)
+
+
+def _is_within(load: str | None, save: str) -> bool:
+    """Whether a place to start from is named that is the run in `save`, or one of its steps."""
+    return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
+
+
+def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
+    """Raise CheckpointError if the run in a folder has another model, or other data.
+
+    Args:
+        saved: that run's configuration by dotted names, as far as it is known.
+    """
+    now = _flat(config.to_dict())
+    for name in sorted(saved.keys() & now.keys()):
+        if name.startswith(("model.", "data.")) and saved[name] != now[name]:
+            raise CheckpointError(
+                f"{folder} has a run with {name} {shown(saved[name])}, but this one has "
+                f"{shown(now[name])}: continue that run as it was, give another --save, or "
+                "--fresh to delete it and start over"
+            )
+
+
+def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        inner = isinstance(value, Mapping)
+        found |= _flat(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
+    return found
+
+
+def load_weights(config: RunConfig, table: WeightTable) -> Start:
+    """The weights of what `checkpoint.load` names, for generation, and FP8 state if it is needed.
+
+    Raises:
+        UserError: as for `starting_point`, or if it names nothing.
+    """
+    load = config.checkpoint.load
+    if load is None or load == RANDOM:
+        raise CheckpointError(
+            "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
+            "or a Hugging Face model"
+        )
+    needs_scales = config.fp8.enabled and config.fp8.recipe == "delayed"
+    if not has_checkpoint(load):
+        if needs_scales:
+            raise _no_scales(load)
+        return _of_model(config, table, load)
+    checkpoint = load_checkpoint(load)
+    weights = _weights(config, checkpoint, table, load)
+    if needs_scales:
+        weights = _with_scales(weights, checkpoint.tensors, load)
+    return Start(weights, checkpoint.step, None, f"step {checkpoint.step} in {load}")
+
+
+def _with_scales(weights: Tensors, tensors: Tensors, load: str) -> Tensors:
+    names = [n for n in tensors if n.startswith(f"{FP8}/")]
+    if not names:
+        raise _no_scales(load)
+    return Computed({n: partial((weights if n in weights else tensors).__getitem__, n)
+                     for n in (*weights, *names)})  # fmt: skip
+
+
+def _no_scales(load: str) -> CheckpointError:
+    return CheckpointError(
+        f"{load} has no FP8 scales to generate with: train with --fp8.enabled, or give "
+        "--fp8.recipe current, whose scales follow from the operands"
+    )
+
+
+def _weights(config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str) -> Tensors:
+    """The weights alone of a checkpoint, each read when it is asked for."""
+    _check_model(config, checkpoint.metadata.get(MODEL), load)
+    tensors = checkpoint.tensors
+    names = [n for n in tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
+    _check_fit(table, tensors, names, load)
+    return _finite(config, Computed({n: partial(tensors.__getitem__, n) for n in names}), load)
+
+
+def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
+    """Raise CheckpointError if weights were made for a model that computes something else.
+
+    Args:
+        theirs: Hugging Face's description of that model, as far as there is one. What it leaves
+            out is not compared; shapes are compared with the weights themselves.
+    """
+    if not isinstance(theirs, dict):
+        return
+    ours = family_of(config).hf_config(config)
+    for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
+        if theirs[name] is not None and theirs[name] != ours[name]:
+            raise CheckpointError(
+                f"the weights in {load} belong to a model with {name} {shown(theirs[name])}, but "
+                f"the configuration has {ours[name]}: use the configuration they were made with"
+            )
+
+
+def _finite(config: RunConfig, tensors: Tensors, load: str) -> Tensors:
+    """The tensors, which raise CheckpointError when one with NaN or infinity is read."""
+
+    def read(name: str) -> np.ndarray:
+        array = tensors[name]
+        if not config.checkpoint.nonfinite and not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{name} in {load} has NaN or infinity: take weights of an earlier step, or "
+                "accept them by --checkpoint.nonfinite"
+            )
+        return array
+
+    return Computed({name: partial(read, name) for name in tensors})
+
+
+def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:
+    """Raise CheckpointError unless the weights `names` of `files` are those of the model."""
+    specs = {name: files.spec(name) for name in names}
+    wrong = [name for name, spec in specs.items() if spec.dtype.name not in _FLOATS]
+    if wrong:
+        raise CheckpointError(
+            f"{wrong[0]} in {load} is {specs[wrong[0]].dtype.name}, but weights are one of "
+            f"{', '.join(_FLOATS)}"
+        )
+    try:
+        table.check_shapes({name: spec.shape for name, spec in specs.items()})
+    except ValueError as error:
+        raise CheckpointError(f"{load}: {error}") from error

@@ -1,0 +1,35 @@
+"""Write a checkpoint as a model folder of Hugging Face, without training. No device is needed.
+
+python3 run_export.py --load runs/tiny --save-hf runs/tiny-hf
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from config.errors import ConfigError
+from modelling.origins import ORIGINS
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
+from terminal.parser import add_export_option
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and convert what --load names."""
+    line = read_command_line(
+        __doc__, "inference", "xxl_pod64", arguments, add_export_option, ORIGINS
+    )
+    if line.options.save_hf is None:
+        raise ConfigError("there is nowhere to write to: give --save-hf DIR")
+    # These take seconds: mistakes in the command line are said before.
+    from modelling.export import export_checkpoint
+    from modelling.shortage import explained
+
+    with explained(line.preset, line.config):
+        export_checkpoint(line.config, line.options.save_hf)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

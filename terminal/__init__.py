@@ -1,0 +1,1 @@
+"""The terminal: command lines, signals, and what a person is told."""

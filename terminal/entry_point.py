@@ -1,0 +1,167 @@
+"""How every script begins and ends: with an exit code, and one sentence on a person's mistake.
+
+A script is a short main:
+
+    @entry_point()
+    def main(arguments: Sequence[str] | None = None) -> None:
+        line = read_command_line(__doc__, "finetuning", arguments)
+        ...
+
+    if __name__ == "__main__":
+        sys.exit(main())
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from signal import SIGINT
+from typing import Protocol
+
+import popdist
+from config.errors import ConfigError, Notice, UserError
+from files.shown import shown_path
+from terminal.interrupts import Interrupted, exit_code, interruptible, sentence
+from terminal.parser import Parser, add_process_options
+from terminal.screen import hold_standard_streams, is_heard
+
+USER_ERROR = 2
+NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
+
+
+class Main(Protocol):
+    """A script's main: takes arguments, by default the process's own."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> None: ...
+
+
+class EntryPoint(Protocol):
+    """A main that returns an exit code."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
+
+
+def entry_point(
+    *user_errors: type[Exception],
+    alone: bool = False,
+) -> Callable[[Main], EntryPoint]:
+    """Make a script's main return an exit code, and say a person's mistake in one sentence.
+
+    `UserError`, and what `user_errors` names, end with the message on stderr and code 2, and so do
+    a file or disk that fails and memory that runs out. SIGINT ends with code 130, SIGTERM with
+    143. Every other exception is a defect of ours and keeps its traceback. A `Notice` is shown as
+    one line.
+
+    Args:
+        alone: the script is never one of several processes; it may start some itself.
+    """
+
+    expected: tuple[type[Exception], ...] = (UserError, popdist.DistributedError, *user_errors)
+
+    def decorate(main: Main) -> EntryPoint:
+        @functools.wraps(main)
+        def run(arguments: Sequence[str] | None = None) -> int:
+            hold_standard_streams()
+            try:
+                with interruptible(), _plain_notices():
+                    if not alone:
+                        _meet(sys.argv[1:] if arguments is None else arguments)
+                    _run(main, arguments)
+            except expected as error:
+                return _say(f"error: {' '.join(str(error).split())}", USER_ERROR)
+            except BrokenPipeError:  # such as `| head`
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
+                if popdist.getNumInstances() > 1:  # the others must not wait for this one
+                    popdist.end(NOBODY_READS)
+                return NOBODY_READS
+            except OSError as error:
+                return _say(f"error: {_failure(error)}", USER_ERROR)
+            except MemoryError as error:
+                what = " ".join(str(error).split()) or "an array does not fit"
+                return _say(f"error: there is not enough memory: {what}", USER_ERROR)
+            except Interrupted as signal:
+                return _say(str(signal), exit_code(signal.number))
+            except KeyboardInterrupt:  # before, or where signals are somebody else's
+                return _say(sentence(SIGINT), exit_code(SIGINT))
+            return 0
+
+        return run
+
+    return decorate
+
+
+def _run(main: Main, arguments: Sequence[str] | None) -> None:
+    """Run it, and write what it printed: the disk, or what reads it, may refuse."""
+    try:
+        main(arguments)
+    except SystemExit:  # --help
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _say(text: str, code: int) -> int:
+    """Print the last line on stderr, if it can be, and return the exit code.
+
+    One of several processes ends here, so that the others do not wait for it.
+    """
+    with suppress(popdist.DistributedError):  # that it is one cannot be: see `text`
+        if popdist.getNumInstances() > 1:
+            popdist.fail(text, code)
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    return code
+
+
+def _failure(error: OSError) -> str:
+    """One sentence about a file, disk or connection that fails where nobody foresaw it."""
+    reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    return f"{shown_path(error.filename)}: {reason}" if error.filename else reason
+
+
+@contextmanager
+def _plain_notices() -> Iterator[None]:
+    """Show notices without the place in the code that Python adds to warnings."""
+    usual = warnings.formatwarning
+
+    def formatwarning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if issubclass(category, Notice):
+            return f"warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    def of_others(*_: object, **__: object) -> None:
+        """The first of several processes has said it."""
+
+    shown = warnings.showwarning
+    warnings.formatwarning = formatwarning
+    if not is_heard():
+        warnings.showwarning = of_others
+    try:
+        yield
+    finally:
+        warnings.formatwarning, warnings.showwarning = usual, shown
+
+
+def _meet(arguments: Sequence[str]) -> None:
+    """Meet the other processes, if the arguments or the environment say that there are some.
+
+    Raises:
+        ConfigError, DistributedError: what they say cannot be, or the others do not come.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    add_process_options(parser)
+    given = parser.parse_known_args(arguments)[0]
+    try:
+        popdist.init(given.processes, given.process, given.coordinator)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,62 @@
+"""Parts of command lines: the parser, and options that several scripts have."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from config.errors import ConfigError
+from config.values import PathText, ValueType
+from files.shown import shown_name
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that leaves the ending of the program to `entry_point`."""
+
+    def flags(self) -> list[str]:
+        """The long flags added so far."""
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
+
+    def names(self) -> list[str]:
+        """The names under which the options added so far are found in the namespace."""
+        return [action.dest for action in self._actions]
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{shown_name(message, 200)}; see --help")
+
+
+def path_option(text: str) -> str:
+    """The type of an option that names a file or folder."""
+    try:
+        return str(ValueType.of(PathText).check(text, "it"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count_option(text: str) -> int:
+    """The type of an option that counts something."""
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {shown_name(text)}")
+    return number
+
+
+def add_export_option(parser: argparse.ArgumentParser) -> None:
+    """The option that writes a model for Hugging Face."""
+    parser.add_argument(
+        "--save-hf",
+        metavar="DIR",
+        type=path_option,
+        help="a new folder for the model, in the form that Hugging Face's from_pretrained loads",
+    )
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "several processes, unless popdist.run, mpirun or srun starts them"
+    )
+    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="the host of process 0, and a free port of it"
+    )

@@ -1,0 +1,41 @@
+"""Parts of variables, put together again as the logical tensors that the variables are made of."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+
+from checkpoints.parts import assembled, check_whole
+from modelling.row_parts import parts_in_row
+from modelling.weights import Row, Weight
+
+JOINED = [(axis, cut, count) for axis in (0, 1) for cut in (True, False) for count in (1, 3)]
+
+
+@pytest.mark.parametrize(("axis", "cut", "count"), [(None, True, 1), *JOINED])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
+    """By tensor parallelism of 1 to 3, then into flat shards of 1, 2 and 5 replicas."""
+    rng = np.random.default_rng(0)
+    for shape, parallel, shards in itertools.product([(7, 5), (6, 6)], (1, 2, 3), (1, 2, 5)):
+        weights = tuple(Weight(f"w{i}", shape) for i in range(count))
+        row = Row("path", weights, transpose, axis, cut)
+        logical = {w.name: rng.standard_normal(shape) for w in weights}
+        host = row.to_host(logical, parallel)
+        parts: dict[str, dict] = {w.name: {} for w in weights}
+        for group, value in enumerate(host if host.ndim == 3 else host[None]):
+            flat, each = value.reshape(-1), -(-value.size // shards)
+            for start in range(0, flat.size, each):
+                piece = flat[start : start + each]
+                for found in parts_in_row(row, value.shape, group, start, piece.size):
+                    parts[found.weight.name][found.part] = partial(found.taken, piece)
+        for name, whole in logical.items():
+            check_whole(parts[name])
+            assert np.array_equal(assembled(parts[name]), whole)
+            incomplete = dict(list(parts[name].items())[1:])
+            if incomplete:
+                with pytest.raises(ValueError, match="parts"):
+                    check_whole(incomplete)

@@ -1,0 +1,170 @@
+"""Models by name: folders as transformers writes them, of sizes that no preset has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import huggingface.convert
+import run_export
+import run_finetuning
+import run_validation
+from checkpoints import load_checkpoint
+from huggingface.folders import read_hf_directory
+from modelling.origins import ORIGINS
+from tests.data.corpora import sample_tokenizer
+from tests.huggingface.hub_folders import GPTJ, T5, save, save_bin
+
+SAMPLE = ["--data.dataset", "sample", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("kind", ["t5", "gptj"])
+def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
+    """At rate 0 the exported weights are those that went in, bit for bit."""
+    model = save(kind, tmp_path / "hub")
+    assert len(list((tmp_path / "hub").glob("*.safetensors"))) > 1
+    how = ["--config", {"t5": "tiny", "gptj": "gptj_tiny"}[kind], *SAMPLE]
+    flags = ["--steps", "1", "--global_batch_size", "8", "--micro_batch_size", "4"]
+    out = ["--save", str(tmp_path / "run"), "--save-hf", str(tmp_path / "out")]
+    assert run_finetuning.main([*how, "--model", str(tmp_path / "hub"), *flags, *out]) == 0
+    assert f"starting from {tmp_path / 'hub'}" in capsys.readouterr().err
+    written = type(model).from_pretrained(tmp_path / "out").state_dict()
+    for name, value in model.state_dict().items():
+        if not name.endswith("embed_tokens.weight"):
+            np.testing.assert_array_equal(written[name].numpy(), value.numpy(), err_msg=name)
+    first = json.loads((tmp_path / "hub" / "config.json").read_text())
+    last = json.loads((tmp_path / "out" / "config.json").read_text())
+    for name in T5 if kind == "t5" else GPTJ:
+        if name not in ("n_positions", "bos_token_id", "eos_token_id", "tie_word_embeddings"):
+            assert last[name] == first[name], name
+    # Everything that loads the run has its sizes from there.
+    again = ["--load", str(tmp_path / "run"), "--save-hf", str(tmp_path / "again")]
+    assert run_export.main(again) == 0
+    assert load_checkpoint(tmp_path / "run").step == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("t5", {"feed_forward_proj": "relu"}, "has feed_forward_proj 'relu', but must have gated"),
+        ("t5", {"num_decoder_layers": 2}, "has num_decoder_layers 2, but must have 1"),
+        ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, gptj"),
+        ("t5", {"d_model": "many"}, "d_model is 'many', but must be an integer"),
+        ("t5", {"num_layers": "1"}, "num_layers is '1', but must be an integer"),
+        ("gptj", {"activation_function": "relu"}, "has activation_function 'relu'"),
+        ("gptj", {"n_inner": 7}, "has n_inner 7, but must have 192"),
+        ("gptj", {"rotary_dim": None}, "rotary_dim is None, but must be an integer"),
+    ],
+)
+def test_models_of_another_kind_are_refused(kind, change, said, tmp_path, capsys):
+    data = {"model_type": kind, **(T5 if kind == "t5" else GPTJ)} | change
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    assert run_finetuning.main(["--model", str(tmp_path), *SAMPLE]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_folder_of_bin_files_says_how_to_convert_it(tmp_path, capsys):
+    data = {"model_type": "t5", **T5}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    sample_tokenizer().save_pretrained(tmp_path)
+    assert run_finetuning.main(["--model", str(tmp_path), "--config", "tiny"]) == 2
+    said = capsys.readouterr().err
+    assert f"python3 -m huggingface.convert {tmp_path}" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "dtype"),
+    [("t5", 1, torch.float32), ("t5", 3, torch.bfloat16), ("gptj", 2, torch.float16)],
+)
+def test_a_folder_of_bin_files_is_converted(kind, files, dtype, tmp_path):
+    model = save_bin(kind, tmp_path / "old", files, dtype)
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    assert huggingface.convert.main([old, new]) == 0
+    again, found = type(model).from_pretrained(new, dtype=dtype, output_loading_info=True)
+    assert not found["missing_keys"]
+    state = again.state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(state[name], value), name
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
+    assert not any(".bin" in name for name in names)
+    if kind == "gptj":  # and ours takes it
+        table = read_hf_directory(new)
+        assert table["lm_head.weight"].dtype == np.float16
+
+
+def save_odd_bin(content: object, folder: Path) -> None:
+    """The content, or a pipe, or two files without an index or with one that does not fit."""
+    path = folder / "pytorch_model.bin"
+    if content is None:
+        os.mkfifo(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif not isinstance(content, str):
+        torch.save(content, path)
+    else:
+        files = [f"pytorch_model-{number}-of-2.bin" for number in (1, 2)]
+        for file in files[: 1 if content == "less" else 2]:
+            torch.save({"a": torch.zeros(2)}, folder / file)
+        named = {"a": files[0], "b": files[content == "twice"]}
+        if content != "of 2":
+            index = {"weight_map": named}
+            (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+class Harm:
+    def __reduce__(self):
+        return print, ("this ran",)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"weight": torch.zeros(2), "epoch": 3}, "epoch of .*pytorch_model.bin is no tensor"),
+        ([torch.zeros(2)], "holds no tensors by name"),
+        ({"weight": Harm()}, "cannot read .*pytorch_model.bin: "),
+        ({}, "holds no tensors by name"),
+        ({"weight": torch.eye(2).to_sparse()}, "weight of .* is sparse"),
+        ({"weight": torch.zeros(2, dtype=torch.complex64)}, "is torch.complex64, which cannot"),
+        ({"__metadata__": torch.zeros(2)}, "no tensor can be named __metadata__"),
+        ({"a\udc80": torch.zeros(2)}, r"no tensor can be named a\\udc80"),
+        (b"no file of torch.save", "pytorch_model.bin: it is damaged, no file of torch.save"),
+        (None, "pytorch_model.bin: it is not a regular file"),
+        ("of 2", "neither pytorch_model.bin nor pytorch_model.bin.index.json found"),
+        ("twice", "pytorch_model-2-of-2.bin has a, as another file has"),
+        ("less", "names b, which is in none of its files"),
+    ],
+)
+def test_bin_files_with_other_than_tensors_are_refused(content, said, tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    save_odd_bin(content, tmp_path)
+    assert huggingface.convert.main([str(tmp_path), str(tmp_path / "new")]) == 2
+    out, err = capsys.readouterr()
+    assert re.search(said, err)
+    assert "this ran" not in out
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_bin_file_that_is_missing_is_named(tmp_path, capsys):
+    save_bin("gptj", tmp_path / "old", 2)
+    (tmp_path / "old" / "pytorch_model-2-of-2.bin").unlink()
+    assert huggingface.convert.main([str(tmp_path / "old"), str(tmp_path / "new")]) == 2
+    assert "pytorch_model-2-of-2.bin" in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("evaluation.validate.validate", lambda *_: pytest.fail("too late"))
+    assert run_validation.main(["--load", str(tmp_path)]) == 2
+    said = f"there is neither a checkpoint nor a Hugging Face model in {tmp_path}"
+    assert said in capsys.readouterr().err
+    assert run_validation.main(["--load", str(tmp_path / "typo")]) == 2
+    assert f"model {tmp_path / 'typo'}: no such folder here" in capsys.readouterr().err
+    assert ORIGINS.saved("random") is None

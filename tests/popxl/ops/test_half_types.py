@@ -1,0 +1,110 @@
+"""Reductions and normalisations of many elements of half types, against torch in float64.
+
+A count of a million is no float16, and its reciprocal has four bits left there: what is rounded is
+the result, not the numbers it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import popxl
+from popxl import ops
+from popxl.transforms import autodiff
+
+LOSS_SCALE = 2.0**12  # of the gradient given, as for a loss in float16
+MILLION, MORE = 10**6, 4 * 10**7
+ROUNDING = {popxl.float16: 2.0**-11, popxl.bfloat16: 2.0**-8}
+
+Function = Callable[[Any], Any]
+
+
+def _gradient_of(function: Function, x: np.ndarray, dtype: popxl.dtype) -> list[np.ndarray]:
+    """The result of `function`, and the gradient of its input for LOSS_SCALE, in float64."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        stream = popxl.h2d_stream(x.shape, dtype)
+        t = ops.host_load(stream)
+        graph = ir.create_graph(function, t)
+        call = ops.call_with_info(graph, t)
+        (y,) = call.outputs
+        info = autodiff(graph)
+        seed = popxl.constant(np.full(y.shape, LOSS_SCALE), dtype)
+        results = [y, *ops.call(info.graph, seed, inputs_dict=info.inputs_dict(call))]
+        stores = [popxl.d2h_stream(r.shape, r.dtype) for r in results]
+        for store, result in zip(stores, results, strict=True):
+            ops.host_store(store, result)
+    with popxl.Session(ir) as session:
+        found = session.run({stream: x})
+    return [found[s].astype(np.float64) for s in stores]
+
+
+def _in_double(function: Function, x: np.ndarray) -> list[np.ndarray]:
+    t = torch.tensor(x.astype(np.float64), requires_grad=True)
+    y = function(t)
+    y.backward(torch.full_like(y, LOSS_SCALE))
+    return [y.detach().numpy(), t.grad.numpy()]
+
+
+def _norm(x: popxl.Tensor, norm: Function) -> popxl.Tensor:
+    """The first elements of a normalised tensor: of all of them the gradient would be zero."""
+    return ops.slice(norm(x), 0, 4, axis=-1)
+
+
+def _layer_norm(x: popxl.Tensor) -> popxl.Tensor:
+    weight, bias = (popxl.constant(np.full(x.shape, v), x.dtype) for v in (1.0, 0.0))
+    return ops.layer_norm(x, weight, bias)
+
+
+CASES: dict[str, tuple[Function, Function]] = {
+    "mean": (ops.mean, lambda t: t.mean()),
+    "mean of rows": (
+        lambda t: ops.mean(ops.reshape(t, (2, -1)), 1, keepdims=True),
+        lambda t: t.reshape(2, -1).mean(1, keepdim=True),
+    ),
+    "average pool": (
+        lambda t: ops.average_pool(ops.reshape(t, (1, 1, t.nelms)), (t.nelms,)),
+        lambda t: t.mean().reshape(1, 1, 1),
+    ),
+    "logsum": (ops.logsum, lambda t: t.sum().log()),
+    "logsumexp": (ops.logsumexp, lambda t: t.logsumexp(0)),
+    "l2": (ops.l2, lambda t: t.square().sum().sqrt()),
+    "layer norm": (
+        lambda t: _norm(t, _layer_norm),
+        lambda t: torch.nn.functional.layer_norm(t, t.shape)[:4],
+    ),
+    "loss": (
+        lambda t: ops.nll_loss(
+            ops.reshape(t, (t.nelms, 1)), popxl.constant(np.zeros(t.nelms), popxl.int32)
+        ),
+        lambda t: -t.log().mean(),
+    ),
+}
+
+
+def _check(name: str, count: int, dtype: popxl.dtype) -> None:
+    ours, theirs = CASES[name]
+    x = np.random.default_rng(0).random(count, np.float32) + np.float32(0.5)
+    x = x.astype(dtype.as_numpy())
+    pairs = zip(_gradient_of(ours, x, dtype), _in_double(theirs, x), strict=True)
+    for found, expected in pairs:
+        smallest = 2.0**-24 if dtype == popxl.float16 else 0.0  # what subnormal numbers are cut to
+        np.testing.assert_allclose(
+            found, expected, rtol=2 * ROUNDING[dtype], atol=smallest + 1e-7 * np.abs(expected).max()
+        )
+
+
+@pytest.mark.parametrize("dtype", [popxl.float16, popxl.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_million_elements(name, dtype):
+    _check(name, MILLION, dtype)
+
+
+@pytest.mark.parametrize("name", ["mean", pytest.param("average pool", marks=pytest.mark.slow)])
+def test_so_many_that_the_reciprocal_of_their_number_is_no_float16(name):
+    _check(name, MORE, popxl.float16)

@@ -1,0 +1,200 @@
+"""Command lines: flags for every field, one sentence and exit code 2 for every mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.base import leaves
+from config.errors import UserError
+from config.families import FAMILIES
+from config.flags import ALIASES, flag_of
+from config.t5 import T5Config
+from terminal.command_line import read_command_line
+from terminal.entry_point import entry_point
+
+
+def add_options(parser):
+    parser.add_argument("--run-dir")
+    parser.add_argument("--wandb", action="store_true")
+    parser.add_argument("--wandb-name")
+
+
+def read(*arguments):
+    return read_command_line("A test.", "finetuning", "small", arguments, add_options)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--micro_batch_size", "4"),
+        ("--micro-batch-size", "4"),
+        ("--micro_batch_size=4",),
+        ("--execution.micro_batch_size", "4"),
+        ("--execution.micro-batch-size=4",),
+        ("--micro_batch_size", "2", "--micro_batch_size", "4"),
+    ],
+)
+def test_one_field_by_many_names(flags):
+    assert read(*flags).config.execution.micro_batch_size == 4
+
+
+def test_shared_names():
+    """`--steps` is the training's; the checkpoint's field of that name needs its dots."""
+    config = read("--steps", "7", "--checkpoint.steps", "3").config
+    assert (config.training.steps, config.checkpoint.steps) == (7, 3)
+
+
+def test_an_alias_is_for_good():
+    """A command that was right stays so when fields are added: each alias names its one field."""
+    for alias, field in ALIASES.items():
+        assert "." not in alias
+        assert sum(field in {leaf.dotted for leaf in leaves(f.config)} for f in FAMILIES.values())
+    assert len(set(ALIASES.values())) == len(ALIASES)
+    assert not {leaf.dotted for leaf in leaves(T5Config)} & ALIASES.keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", False),
+        ("--model.eval", True),
+        ("--model.eval true", True),
+        ("--model.eval=false", False),
+    ],
+)
+def test_booleans(flags, expected):
+    assert read(*flags.split()).config.model.eval is expected
+
+
+def test_null_switches_off():
+    assert (
+        read(
+            "--training.optimizer.gradient_clipping", "null"
+        ).config.training.optimizer.gradient_clipping
+        is None
+    )
+
+
+def test_every_field_is_a_flag_by_its_dotted_name():
+    for leaf in leaves(T5Config):
+        value = str(_value_of(T5Config(), leaf.dotted)).lower()
+        if leaf.type.kind is not str or leaf.type.choices:
+            read(f"--{leaf.dotted}", value, "--micro_batch_size", "1")
+
+
+def _value_of(config, dotted):
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def test_options_of_the_script():
+    line = read("--config", "tiny", "--wandb", "--wandb_name", "x", "--run-dir=here")
+    assert line.preset == "tiny"
+    assert vars(line.options) == {
+        "config": "tiny",
+        "wandb": True,
+        "wandb_name": "x",
+        "run_dir": "here",
+    }
+
+
+def test_help_shows_fields_docs_and_presets(capsys):
+    with pytest.raises(SystemExit) as info:
+        read("--help")
+    assert info.value.code == 0
+    shown = capsys.readouterr().out
+    for piece in (
+        "--micro_batch_size INT",
+        "Samples that one device computes at once [16]",
+        "xxl_pod64",
+    ):
+        assert piece in shown
+
+
+class Mishap(Exception):
+    pass
+
+
+@entry_point(Mishap)
+def main(arguments=None):
+    read(*arguments)
+    if "--model.eval" in arguments:
+        raise Mishap("two\nlines")
+    if "--wandb" in arguments:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--config tny", "unknown preset 'tny' in finetuning.yml; did you mean tiny?"),
+        ("--config no.yml", "cannot read no.yml: No such file or directory"),
+        ("--config", "argument --config: expected one argument; see --help"),
+        (
+            "--micro_batch_sise 3",
+            "unknown option --micro_batch_sise; did you mean --micro_batch_size or "
+            "--global_batch_size?",
+        ),
+        ("--wandb_nam x", "unknown option --wandb_nam; did you mean --wandb-name or --wandb?"),
+        ("--qqqq x", "unknown option --qqqq; --help-all lists all of them"),
+        (
+            "--checkpoint.step 3",
+            "unknown option --checkpoint.step; did you mean --checkpoint.steps or --save or "
+            "--to_keep?",
+        ),
+        (
+            "--checkpoint 3",
+            "--checkpoint is a section; set a field of it: --load or --save or "
+            "--checkpoint.steps or --to_keep or --checkpoint.keep_best or "
+            "--checkpoint.save_optimizer or --checkpoint.load_optimizer or --checkpoint.nonfinite",
+        ),
+        ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
+        ("--layers", "argument --layers: expected one argument; see --help"),
+        ("--model.eval maybe", "model.eval is 'maybe', but must be true or false"),
+        ("--dataset imdb", "data.dataset is 'imdb', but must be one of sample, mnli"),
+        ("stray", "unrecognized arguments: stray; see --help"),
+        (
+            "--micro_batch_size 5",
+            "training.global_batch_size 64 must be divisible by execution.micro_batch_size 5 × "
+            "execution.data_parallel 1 = 5",
+        ),
+        ("--model.eval", "two lines"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(capsys, arguments, sentence):
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"error: {sentence}\n"
+    assert captured.out == ""
+
+
+def test_help_fits_two_screens_and_all_of_it_can_be_had(capsys):
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            read(flag)
+    short, whole = capsys.readouterr().out.split("A test.")[1:]
+    assert len(short.splitlines()) <= 100
+    assert max(map(len, short.splitlines())) <= 100
+    for flag in ("--data.train", "--data.prompt", "--learning_rate"):
+        assert flag in short
+    assert "--temperature" not in short, "which this script does not use"
+    for leaf in leaves(T5Config):
+        assert f"--{flag_of(leaf.dotted)}" in whole
+    assert "HF: num_heads" in " ".join(whole.split())
+
+
+def test_other_endings(capsys):
+    assert main([]) == 0
+    assert main(["--wandb"]) == 130
+    assert capsys.readouterr().err == ("interrupted by SIGINT: what was saved before is intact\n")
+
+
+def test_defects_keep_their_traceback():
+    @entry_point()
+    def broken(arguments=None):
+        raise ValueError("a defect")
+
+    with pytest.raises(ValueError, match="a defect"):
+        broken()
+    assert not issubclass(ValueError, UserError)

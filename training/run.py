@@ -1,0 +1,258 @@
+"""The fine-tuning run: data, model, loop, records and checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import popdist
+from checkpoints.folders import remove_run
+from config.errors import ConfigError, UserError
+from config.sections import RunConfig
+from data.batches import Loader
+from evaluation.evaluator import Evaluator
+from files.lock import locked
+from files.shown import shown_path
+from files.writing import check_folder
+from huggingface.folders import check_is_free
+from modelling.devices import announce_devices
+from modelling.export import export
+from modelling.memory import check_least
+from modelling.sessions.compiling import compiled
+from modelling.sessions.feeding import loader_of
+from modelling.sessions.training import FineTuning
+from modelling.spec import ModelFamily, family_of
+from modelling.start import Start, starting_point
+from modelling.text import training_samples
+from modelling.weights import without_optimizer
+from records.recorder import Report, Silence
+from records.run_directory import check_path, choose_path
+from terminal.screen import is_heard, say
+from training.best import FOLDER as BEST
+from training.best import Best
+from training.epochs import with_steps
+from training.options import RunOptions
+from training.profile import Profile, profiled_runs
+from training.saving import Checkpoints
+from training.schedule import Schedule
+from training.signals import StopSignal
+from training.skipped_steps import SkippedSteps
+from training.utilisation import machine_of
+
+
+def finetune(config: RunConfig, options: RunOptions) -> None:
+    """Train.
+
+    Raises:
+        UserError: for anything a person can mend; nothing already saved is damaged.
+    """
+    path = choose_path(options.run_dir, config.checkpoint.save, options.name)
+    path = Path(popdist.gather(str(path))[0])  # a new one is named after the time
+    _check(config, options, path)
+    announce_devices(config)
+    with ExitStack() as stack:
+        for folder in {path, Path(config.checkpoint.save or path)} if is_heard() else ():
+            stack.enter_context(locked(folder))
+        popdist.gather("the folders are this run's")
+        _finetune(config, options, path)
+
+
+def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
+    """What can be said before any work is done."""
+    if config.model.eval:
+        raise ConfigError(
+            "model.eval is true, which is for generation: a model that trains has it false"
+        )
+    _check_iterations(config)
+    check_path(path)
+    if config.checkpoint.save is not None:
+        check_folder("checkpoints to", config.checkpoint.save)
+        check_folder("the best weights to", Path(config.checkpoint.save) / BEST)
+    if options.save_hf is not None:
+        _check_export(options.save_hf, path, config.checkpoint.save)
+    check_least(config)
+
+
+def _check_export(folder: str, path: Path, save: str | None) -> None:
+    check_is_free(folder)
+    if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
+        raise ConfigError(
+            f"--save-hf {shown_path(folder)} is the folder of the run, which will not be empty: "
+            "give another one"
+        )
+
+
+def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
+    family = family_of(config)
+    samples = training_samples(config, family)
+    loader = loader_of(config, samples)
+    config = with_steps(config, loader.samples)
+    start = starting_point(config, family.weights(config), options.fresh)
+    if start.data is not None:
+        _continue(loader, start.data)
+    if start.step >= config.training.steps:
+        _say_done(config, family, start, options)
+        return
+    profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
+    _Run.of(config, family, options, loader, start, path).train()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that is ready to train."""
+
+    config: RunConfig
+    family: ModelFamily
+    options: RunOptions
+    loader: Loader
+    start: Start
+    model: FineTuning
+    evaluator: Evaluator | None
+    best: Best
+    skipped: SkippedSteps
+    path: Path
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        family: ModelFamily,
+        options: RunOptions,
+        loader: Loader,
+        start: Start,
+        path: Path,
+    ) -> _Run:
+        """Compile the programs."""
+        model = compiled(lambda: FineTuning(config, family), "the training program")
+        model.write(start.tensors)
+        evaluator = None if config.evaluation.steps is None else Evaluator(config, family)
+        say(f"starting from {start.source}")
+        skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
+        return cls(
+            config, family, options, loader, start, model, evaluator,
+            Best(config, start.best), skipped, path,
+        )  # fmt: skip
+
+    def train(self) -> None:
+        """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face."""
+        config, options = self.config, self.options
+        if options.fresh and config.checkpoint.save is not None and is_heard():
+            remove_run(Path(config.checkpoint.save))
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopSignal())
+            report = self._report()
+            stack.enter_context(report)
+            checkpoints = stack.enter_context(
+                Checkpoints(
+                    config,
+                    self.family,
+                    self.model,
+                    self.loader,
+                    self.skipped,
+                    self.best,
+                    self.start.step,
+                )
+            )
+            stack.enter_context(self.model)
+            runs = profiled_runs(options.profile, config, self.start.step)
+            profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
+            last = self._loop(report, checkpoints, profile, stop)
+            if options.save_hf is not None and not stop.requested:
+                export(config, self.family, self.model.tensors(optimizer=False), options.save_hf)
+        if stop.requested:
+            say(f"stopped by {stop.name} after step {last}")
+            if options.save_hf is not None:
+                say(
+                    f"nothing is in {options.save_hf}: run_export.py writes a model from "
+                    "the checkpoint"
+                )
+        say(f"records of the run are in {self.path}")
+
+    def _report(self) -> Report | Silence:
+        """What records steps; that of process 0 does."""
+        if not is_heard():
+            return Silence()
+        config, options = self.config, self.options
+        return Report(config, self.path, options, self.start.step, machine_of(config))
+
+    def _loop(
+        self,
+        report: Report | Silence,
+        checkpoints: Checkpoints,
+        profile: Profile,
+        stop: StopSignal,
+    ) -> int:
+        """The loop over optimizer steps, `device_iterations` at a time; returns the last one."""
+        config = self.config
+        rate, iterations = Schedule.of(config.training), config.execution.device_iterations
+        step = self.start.step
+        while step < config.training.steps and not stop.look() and not self.best.is_over:
+            steps = range(step, step + iterations)
+            rates = [rate(s) for s in steps]
+            batches = [self.loader.next_batch() for _ in steps]
+            profile.before_run()
+            results = self.model.run(batches, rates, step)
+            step += iterations
+            for s, learning_rate, result in zip(steps, rates, results, strict=True):
+                self.skipped.count(result)
+                report.step(
+                    s,
+                    loss=result.loss,
+                    learning_rate=learning_rate,
+                    gradient_norm=result.gradient_norm,
+                    skipped_steps=self.skipped.total,
+                    tokens=result.tokens,
+                    **(self._evaluation(step) if s == step - 1 else {}),
+                )
+            if self.skipped.too_many:
+                break
+            checkpoints.after(step)
+        checkpoints.finish(step)
+        if self.skipped.too_many:
+            raise self.skipped.error(checkpoints.kept)
+        if self.best.is_over:
+            self.best.say_over()
+        return step
+
+    def _evaluation(self, step: int) -> Mapping[str, float]:
+        """Metrics of the validation split, if it is time for them after so many steps."""
+        every = self.config.evaluation.steps
+        due = every is not None and (
+            step % every < self.config.execution.device_iterations
+            or step >= self.config.training.steps
+        )
+        if self.evaluator is None or not due:
+            return {}
+        metrics = self.evaluator.evaluate(self.model.tensors(), quiet=True).metrics
+        self.best.consider(step, metrics, without_optimizer(self.model.tensors()))
+        return {f"validation_{name}": value for name, value in metrics.items()}
+
+
+def _say_done(config: RunConfig, family: ModelFamily, start: Start, options: RunOptions) -> None:
+    say(
+        f"nothing to train: {start.source} is complete, with training.steps "
+        f"{config.training.steps}; raise --training.steps to go on, or give --fresh to start over"
+    )
+    if options.save_hf is not None:
+        names = [weight.name for weight in family.weights(config).weights]
+        export(config, family, {name: start.tensors[name] for name in names}, options.save_hf)
+
+
+def _continue(loader: Loader, state: dict[str, Any]) -> None:
+    try:
+        loader.restore(state)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _check_iterations(config: RunConfig) -> None:
+    iterations = config.execution.device_iterations
+    if config.training.epochs is None and config.training.steps % iterations:
+        raise ConfigError(
+            f"training.steps {config.training.steps} must be divisible by "
+            f"execution.device_iterations {iterations}"
+        )
