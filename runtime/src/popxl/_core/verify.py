@@ -156,7 +156,8 @@ def _inferred(op: Op) -> list[Any]:
 
 
 def _check_region(op: Op, region: Region) -> None:
-    called = region.graph
+    called, last = region.graph, max((at for at in region.inputs if at is not None), default=-1)
+    _check(last < len(op.inputs), op, f"passes too little to @{called.id}")
     _check_same(op, called, "passes", "takes", called._inputs,
                 [op.inputs[region.position(i)] for i in range(len(region.inputs))])  # fmt: skip
     _check_same(op, called, "returns", "returns", called._outputs,

@@ -124,10 +124,10 @@ class _Donor:
             case Loop():
                 self._loop(index, step)
             case Branch():
-                for k, slot in enumerate(step.outs):
-                    if slot is not None:
+                for k, out in enumerate(step.outs):
+                    if out is not None:
                         found = (self._returned(p, k) for p in step.branches)
-                        self._place(slot, set().union(*found))
+                        self._place(out, set().union(*found))
 
     def _run(self, index: int, step: Run, updating: dict[Slot, Load]) -> None:
         segment, uses = step.segment, Counter(step.args)
