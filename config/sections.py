@@ -383,6 +383,15 @@ class Generation(Section):
     search: Literal["greedy", "sample", "beam"] = "greedy"
     """What is chosen: the likeliest token, one drawn at random, or the likeliest sequence found."""
 
+    weights: Literal["auto", "resident", "streamed"] = "auto"
+    """Where the weights are while the model writes: on the device, or in host memory, from where
+    each layer visits the device once for every position of a large batch. auto: on the device if
+    they fit."""
+
+    micro_batches: PositiveInt | None = None
+    """streamed: micro-batches of each copy of the model that a pass of the weights serves. null:
+    those of an optimizer step."""
+
     max_tokens: PositiveInt | None = None
     """Most tokens written, the end token included. null: what the model's length allows."""
 

@@ -20,6 +20,7 @@ from data.task import Example
 from files.json_files import Fields
 from files.shown import shown
 from modelling.generation.program import GeneratorOf
+from modelling.generation.streamed import StreamedOf
 from modelling.layers import IGNORED
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
@@ -40,6 +41,7 @@ class ModelFamily:
     Attributes:
         layout: builds the phases of training in the current Ir.
         generator: builds the graphs of generation in the current Ir.
+        streamed: builds those of generation layer by layer; None: the family has none.
         weights: which Hugging Face tensors are in which variables, for a configuration.
         hf_config: content of config.json beside the weights in a Hugging Face folder.
         sizes: the inverse: fields of the model's configuration, from a config.json. Raises
@@ -79,6 +81,7 @@ class ModelFamily:
     generate: Callable[[Any, int, float | None], Samples]
     training_inputs: Callable[[Batch], dict[str, np.ndarray]]
     target_tokens: Callable[[Batch], int] = labelled_tokens
+    streamed: StreamedOf | None = None
     tokens: Callable[[Any, Batch], int] = lambda config, batch: labelled_tokens(batch)
     separator: Callable[[Any], str] = lambda config: ""
     complete_tokenizer: Callable[[Any, Any], Any] = lambda config, tokenizer: tokenizer

@@ -22,3 +22,12 @@ def put(caches: Sequence[Tensor], slot: Tensor, new: Sequence[Tensor]) -> list[T
         ops.dynamic_update(cache, slot, t, [POSITIONS], [1], no_overlap=True)
         for cache, t in zip(caches, new, strict=True)
     ]
+
+
+def continued(caches: Sequence[Tensor], parents: Sequence[Tensor]) -> list[Tensor]:
+    """The caches of the sequences that are continued.
+
+    Args:
+        parents: none, or `Advance.parents` alone.
+    """
+    return [ops.gather(cache, p) for cache in caches for p in parents] or list(caches)

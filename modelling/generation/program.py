@@ -72,7 +72,8 @@ class GenerationProgram:
         inputs: streams of the search's inputs, by name.
         tokens: stream of what was generated, int32 (micro_batch_size * prompts_per_sample,
             output_length).
-        variables: by layer and path of the family's weight table.
+        variables: by layer and path of the family's weight table; of a streamed program, by phase,
+            layer of the phase, `fwd` and path.
     """
 
     ir: popxl.Ir
@@ -80,7 +81,7 @@ class GenerationProgram:
     mask: popxl.HostToDeviceStream
     inputs: Mapping[str, popxl.HostToDeviceStream]
     tokens: popxl.DeviceToHostStream
-    variables: NamedTensors
+    variables: NamedTensors | Mapping[str, Sequence[NamedTensors]]
 
     @property
     def prompts_per_sample(self) -> int:

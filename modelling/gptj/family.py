@@ -15,6 +15,7 @@ from data.streams import PackedTokens, answer_ids, pack, pad, prompts_of, with_e
 from data.task import SAMPLE_FOLDER, Example
 from files.json_files import Fields
 from modelling.gptj.generation import GPTJGenerator
+from modelling.gptj.streamed import GPTJStreams
 from modelling.gptj.training import gptj_layout
 from modelling.gptj.weights import weight_table
 from modelling.spec import Batch, ModelFamily, check_values, length_multiple
@@ -131,6 +132,7 @@ def sizes(description: Fields) -> dict[str, Any]:
 FAMILY = ModelFamily(
     layout=gptj_layout,
     generator=GPTJGenerator,
+    streamed=GPTJStreams,
     weights=weight_table,
     hf_config=hf_config,
     sizes=sizes,

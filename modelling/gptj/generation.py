@@ -12,11 +12,12 @@ token and choose the next, and reading the prompts needs no head.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 import popxl
-from config.gptj import GPTJConfig
+from config.gptj import GPTJConfig, GPTJModel
 from modelling.generation import (
     POSITIONS,
     Search,
@@ -156,15 +157,29 @@ class GPTJStep(Step):
             first: position of each sample's first word, int32 (batch,).
             padding: bias that hides the slots behind each prompt, float32 (batch, 1, 1, slots).
         """
-        prompt, slots = self.model.sequence_length, padding.shape[-1]
-        tables = tables_at(rotary_tables(self.model, slots), first + position)
-        later = np.arange(slots) > prompt + np.arange(slots - prompt)[:, None]
-        hidden = popxl.constant(np.where(later, MASKED, 0), popxl.float32, "later_slots")
-        biases = [padding, ops.gather(hidden, position).reshape((1, 1, 1, slots))]
+        at = place_of(self.model, position, first, padding)
         x = self.embedded(words)
         with popxl.plan.part("layer/token"):
-            x, *caches = self.layer(x, caches, position + prompt, list(tables), biases)
+            x, *caches = self.layer(x, caches, at.slot, list(at.tables), at.biases)
         return self.logits(x), *caches
+
+
+class Place(NamedTuple):
+    """What `DecodingBlock` needs to know of a position; see there."""
+
+    slot: Tensor
+    tables: Tables
+    biases: list[Tensor]
+
+
+def place_of(model: GPTJModel, position: Tensor, first: Tensor, padding: Tensor) -> Place:
+    """The place of a position of the loop. Args: see `GPTJStep.build`."""
+    prompt, slots = model.sequence_length, padding.shape[-1]
+    tables = tables_at(rotary_tables(model, slots), first + position)
+    later = np.arange(slots) > prompt + np.arange(slots - prompt)[:, None]
+    hidden = popxl.constant(np.where(later, MASKED, 0), popxl.float32, "later_slots")
+    biases = [padding, ops.gather(hidden, position).reshape((1, 1, 1, slots))]
+    return Place(position + prompt, tables, biases)
 
 
 def _with_rows(spec: TensorSpec, rows: int) -> TensorSpec:
@@ -208,8 +223,9 @@ class GPTJGenerator:
         # Each sequence has a copy of its prompt's caches: they are one with those of its own words.
         caches = [repeated(cache, self._sequences) for cache in read]
         first, last = repeated(first, self._sequences), repeated(last, self._sequences)
+        padding = padding_of(last, self.prompt_length, self.output_length)
         return decode(
-            bind_step(self._step, weights, len(caches), [last, self._padding(last)]),
+            bind_step(self._step, weights, len(caches), [last, padding]),
             caches,
             first,
             prompted,
@@ -219,11 +235,20 @@ class GPTJGenerator:
             self._groups,
         )
 
-    def _padding(self, last: Tensor) -> Tensor:
-        """The bias that hides the slots of a prompt's last word and those behind it."""
-        length, slots = self.prompt_length, self.prompt_length + self.output_length
-        index = np.where(np.arange(slots) < length, np.arange(slots), -1).reshape(1, slots)
-        behind = ops.logical_not(
-            ops.greater(last.reshape((-1, 1)), popxl.constant(index, popxl.int32, "slots"))
-        )
-        return (cast(behind, popxl.float32) * MASKED).reshape((last.shape[0], 1, 1, slots))
+
+def padding_of(last: Tensor, length: int, room: int) -> Tensor:
+    """The bias that hides the slots of a prompt's last word and those behind it.
+
+    Args:
+        last: position of each sequence's last word, int32 (batch,).
+        length, room: slots of the prompts, and of what is generated.
+
+    Returns:
+        float32 (batch, 1, 1, length + room).
+    """
+    slots = length + room
+    index = np.where(np.arange(slots) < length, np.arange(slots), -1).reshape(1, slots)
+    behind = ops.logical_not(
+        ops.greater(last.reshape((-1, 1)), popxl.constant(index, popxl.int32, "slots"))
+    )
+    return (cast(behind, popxl.float32) * MASKED).reshape((last.shape[0], 1, 1, slots))

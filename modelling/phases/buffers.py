@@ -34,6 +34,10 @@ class Port:
     value: RemoteHandle
     grad: RemoteHandle | None = None
 
+    def at(self, step: popxl.Tensor) -> popxl.Tensor:
+        """Load the value of micro-batch `step`, int32 scalar; of its first row, not sharded."""
+        return ops.remote_load(self.value.buffer, step)
+
 
 @dataclass(frozen=True)
 class ActivationBuffers:

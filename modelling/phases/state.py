@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,11 +49,7 @@ class VariableStore:
         over = {n: settings.shards(math.prod(shapes[n]), groupings[n]) for n in shapes}
         alone = popxl.gir().replica_grouping(group_size=1)
         buffers = named_variable_buffers(facts, entries, over)
-        load, names = addons.load_remote_graph(buffers)
-        shards = addons.NamedTensors.pack(names, load.graph.outputs)
-        gather, _ = all_gather_replica_sharded_graph(
-            shards, replica_groups=NamedReplicaGrouping.from_dict(groupings)
-        )
+        load, names, gather = _loading(buffers, groupings)
         return cls(
             facts,
             buffers,
@@ -62,6 +59,13 @@ class VariableStore:
             load,
             gather,
         )
+
+    def only(self, names: Sequence[str]) -> VariableStore:
+        """The same store for a graph that needs no more than these variables."""
+        wanted = self.facts.filter_keys(names)
+        buffers = self.buffers.filter_keys(names)
+        load, found, gather = _loading(buffers, wanted.replica_groupings.to_dict())
+        return replace(self, facts=wanted, buffers=buffers, names=found, load=load, gather=gather)
 
     def load_shards(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row` as this replica stores them."""
@@ -100,6 +104,18 @@ class VariableStore:
                 replica_grouping=factory.replica_grouping,
             )
         return addons.NamedTensors.from_dict(found)
+
+
+def _loading(
+    buffers: NamedRemoteBuffers, groupings: Mapping[str, popxl.ReplicaGrouping]
+) -> tuple[addons.GraphWithNamedArgs, list[str], addons.GraphWithNamedArgs]:
+    """`VariableStore.load`, `names` and `gather` of some buffers."""
+    load, names = addons.load_remote_graph(buffers)
+    shards = addons.NamedTensors.pack(names, load.graph.outputs)
+    gather, _ = all_gather_replica_sharded_graph(
+        shards, replica_groups=NamedReplicaGrouping.from_dict(groupings)
+    )
+    return load, names, gather
 
 
 def _gradient_buffers(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:

@@ -9,19 +9,22 @@ import numpy as np
 
 from config.sections import RunConfig
 from data.samples import EMPTY, lay_out, pack
-from modelling.generation import Strategy, build_generation
+from modelling.generation import Strategy
+from modelling.generation.choice import generation_program
 from modelling.generation.strategies import strategy_of
 from modelling.sessions.feeding import deal_of
 from modelling.sessions.running import RunningModel
 from modelling.spec import ModelFamily, family_of
+from modelling.weights import Variables
 from popxl_addons import NamedTensors
 
 
 class Inference(RunningModel):
     """Generates with a model. Use it as a context; weights must be written before it generates.
 
-    A run of the program takes `execution.device_iterations` micro-batches on each data-parallel
-    replica.
+    A run of the program takes several micro-batches on each data-parallel replica: as many as
+    `execution.device_iterations` where the weights are on the device, and a large batch where they
+    are streamed (see `generation.weights`).
     """
 
     def __init__(
@@ -41,15 +44,15 @@ class Inference(RunningModel):
         config = replace(config, model=replace(config.model, eval=True))
         self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy
-        self._deal = deal_of(config, config.execution.device_iterations)
-        self.program = build_generation(config, family.generator, self._strategy)
+        self.program = generation_program(config, family, self._strategy)
+        self._deal = deal_of(config, self.program.ir.num_host_transfers)
         super().__init__(config, self.program.ir)
 
     @property
     def samples_per_run(self) -> int:
         """Samples of one run of the program: prompts, or groups of them that share one."""
-        execution = self.config.execution
-        return execution.device_iterations * execution.data_parallel * execution.micro_batch_size
+        execution, batches = self.config.execution, self.program.ir.num_host_transfers
+        return batches * execution.data_parallel * execution.micro_batch_size
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Set the weights from whole tensors by logical name; other tensors are left alone.
@@ -59,11 +62,14 @@ class Inference(RunningModel):
         Raises:
             ValueError: one is missing. One of the wrong shape is an error when it is read.
         """
-        trees = {
-            layer: NamedTensors(fwd=self.program.variables.get(layer))
-            for layer in self._table.layers
-        }
-        self.session.write_variables_data(self._table.to_variables(tensors, trees))
+        self.session.write_variables_data(self._table.to_variables(tensors, self._variables))
+
+    @property
+    def _variables(self) -> Variables:
+        found = self.program.variables
+        if not isinstance(found, NamedTensors):
+            return found
+        return {layer: NamedTensors(fwd=found.get(layer)) for layer in self._table.layers}
 
     def generate(
         self,

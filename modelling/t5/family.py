@@ -19,6 +19,7 @@ from data.task import SAMPLE_FOLDER, Example
 from files.json_files import Fields
 from modelling.spec import Batch, ModelFamily, check_values, labelled_tokens, length_multiple
 from modelling.t5.generation import SPECIAL_TOKENS, START_TOKEN, T5Generator
+from modelling.t5.streamed import T5Streams
 from modelling.t5.training import T5Layout
 from modelling.t5.weights import weight_table
 
@@ -157,6 +158,7 @@ def sizes(description: Fields) -> dict[str, Any]:
 FAMILY = ModelFamily(
     layout=T5Layout,
     generator=T5Generator,
+    streamed=T5Streams,
     weights=weight_table,
     hf_config=hf_config,
     sizes=sizes,

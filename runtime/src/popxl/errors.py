@@ -36,3 +36,7 @@ class DeviceError(popart_exception, builtins.ValueError):
     def __init__(self, message: str, platform: str, needed: int, found: int) -> None:
         super().__init__(message)
         self.platform, self.needed, self.found = platform, needed, found
+
+
+class DiskError(popart_exception):
+    """The folder for entries on disk cannot be used: it is full, broken, or another run's."""

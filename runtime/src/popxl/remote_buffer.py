@@ -26,6 +26,7 @@ class RemoteBuffer:
         self._meta_shape = MetaShape()
         self._variables: dict[int, Variable] = {}  # by entry
         self._resident = 0
+        self._on_disk = 0
         self._id = self._ir._register_buffer(self)
 
     def set_remote_buffer_info(
@@ -73,6 +74,22 @@ class RemoteBuffer:
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise ValueError(f"the number of resident entries must be at least 0, got {count!r}")
         self._resident = count
+
+    @property
+    def on_disk(self) -> int:
+        """How many entries, from the last on, are in files; default: none. Not of PopXL.
+
+        They take no memory of the host but for what is read ahead and written behind. The session
+        needs a folder (`Session(..., disk=FOLDER)`). Results are the same bit for bit. May be set
+        until a session is made.
+        """
+        return self._on_disk
+
+    @on_disk.setter
+    def on_disk(self, count: int) -> None:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ValueError(f"the number of entries on disk must be at least 0, got {count!r}")
+        self._on_disk = count
 
     @property
     def meta_shape(self) -> tuple[int, ...]:

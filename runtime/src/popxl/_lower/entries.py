@@ -1,12 +1,15 @@
 """Remote buffers while a session is attached: one array for each entry.
 
-An entry lives in the host's memory, or stays in the device's if its buffer says so (`resident`). On
-CPU both are the same, and a load is no copy. An entry that nothing was stored to is zeros, which
-are made when it is first loaded.
+An entry lives in the host's memory, or stays in the device's if its buffer says so (`resident`), or
+lies in a file (`on_disk`). On CPU the first two are the same, and a load is no copy. An entry that
+nothing was stored to is zeros, which are made when it is first loaded. An entry may also be that of
+another program, which lends it (`borrow`).
 """
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,7 @@ import numpy as np
 
 from popxl._lower.devices import global_shape, per_replica
 from popxl._lower.hostdata import put, put_variable
+from popxl._lower.traffic import EntryFile, Traffic
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -32,7 +36,8 @@ class Entries:
         stored: the entries that the program has stored to since `stored` was last cleared.
     """
 
-    def __init__(self, buffer: RemoteBuffer, mesh: Mesh) -> None:
+    def __init__(self, buffer: RemoteBuffer, mesh: Mesh, traffic: Traffic | None = None) -> None:
+        """Args: `traffic`: of the folder for entries on disk, which must be there if there are."""
         self.buffer, self.stored = buffer, set[int]()
         self._device = per_replica(mesh)
         self._moves = mesh.devices.flat[0].platform != "cpu"  # host and device differ
@@ -40,6 +45,24 @@ class Entries:
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
+        self._lent: dict[int, tuple[Entries, int]] = {}
+        self._in_files = max(len(self) - buffer.on_disk, 0)  # the first entry that is
+        self._file = self._made_file(traffic)
+
+    def _made_file(self, traffic: Traffic | None) -> EntryFile | None:
+        count, here = len(self) - self._in_files, self._device.addressable_devices
+        if traffic is None or not count:
+            return None
+        nbytes = math.prod(self.buffer.tensor_shape) * self.buffer.tensor_dtype.itemsize
+        file = EntryFile(traffic, count, [nbytes] * len(here), self._bytes)
+        self._closed = weakref.finalize(self, file.close)
+        return file
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._file is not None:
+            self._file.traffic.settle()
+            self._closed()
 
     def __len__(self) -> int:
         return self.buffer.entries
@@ -71,10 +94,17 @@ class Entries:
             return self._load_each(index)
         array = self._arrays.get(index)
         if array is None:
-            array = self.array(index)
+            return self._moved(self.array(index), self._device, self._taken(index, gives, copies))
         if gives:
             del self._arrays[index]
         return self._moved(array, self._device, copies)
+
+    def _taken(self, index: int, gives: bool, copies: bool) -> bool:
+        """Whether the array of an entry that was not in memory has to be copied."""
+        if gives and index in self._arrays:  # zeros, just made
+            del self._arrays[index]
+            return copies
+        return copies or gives  # a file may be written from it, or it is another program's
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
         """Replace the entry.
@@ -86,7 +116,14 @@ class Entries:
             self._store_each(index, value)
             return
         self._check(index)
-        self._arrays[index] = self._moved(value, self._sharding(index), copies)
+        self._set(index, self._moved(value, self._sharding(index), copies))
+
+    def _set(self, index: int, array: jax.Array) -> None:
+        self._lent.pop(index, None)
+        if self._file is not None and index >= self._in_files:
+            self._file.store(index - self._in_files, array)
+        else:
+            self._arrays[index] = array
         self.stored.add(index)
 
     def _moved(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
@@ -116,22 +153,66 @@ class Entries:
             old = self._shards(jax.device_put(self.array(index), self._device))
             parts = [new[r] if indices[r] == index else old[r] for r in sorted(old)]
             made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
-            self._arrays[index] = jax.device_put(jax.numpy.copy(made), self._sharding(index))
-            self.stored.add(index)
+            self._set(index, jax.device_put(jax.numpy.copy(made), self._sharding(index)))
 
     # ---- from the session -----------------------------------------------------------------------
     def array(self, index: int) -> jax.Array:
-        """The entry where it is stored."""
+        """The entry where it is stored; one of a file in memory."""
         self._check(index)
+        if index in self._lent:
+            lender, theirs = self._lent[index]
+            return lender.array(theirs)
+        file, at = self._file, index - self._in_files
+        if file is not None and at >= 0:
+            found = file.load(at) if file.has(at) else self._zeros(index)
+            return found if isinstance(found, jax.Array) else self._from_bytes(found)
         if index not in self._arrays:
-            zero = np.zeros((), self.buffer.tensor_dtype.as_jax())
-            self._arrays[index] = put(np.broadcast_to(zero, self._shape), self._sharding(index))
+            self._arrays[index] = self._zeros(index)
         return self._arrays[index]
 
-    def put(self, index: int, var: Variable) -> None:
-        """Fill an entry with the value of a variable on the host."""
+    def _zeros(self, index: int) -> jax.Array:
+        zero = np.zeros((), self.buffer.tensor_dtype.as_jax())
+        return put(np.broadcast_to(zero, self._shape), self._sharding(index))
+
+    def put(self, index: int, var: Variable, value: np.ndarray) -> None:
+        """Fill an entry with a variable's value."""
         self._check(index)
-        self._arrays[index] = put_variable(var, self.buffer.tensor_shape, self._sharding(index))
+        shape, sharding = self.buffer.tensor_shape, self._sharding(index)
+        self._set(index, put_variable(var, value, shape, sharding))
+        self.stored.discard(index)
+
+    def borrow(self, index: int, lender: Entries, theirs: int) -> bool:
+        """Let an entry be that of another program, if they are alike. Storing to it ends that."""
+        own, other = self.buffer, lender.buffer
+        alike = own.tensor_shape == other.tensor_shape and own.tensor_dtype == other.tensor_dtype
+        if not (alike and self._host == lender._host):
+            return False
+        self._arrays.pop(index, None)
+        self._lent[index] = lender, theirs
+        return True
+
+    # ---- files ----------------------------------------------------------------------------------
+    def _bytes(self, array: jax.Array) -> list[np.ndarray]:
+        """What this process has of an array, by replica."""
+        shards = self._shards(array)
+        return [np.asarray(shards[r]).reshape(-1).view(np.uint8) for r in sorted(shards)]
+
+    def _from_bytes(self, parts: Sequence[np.ndarray]) -> jax.Array:
+        """The inverse, in the memory of `parts` where the platform is a CPU."""
+        dtype, own = self.buffer.tensor_dtype.as_jax(), sorted(self._places())
+        of_replica = dict(zip(own, parts, strict=True))
+        shape = (self._rows, *self._shape[1:])
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            replica = (index[0].start or 0) // max(self._rows, 1)
+            return of_replica[replica].view(dtype).reshape(shape)
+
+        return jax.make_array_from_callback(self._shape, self._host, part)
+
+    def _places(self) -> list[int]:
+        """The replicas of this process."""
+        found = self._host.addressable_devices_indices_map(self._shape).values()
+        return [(index[0].start or 0) // max(self._rows, 1) for index in found if index is not None]
 
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """This process's part of an array, by replica."""

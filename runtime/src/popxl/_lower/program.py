@@ -8,9 +8,11 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,7 @@ from popxl._lower.hostdata import device_view, put
 from popxl._lower.launch import Turns
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
+from popxl._lower.traffic import Traffic
 from popxl._lower.transfers import check_transfers
 from popxl._lower.walker import Ahead, Globals, Walker, wait_for
 from popxl.errors import poplar_application_runtime_error
@@ -55,10 +58,26 @@ class State:
     Attributes:
         variables: arrays of the variables on the device, or of their shards (see `global_shape`).
         entries: the remote buffers.
+        traffic: of the folder for entries on disk; None: there are none.
     """
 
     variables: dict[Variable | Shard, jax.Array] = field(default_factory=dict)
     entries: dict[RemoteBuffer, Entries] = field(default_factory=dict)
+    traffic: Traffic | None = None
+
+    def __post_init__(self) -> None:
+        self._closed = None if self.traffic is None else finalize(self, self.traffic.close)
+
+    def close(self) -> None:
+        """Remove the entries on disk. Also done, some time, when nobody has the state any more."""
+        for entries in self.entries.values():
+            entries.close()
+        if self._closed is not None:
+            self._closed()
+
+    def running(self, program: Program) -> AbstractContextManager[None]:
+        """A context for a run of the program."""
+        return nullcontext() if self.traffic is None else self.traffic.run(program)
 
 
 def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:
@@ -223,7 +242,8 @@ class Program:
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
-        slots = walker.routine(main, given)
+        with state.running(self):
+            slots = walker.routine(main, given)
         state.variables.update(kept)
         for k, i in enumerate(changed):
             array = slots[main.outputs[k]]

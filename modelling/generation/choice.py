@@ -1,0 +1,50 @@
+"""Which of the two programs generates: with the weights on the device, or layer by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from config.errors import ConfigError
+from config.sections import RunConfig
+from modelling.devices import device_desc
+from modelling.generation.program import GenerationProgram, build_generation
+from modelling.generation.search import Strategy
+from modelling.generation.streamed import build_streamed
+from modelling.memory import NotEnoughMemoryError, check_memory
+
+if TYPE_CHECKING:
+    from modelling.spec import ModelFamily
+
+
+def generation_program(
+    config: RunConfig, family: ModelFamily, strategy: Strategy
+) -> GenerationProgram:
+    """The program that `generation.weights` asks for; auto: the resident one, if it fits.
+
+    Args:
+        config: with `model.eval` set.
+
+    Raises:
+        DeviceError: fewer devices than replicas.
+        ConfigError: the family has no program of the kind.
+    """
+    wanted = config.generation.weights
+    if wanted == "streamed":
+        if family.streamed is None:
+            raise ConfigError(
+                f"the family {config.family} has no generation layer by layer: leave out "
+                "generation.weights streamed"
+            )
+        return build_streamed(config, family.streamed, strategy)
+    resident = build_generation(config, family.generator, strategy)
+    if wanted == "auto" and family.streamed is not None and not _fits(resident, config):
+        return build_streamed(config, family.streamed, strategy)
+    return resident
+
+
+def _fits(program: GenerationProgram, config: RunConfig) -> bool:
+    try:
+        check_memory(program.ir, device_desc(config))
+    except NotEnoughMemoryError:
+        return False
+    return True

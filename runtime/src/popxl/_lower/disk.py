@@ -1,0 +1,249 @@
+"""Entries of remote buffers in files: a folder of scratch, read ahead and written behind.
+
+Requests are large, aligned, and past the page cache where the file system allows it (O_DIRECT):
+what is read is needed once, and the cache would take the memory that the files are to save. They
+are made by threads in calls that release Python's lock. docs/disk.md says why no library does it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from popxl.errors import DiskError
+
+ALIGNED = 4096
+"""Bytes that offsets, lengths and memory of direct requests are multiples of."""
+
+REQUEST = 8 * 2**20
+"""Bytes of a request."""
+
+THREADS = 4
+_NAME = "popxl-scratch"
+_LOCK = "lock"
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes`, rounded up."""
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
+class Memory:
+    """Blocks of memory at page boundaries, which are used again.
+
+    A block comes back when nobody holds the array that was made of it; XLA may.
+    """
+
+    def __init__(self, kept: int) -> None:
+        """Args: `kept`: bytes of free blocks that are kept at most."""
+        self._kept, self._free_bytes = kept, 0
+        self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Bytes of a block of at least `nbytes`, at least one."""
+        size = aligned(max(nbytes, 1))
+        with self._lock:
+            free = self._free[size]
+            block = free.pop() if free else None
+            if block is not None:
+                self._free_bytes -= size
+        if block is None:
+            block = mmap.mmap(-1, size)
+        array = np.frombuffer(block, np.uint8)
+        weakref.finalize(array, self._give, block).atexit = False
+        return array
+
+    def _give(self, block: mmap.mmap) -> None:
+        with self._lock:
+            if self._free_bytes + len(block) <= self._kept:
+                self._free[len(block)].append(block)
+                self._free_bytes += len(block)
+
+
+class Scratch:
+    """A folder of files that nobody needs after the process.
+
+    Attributes:
+        direct: whether requests go past the page cache.
+        read, written: bytes so far.
+        memory: for what is read.
+    """
+
+    _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
+
+    def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
+        """Make the folder if it is not there, and throw away what a killed process left in it.
+
+        Args:
+            process: which of a program's, each of which has a folder of its own inside.
+            kept: see `Memory`.
+
+        Raises:
+            DiskError: another process uses the folder, or it cannot be written.
+        """
+        self.place = folder
+        self.folder = folder / f"{_NAME}-{process}"
+        self.read = self.written = 0
+        self.memory = Memory(kept)
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
+        self._count, self._users, self._local = 0, 0, threading.local()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError as error:
+            raise _error(f"the disk folder {folder} cannot be used", error) from error
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._locked)
+            raise DiskError(
+                f"the disk folder {folder} is in use by another run: give each run its own"
+            ) from error
+        for left in self.folder.iterdir():
+            if left.name != _LOCK:
+                left.unlink()
+        self.direct = self._allows_direct()
+
+    def _allows_direct(self) -> bool:
+        path, flag = self.folder / "probe", getattr(os, "O_DIRECT", 0)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+            try:
+                os.pwrite(descriptor, mmap.mmap(-1, ALIGNED), 0)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        finally:
+            path.unlink(missing_ok=True)
+        return bool(flag)
+
+    @classmethod
+    def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
+        """The folder, which several programs of a process share. Each closes it once."""
+        key = Path(folder).absolute(), process
+        found = cls._opened.get(key)
+        if found is None:
+            found = cls._opened[key] = cls(*key)
+        found._users += 1
+        return found
+
+    def close(self) -> None:
+        """Remove the files, when nobody uses the folder any more."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        for key in [key for key, scratch in self._opened.items() if scratch is self]:
+            del self._opened[key]
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._locked)
+
+    def file(self, nbytes: int) -> ScratchFile:
+        """A new file with room for so many bytes.
+
+        Raises:
+            DiskError: the disk is full.
+        """
+        self._count += 1
+        return ScratchFile(self, self.folder / f"{self._count}.entries", nbytes)
+
+    def staging(self) -> np.ndarray:
+        """This thread's bytes for a request."""
+        if not hasattr(self._local, "bytes"):
+            self._local.bytes = np.frombuffer(mmap.mmap(-1, REQUEST), np.uint8)
+        return self._local.bytes
+
+
+class ScratchFile:
+    """A file of a `Scratch`."""
+
+    def __init__(self, scratch: Scratch, path: Path, nbytes: int) -> None:
+        self._scratch, self._path, self.nbytes = scratch, path, nbytes
+        flag = os.O_DIRECT if scratch.direct else 0
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flag, 0o600)
+            os.posix_fallocate(self._file, 0, aligned(max(nbytes, 1)))
+        except OSError as error:
+            raise self._error("have room for", nbytes, error) from error
+
+    def close(self) -> None:
+        """Remove the file."""
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Write bytes at an aligned offset; what is behind them, to the next boundary, is lost.
+
+        Raises:
+            DiskError: the disk is full or broken.
+        """
+        staging = self._scratch.staging()
+        try:
+            for start in range(0, data.size, REQUEST):
+                part = data[start : start + REQUEST]
+                if part.ctypes.data % ALIGNED or part.size % ALIGNED:
+                    staging[: part.size] = part
+                    part = staging[: aligned(part.size)]
+                self._all(os.pwritev, part, offset + start)
+                if not self._scratch.direct:
+                    self._uncached(offset + start, part.size)
+        except OSError as error:
+            raise self._error("be written with", data.size, error) from error
+        self._scratch.written += data.size
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """Bytes at an aligned offset, in memory that comes back to `Scratch.memory`.
+
+        Raises:
+            DiskError: the disk is broken.
+        """
+        block = self._scratch.memory.take(nbytes)
+        try:
+            for start in range(0, block.size, REQUEST):
+                part = block[start : start + REQUEST]
+                self._all(os.preadv, part, offset + start)
+                if not self._scratch.direct:
+                    self._uncached(offset + start, part.size)
+        except OSError as error:
+            raise self._error("be read for", nbytes, error) from error
+        self._scratch.read += nbytes
+        return block[:nbytes]
+
+    def _all(self, do: Callable[[int, Sequence[Any], int], int], part: np.ndarray, at: int) -> None:
+        """One request; the kernel may do it in several parts."""
+        done = 0
+        while done < part.size:
+            count = do(self._file, [part[done:]], at + done)
+            if count <= 0:
+                raise OSError(0, "the file ends too early")
+            done += count
+
+    def _uncached(self, offset: int, nbytes: int) -> None:
+        os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
+        folder = self._scratch.place
+        return _error(
+            f"the disk folder {folder} cannot {what} {nbytes / 1e9:.3g} GB", error, folder
+        )
+
+
+def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
+    free = ""
+    if folder is not None and folder.exists():
+        free = f" ({shutil.disk_usage(folder).free / 1e9:.3g} GB are free)"
+    reason = error.strerror or str(error)
+    return DiskError(f"{what}: {reason}{free}: use a folder of another disk, or less state on disk")

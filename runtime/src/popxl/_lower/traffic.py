@@ -1,0 +1,242 @@
+"""Entries on disk while a program runs: written behind its back, and read ahead of it.
+
+A store hands an array to a thread, and a load of what is not written yet takes that array. What a
+run loads and stores it loads and stores in the same order the next time; so from the second run on
+the threads read what comes next, within a number of bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from popxl._lower.disk import Scratch, aligned
+
+AHEAD = 2**28
+"""Bytes that are read before they are asked for."""
+
+BEHIND = 2**28
+"""Bytes of stored entries that may wait for the disk; a store waits if they are more."""
+
+_LOOKED_AT = 256  # events
+
+
+class Event(NamedTuple):
+    """A load or store of an entry."""
+
+    kind: Literal["load", "store"]
+    file: EntryFile
+    entry: int
+
+
+class Traffic:
+    """What the programs of a process do with entries in a folder. One of them runs at a time.
+
+    Attributes:
+        scratch: the folder.
+        waiting: bytes that are to be written.
+        changed: notified when `waiting` is less.
+    """
+
+    _of: ClassVar[weakref.WeakKeyDictionary[Scratch, Traffic]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.scratch = scratch
+        self._events: list[Event] | None = None  # of the run
+        self._runs: weakref.WeakKeyDictionary[object, list[Event]] = weakref.WeakKeyDictionary()
+        self._last: list[Event] = []  # those of the program's run before
+        self._at = 0
+        self._reading: dict[tuple[EntryFile, int], Future[list[np.ndarray]]] = {}
+        self._reading_bytes = 0
+        self.waiting = 0
+        self.changed = threading.Condition()
+
+    @classmethod
+    def opened(cls, folder: str | os.PathLike[str], process: int) -> Traffic:
+        """That of a folder, which is in use from now on until it is closed as often.
+
+        Raises:
+            DiskError: see `Scratch`.
+        """
+        scratch = Scratch.opened(folder, process)
+        if scratch not in cls._of:
+            cls._of[scratch] = cls(scratch)
+        return cls._of[scratch]
+
+    def close(self) -> None:
+        """The folder is used no more."""
+        self.settle()
+        self.scratch.close()
+
+    @contextmanager
+    def run(self, program: object) -> Iterator[None]:
+        """Inside, a program runs."""
+        self._events, self._last, self._at = [], self._runs.get(program, []), 0
+        self._ahead()
+        try:
+            yield
+            self._runs[program] = self._events
+        finally:
+            self._events, self._last = None, []
+            self._forget()
+
+    def note(self, kind: Literal["load", "store"], file: EntryFile, index: int) -> None:
+        """An entry is about to be loaded or stored."""
+        if self._events is None:
+            return
+        event = Event(kind, file, index)
+        self._events.append(event)
+        if self._last[self._at : self._at + 1] == [event]:
+            self._at += 1
+        else:  # another way than last time: as long as that lasts, nothing is read ahead
+            self._last = []
+        if kind == "store":
+            self.taken(file, index)
+        self._ahead()
+
+    def taken(self, file: EntryFile, index: int) -> Future[list[np.ndarray]] | None:
+        """What was read ahead of an entry, if it was; nobody has it any more."""
+        found = self._reading.pop((file, index), None)
+        if found is not None:
+            self._reading_bytes -= file.nbytes
+        return found
+
+    def _ahead(self) -> None:
+        """Read what is loaded next, but not past a store to the same entry."""
+        stored: set[tuple[EntryFile, int]] = set()
+        for kind, file, index in self._last[self._at : self._at + _LOOKED_AT]:
+            key = file, index
+            if kind == "store":
+                stored.add(key)
+            elif key not in stored and key not in self._reading and file.is_written(index):
+                if self._reading_bytes and self._reading_bytes + file.nbytes > AHEAD:
+                    return
+                self._reading[key] = self.scratch.pool.submit(file.read_parts, index)
+                self._reading_bytes += file.nbytes
+
+    def settle(self) -> None:
+        """Wait until everything is written; forget what was read."""
+        self._forget()
+        with self.changed:
+            self.changed.wait_for(lambda: not self.waiting)
+
+    def _forget(self) -> None:
+        for (file, _), future in self._reading.items():
+            future.cancel()
+            self._reading_bytes -= file.nbytes
+        self._reading.clear()
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """An entry that was stored and is not written."""
+
+    array: jax.Array
+
+
+class EntryFile:
+    """A file with the entries of a buffer: what this process holds of each.
+
+    Args:
+        entries: how many.
+        parts: nbytes of each of its replicas' parts of an entry.
+        split: gives the parts of an array, of which a thread can see the memory.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        entries: int,
+        parts: Sequence[int],
+        split: Callable[[jax.Array], Sequence[np.ndarray]],
+    ) -> None:
+        self.traffic, self._split, self._sizes = traffic, split, list(parts)
+        self._strides = [aligned(n) for n in parts]
+        self.nbytes = sum(self._strides)
+        self._file = traffic.scratch.file(entries * self.nbytes)
+        self._waiting: dict[int, _Waiting] = {}
+        self._locks = [threading.Lock() for _ in range(entries)]
+        self._written: set[int] = set()
+        self._failed: BaseException | None = None
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
+    def has(self, index: int) -> bool:
+        """Whether the entry was ever stored."""
+        return index in self._written
+
+    def is_written(self, index: int) -> bool:
+        """Whether the file has the entry's newest value."""
+        return index in self._written and index not in self._waiting
+
+    def store(self, index: int, array: jax.Array) -> None:
+        """Replace an entry, later on.
+
+        Raises:
+            DiskError: this or another entry could not be written.
+        """
+        self._check()
+        self.traffic.note("store", self, index)
+        self._written.add(index)
+        traffic, waiting = self.traffic, _Waiting(array)
+        with traffic.changed:
+            traffic.changed.wait_for(lambda: not traffic.waiting or traffic.waiting < BEHIND)
+            traffic.waiting += self.nbytes
+            self._waiting[index] = waiting
+        traffic.scratch.pool.submit(self._write, index, waiting)
+
+    def load(self, index: int) -> jax.Array | list[np.ndarray]:
+        """An entry: the array that waits to be written, or the bytes of its parts.
+
+        Raises:
+            DiskError: it cannot be read, or another one could not be written.
+        """
+        self._check()
+        self.traffic.note("load", self, index)
+        waiting = self._waiting.get(index)
+        if waiting is not None:
+            return waiting.array
+        ahead = self.traffic.taken(self, index)
+        return self.read_parts(index) if ahead is None else ahead.result()
+
+    def read_parts(self, index: int) -> list[np.ndarray]:
+        """The bytes of each part of an entry."""
+        at, parts = index * self.nbytes, []
+        for size, stride in zip(self._sizes, self._strides, strict=True):
+            parts.append(self._file.read(at, size))
+            at += stride
+        return parts
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _write(self, index: int, waiting: _Waiting) -> None:
+        traffic = self.traffic
+        try:
+            with self._locks[index]:
+                if self._waiting.get(index) is waiting:  # nothing newer
+                    at = index * self.nbytes
+                    parts = self._split(waiting.array)
+                    for part, stride in zip(parts, self._strides, strict=True):
+                        self._file.write(at, part)
+                        at += stride
+        except BaseException as error:
+            self._failed = error
+        finally:
+            with traffic.changed:
+                if self._waiting.get(index) is waiting and self._failed is None:
+                    del self._waiting[index]
+                traffic.waiting -= self.nbytes
+                traffic.changed.notify_all()

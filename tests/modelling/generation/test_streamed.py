@@ -1,0 +1,93 @@
+"""Generation layer by layer writes what the resident program writes, which is Hugging Face's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from config.sections import RunConfig
+from modelling.generation import Beam, Greedy, Sampling, Strategy
+from modelling.sessions.generating import Inference
+from modelling.spec import family_of
+from tests.modelling.generation import test_gptj, test_t5
+from tests.modelling.sessions import transposed
+
+SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
+
+
+def config_of(family: ModuleType, dp: int = 1, tp: int = 1) -> RunConfig:
+    """64 prompts in two runs of four micro-batches, the last of which are not full."""
+    batch = 12 // dp
+    if family is test_t5:
+        config = test_t5.config_of(dp, tp, batch)
+    else:
+        config = test_gptj.config_of(dp, tp, batch)
+    return transposed(config, tp > 1)
+
+
+def tokens_of(
+    config: RunConfig, weights: str, strategy: Strategy, expected: object = None
+) -> np.ndarray:
+    """What is written with the weights on the device ("resident") or "streamed"."""
+    family = test_t5 if config.family == "t5" else test_gptj
+    reference = family.reference()
+    generation = replace(config.generation, weights=weights, micro_batches=4)
+    config = replace(config, generation=generation)
+    with Inference(config, family_of(config), strategy) as model:
+        model.write(reference.weights)
+        return model.generate(reference.words, reference.mask)
+
+
+@pytest.mark.parametrize("family", [test_t5, test_gptj])
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
+def test_greedy_tokens_are_hugging_faces(family, dp, tp):
+    tokens = tokens_of(config_of(family, dp, tp), "streamed", Greedy())
+    np.testing.assert_array_equal(tokens, family.reference().tokens)
+
+
+@pytest.mark.parametrize("family", [test_t5, test_gptj])
+@pytest.mark.parametrize("strategy", [Beam(3), SAMPLING])
+def test_other_searches_find_the_same(family, strategy):
+    config = config_of(family)
+    streamed, resident = (tokens_of(config, w, strategy) for w in ("streamed", "resident"))
+    np.testing.assert_array_equal(streamed, resident)
+    assert (streamed != family.reference().tokens).any(1).sum() > 5
+
+
+def test_prompts_that_share_rows_and_beams_that_share_prompts():
+    config = config_of(test_t5).to_dict()
+    config["data"]["examples_per_row"] = 4
+    config["execution"]["micro_batch_size"] = 4
+    config = type(config_of(test_t5)).from_dict(config)
+    streamed, resident = (tokens_of(config, w, Beam(2)) for w in ("streamed", "resident"))
+    np.testing.assert_array_equal(streamed, resident)
+
+
+def test_four_bits_stream_packed():
+    config = config_of(test_gptj)
+    model = replace(config.model, quantisation="int4", quantisation_group_size=8)
+    config = replace(config, model=model)
+    streamed, resident = (tokens_of(config, w, Greedy()) for w in ("streamed", "resident"))
+    np.testing.assert_array_equal(streamed, resident)
+    generation = replace(config.generation, weights="streamed")
+    program = Inference(replace(config, generation=generation)).program
+    (layer, *_) = program.variables["layer"]
+    packed = [v for n, v in layer.fwd.to_dict().items() if n.endswith("packed")]
+    assert len(packed) == 4
+    assert all(v.dtype.as_numpy() == np.uint16 for v in packed)
+
+
+def test_the_device_holds_a_layer_at_a_time():
+    """More layers take no more of it; the resident program holds all of them."""
+
+    def bytes_of(layers: int, weights: str) -> int:
+        config = test_t5.config_of(micro_batch=4, layers=layers)
+        generation = replace(config.generation, weights=weights, micro_batches=2)
+        use = Inference(replace(config, generation=generation)).session.plan()
+        return use.device
+
+    assert bytes_of(6, "streamed") == bytes_of(3, "streamed")
+    assert bytes_of(6, "resident") > 1.3 * bytes_of(3, "resident")

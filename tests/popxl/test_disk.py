@@ -1,0 +1,222 @@
+"""Entries of remote buffers in files: the same bits, little memory, and what can go wrong."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from popxl._lower import disk, traffic
+from popxl.errors import DiskError
+
+ROWS, SIZE = 6, 3000  # no whole number of pages
+KINDS = ["float32", "float16", "int8", "bfloat16"]
+
+
+def program(
+    on_disk: int, replicas: int = 1, dtype: popxl.dtype = popxl.float32, size: int = SIZE
+) -> tuple[popxl.Ir, list[popxl.Variable]]:
+    """A loop over rows that updates a buffer of variables and one of zeros, then reads both."""
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        x, m = (popxl.remote_buffer((size,), dtype, ROWS) for _ in range(2))
+        x.on_disk = m.on_disk = on_disk
+        values = np.arange(ROWS * size).reshape(ROWS, size) % 100
+        rows = [
+            popxl.remote_variable(v.astype(dtype.as_numpy()), x, i) for i, v in enumerate(values)
+        ]
+
+        def update(row: popxl.Tensor) -> popxl.Tensor:
+            a, b = ops.remote_load(x, row), ops.remote_load(m, row)
+            b = a - b
+            ops.remote_store(m, row, b)
+            ops.remote_store(x, row, a + b)
+            ops.remote_store(x, row, ops.remote_load(x, row) + b)
+            return row + 1
+
+        first = popxl.constant(0, popxl.int32)
+        ops.repeat(ir.create_graph(update, first), ROWS, first)
+    return ir, rows
+
+
+def values_of(folder: Path | None, on_disk: int, *given: object) -> list[np.ndarray]:
+    """The variables after three runs."""
+    ir, rows = program(on_disk, *given)
+    with popxl.Session(ir, "cpu", disk=folder) as session:
+        for _ in range(3):
+            session.run()
+        return [session.read_variable_data(row) for row in rows]
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize(("on_disk", "replicas"), [(ROWS, 1), (2, 1), (99, 2)])
+def test_the_bits_are_those_of_memory(tmp_path, dtype, on_disk, replicas):
+    given = replicas, popxl.dtype.from_name(dtype)
+    for found, wanted in zip(
+        values_of(tmp_path, on_disk, *given), values_of(None, 0, *given), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_direct_requests(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk.Scratch, "_allows_direct", lambda self: False)
+    for found, wanted in zip(values_of(tmp_path, ROWS), values_of(None, 0), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_is_slow_to_be_written_comes_from_memory(tmp_path, monkeypatch):
+    write = disk.ScratchFile.write
+
+    def slowly(self: disk.ScratchFile, *args: object) -> None:
+        time.sleep(0.01)
+        write(self, *args)
+
+    monkeypatch.setattr(disk.ScratchFile, "write", slowly)
+    monkeypatch.setattr(traffic, "BEHIND", 5 * 4096)
+    for found, wanted in zip(values_of(tmp_path, ROWS), values_of(None, 0), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_second_run_reads_ahead(tmp_path):
+    """What it loads, threads have read before it asks; the first run knows of nothing."""
+    ir, _ = program(ROWS, size=2**16)
+    asked: list[bool] = []
+    taken = traffic.Traffic.taken
+
+    def noted(self: traffic.Traffic, *key: object) -> object:
+        found = taken(self, *key)
+        asked.append(found is not None)
+        return found
+
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session, pytest.MonkeyPatch.context() as patch:
+        session.run()
+        session._state.traffic.settle()
+        patch.setattr(traffic.Traffic, "taken", noted)
+        session.run()
+        assert sum(asked) >= ROWS
+        assert session.disk_traffic.read >= 2 * ROWS * 2**18
+
+
+def test_entries_on_disk_take_no_memory(tmp_path):
+    ir, _ = program(4)
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        session.run()
+        assert session.remote_bytes() == 2 * 2 * 4 * SIZE
+
+
+def test_another_session_reads_what_is_lent(tmp_path):
+    """Without a copy; what it stores is its own."""
+    results = []
+    for on_disk in (0, 2):
+        ir, rows = program(on_disk)
+        other, others = program(0)
+        with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+            session.run()
+            before = [session.read_variable_data(row) for row in rows]
+            borrower = popxl.Session(other, "cpu")
+            borrower.write_variables_data(
+                {b: session.lent(row) for b, row in zip(others, rows, strict=True)}
+            )
+            with borrower:
+                assert borrower.remote_bytes() == 0
+                borrower.run()
+                results.append([borrower.read_variable_data(row) for row in others])
+            for row, value in zip(rows, before, strict=True):
+                np.testing.assert_array_equal(session.read_variable_data(row), value)
+            session.run()
+    alone, rows = program(0)
+    with popxl.Session(alone, "cpu") as session:
+        session.write_variables_data(dict(zip(rows, before, strict=True)))
+        session.run()
+        wanted = [session.read_variable_data(row) for row in rows]
+    for found in results:
+        np.testing.assert_array_equal(found, wanted)
+
+
+# ---- what can go wrong --------------------------------------------------------------------------
+def test_a_folder_is_needed():
+    ir, _ = program(1)
+    with pytest.raises(ValueError, match="disk=FOLDER"), popxl.Session(ir, "cpu"):
+        pass
+
+
+def test_a_full_disk(tmp_path):
+    """A limit on the size of files, which the system checks where it checks for room."""
+    ir, _ = program(ROWS, size=2**16)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        with pytest.raises(DiskError, match="cannot have room for") as error:
+            popxl.Session(ir, "cpu", disk=tmp_path).__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(tmp_path) in str(error.value)
+    assert len(str(error.value)) < 300 + len(str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "what"), [("pwritev", "written"), ("preadv", "read")])
+def test_a_broken_disk(tmp_path, monkeypatch, name, what):
+    ir, _ = program(ROWS, size=2**16)
+
+    def broken(*args: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    def run() -> None:
+        with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+            session.run()
+            session._state.traffic.settle()
+            monkeypatch.setattr(os, name, broken)
+            session.run()
+            session._state.traffic.settle()
+            session.run()
+
+    with pytest.raises(DiskError, match=f"cannot be {what}.*Input/output error"):
+        run()
+
+
+RUN = """
+import sys, time
+from pathlib import Path
+import popxl
+from tests.popxl.test_disk import program
+ir, _ = program(6)
+with popxl.Session(ir, "cpu", disk=sys.argv[1]) as session:
+    session.run()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_runs_cannot_share_a_folder_and_a_killed_one_leaves_nothing(tmp_path):
+    ir, _ = program(ROWS)
+    command = [sys.executable, "-c", RUN, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "ready\n"
+            with pytest.raises(DiskError, match="in use by another run"):
+                popxl.Session(ir, "cpu", disk=tmp_path).__enter__()
+        finally:
+            other.send_signal(signal.SIGKILL)
+    (left,) = tmp_path.iterdir()
+    assert len(list(left.iterdir())) > 1
+    values_of(tmp_path, ROWS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True])
+def test_a_number_of_entries_is_needed(count):
+    ir, _ = program(0)
+    (buffer, *_) = ir._buffers
+    with pytest.raises(ValueError, match="entries on disk"):
+        buffer.on_disk = count
