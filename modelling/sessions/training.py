@@ -16,6 +16,7 @@ from modelling.phases.training import build_training
 from modelling.sessions.feeding import deal_of
 from modelling.sessions.running import RunningModel
 from modelling.spec import Batch, ModelFamily, family_of
+from modelling.weights import HeldParts
 from popxl.random_seed import two_uint32_to_uint64
 
 
@@ -79,8 +80,10 @@ class FineTuning(RunningModel):
             ValueError: the model is not entered.
         """
         self._check_entered()
-        read, parts = self.session.read_variable_data, self.session.variable_parts
-        return self._table.to_logical(read, self.program.variables, optimizer, parts)
+        session = self.session
+        held = HeldParts(session.variable_parts, session.read_variable_part)
+        read = session.read_variable_data
+        return self._table.to_logical(read, self.program.variables, optimizer, held)
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
         """As `tensors`, all at once: a copy."""

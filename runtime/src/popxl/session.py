@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -30,6 +29,7 @@ from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
 from popxl._lower.hostvalues import HostValues, Lent, place
+from popxl._lower.placed import VariablePart as VariablePart
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
@@ -51,24 +51,6 @@ VariableData = HostTensor | Callable[[], HostTensor]
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
 
 _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are made of, besides a seed
-
-
-@dataclass(frozen=True)
-class VariablePart:
-    """Consecutive elements of a variable's value, as some replicas hold them.
-
-    Attributes:
-        group: of the variable's replica grouping.
-        start, size: which elements of that group's value, in C order.
-        processes: those whose replicas hold it.
-        read: gives the elements, [size], on one of these processes, without the others.
-    """
-
-    group: int
-    start: int
-    size: int
-    processes: tuple[int, ...]
-    read: Callable[[], np.ndarray]
 
 
 class DiskTraffic(NamedTuple):
@@ -409,32 +391,27 @@ class Session:
             everyones = of_all_processes(flat, self._program.mesh)
         return everyones.view(array.dtype).reshape(-1, *array.shape)
 
-    def variable_parts(self, variable: Variable) -> list[VariablePart]:
-        """The parts that make up a variable's value, the same on every process.
-
-        With them a process reads what its own replicas hold, where `read_variable_data` asks all
-        processes. Not of PopXL.
+    def variable_parts(self, variable: Variable) -> tuple[VariablePart, ...]:
+        """The parts that make up a variable's value, the same on every process. Variables that are
+        cut alike get the same object. Not of PopXL.
 
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
         """
         self._values.check(variable, Variable)
-        return [
-            VariablePart(
-                group, start, size, placed.processes_of(self._program, holders),
-                partial(self._read_part, variable, size, holders),
-            )
-            for group, start, size, holders in hostdata.parts_of(variable)
-        ]  # fmt: skip
+        return placed.parts_of(self._program, variable)
 
-    def _read_part(self, var: Variable, size: int, holders: Sequence[int]) -> np.ndarray:
-        """The first `size` elements that one of the `holders` has, which is of this process."""
-        self._values.check_known(var)
-        if self._state is not None and var in self._values.stale:
-            part = placed.part_here(self._program, self._state, var, holders)
+    def read_variable_part(self, variable: Variable, part: VariablePart) -> np.ndarray:
+        """The elements [size] of one of the variable's parts that this process holds.
+
+        Other processes are not asked, as `read_variable_data` asks them. Not of PopXL.
+        """
+        self._values.check_known(variable)
+        if self._state is not None and variable in self._values.stale:
+            found = placed.part_here(self._program, self._state, variable, part.replicas)
         else:
-            part = self._values.on_replica(var, holders[0])
-        return np.array(part.reshape(-1)[:size]).view(var.dtype.as_numpy())
+            found = self._values.on_replica(variable, part.replicas[0])
+        return np.array(found.reshape(-1)[: part.size]).view(variable.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
         """Write host data to a variable, and to the devices if attached.
