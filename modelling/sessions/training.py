@@ -17,7 +17,7 @@ from modelling.sessions.feeding import deal_of
 from modelling.sessions.running import RunningModel
 from modelling.spec import Batch, ModelFamily, family_of
 from modelling.weights import HeldParts
-from popxl.random_seed import two_uint32_to_uint64
+from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class FineTuning(RunningModel):
         inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
         if self.program.seed is not None:
             inputs[self.program.seed] = self._seeds(first_step)
-        seed = popxl.create_seeds(self.config.model.seed, first_step)
+        (seed,) = counter_seeds(self.config.model.seed, first_step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
         return self._results(self._run(inputs), counts)
 
@@ -170,9 +170,7 @@ class FineTuning(RunningModel):
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel
-        per_step = [
-            popxl.create_seeds(c.model.seed, step, replicas=copies).reshape(-1, 2) for step in steps
-        ]
+        per_step = [counter_seeds(c.model.seed, step, copies) for step in steps]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
         everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
         out[: len(per_step)] = everyones[:, self._deal.own]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from popxl._core.known import found_once
 from popxl._core.regions import Region, regions
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ def modified_owners(graph: Graph) -> set[Tensor]:
     return found
 
 
-def modified_inputs(graph: Graph) -> set[int]:
+@found_once
+def modified_inputs(graph: Graph) -> frozenset[int]:
     """Indices of the inputs of `graph` whose value it changes."""
     changed = modified_owners(graph)
-    return {i for i, t in enumerate(graph._inputs) if t in changed}
+    return frozenset(i for i, t in enumerate(graph._inputs) if t in changed)
 
 
 def check_references(op: Op) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from popxl._core.aliases import viewed
 from popxl._core.effects import Effects
+from popxl._core.known import found_once
 from popxl._core.regions import Region, regions
 from popxl._core.rounding import is_rounded
 
@@ -235,20 +236,10 @@ def count_updates(node: Node) -> int:
 
 
 # ---- the pass -----------------------------------------------------------------------------------
-Made = dict["Graph", Functional]
-
-
-def functionalise(graph: Graph, made: Made | None = None) -> Functional:
-    """The functional form of `graph`.
-
-    Args:
-        made: forms of graphs found before, to which those of this graph and of the graphs that it
-            runs are added: each graph is looked at once.
-    """
-    made = {} if made is None else made
-    if graph not in made:
-        made[graph] = _GraphPass(graph, made).form()
-    return made[graph]
+@found_once
+def functionalise(graph: Graph) -> Functional:
+    """The functional form of `graph`; of the main graph the inputs are its variables."""
+    return _GraphPass(graph).form()
 
 
 class _Writer:
@@ -331,14 +322,15 @@ class _Writer:
 class _GraphPass(_Writer):
     """Makes the functional form of one graph."""
 
-    def __init__(self, graph: Graph, made: Made) -> None:
+    def __init__(self, graph: Graph) -> None:
         super().__init__({}, {})
-        self._graph, self._made = graph, made
+        self._graph = graph
 
     def form(self, also: Sequence[Tensor] = ()) -> Functional:
         """The form; values of `also` at the end follow the graph's outputs."""
         graph = self._graph
-        inputs = [Value(t) for t in (*graph._inputs, *graph._resident)]
+        is_main = graph is graph.ir.main_graph
+        inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
             if not op.view:
@@ -384,19 +376,19 @@ class _GraphPass(_Writer):
     def _derivative(self, region: Region) -> PureRegion:
         graph = region.graph
         if region.also:
-            form = _GraphPass(graph, self._made).form(region.also)
+            form = _GraphPass(graph).form(region.also)
         else:
-            form = functionalise(graph, self._made)
+            form = functionalise(graph)
         return PureRegion(
             form, region.inputs, (None,) * len(form.outputs), (), region.count, "derivative"
         )
 
     # ---- loops, of which calls are one of one iteration -----------------------------------------
     def _loop(self, op: Op, region: Region) -> None:
+        form = functionalise(region.graph)
         if region.count == 0:
             self._no_iterations(op, region)
             return
-        form = functionalise(region.graph, self._made)
         inputs = [self.read(t) for t in op.inputs]
         own = len(region.outputs)
         reaching = [(own + k, i) for k, i in enumerate(form.changed) if region.reaches(op, i)]
@@ -428,7 +420,7 @@ class _GraphPass(_Writer):
 
     # ---- branches -------------------------------------------------------------------------------
     def _branches(self, op: Op, found: Sequence[Region]) -> None:
-        forms = [functionalise(region.graph, self._made) for region in found]
+        forms = [functionalise(region.graph) for region in found]
         changed: dict[Tensor, None] = {}
         for region, form in zip(found, forms, strict=True):
             for i in form.changed:

@@ -32,3 +32,4 @@ def compile_apart(graph: Graph, first: Sequence[Tensor] = ()) -> None:
         if t._graph is not graph:
             raise ValueError(f"compile_apart: {t.id!r} is not in graph {graph.id!r}")
     graph._outlined = Outlined(tuple(first))
+    graph._changes()
