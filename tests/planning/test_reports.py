@@ -119,17 +119,18 @@ def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
-    """GPT-J 6B's state fits an H200; with its activations it does not, and they save nothing."""
+    """GPT-J 6B's state fits an H200; with all its activations, which save nothing, it does not."""
     machine_of = machine("h200")
     made = report("gptj_6B_gpu", gptj_6b(), machine_of)
     placement = made.needs.placement
     assert placement is not None
     kept = {kind.label for kind in placement.kinds if kind.nbytes > 1e9}
-    assert kept == {"weights", "gradients", "optimizer state"}
+    assert kept >= {"weights", "gradients", "optimizer state"}
+    assert "activations between layers" not in kept
     assert placement.after.seconds < 0.9 * placement.before.seconds
     assert made.device_bytes < 0.9 * machine_of.memory
-    assert made.plan.resident + made.plan.host == placement.nbytes + made.plan.host
-    assert "placement    84.71 GB of the buffers on each device" in as_text(made)
+    assert made.plan.resident == placement.nbytes
+    assert re.search(r"^placement    \d+... GB of the buffers on each", as_text(made), re.MULTILINE)
     by_hand = report("gptj_6B_gpu", gptj_6b(resident_layers=28), machine_of)
     assert by_hand.needs.placement is None
     assert "of activations and inputs" in as_text(by_hand)

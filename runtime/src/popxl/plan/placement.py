@@ -84,6 +84,10 @@ class _Kind:
         chosen = self.entries if indices is None else indices
         return sum(n for i in chosen for _, n in self.entries[i])
 
+    def count(self, indices: Iterable[int] | None = None) -> int:
+        """Entries of some indices, or of all."""
+        return sum(len(self.entries[i]) for i in (self.entries if indices is None else indices))
+
     def spread(self, count: int) -> set[int]:
         """So many indices, evenly spread: their neighbours' transfers have more time."""
         indices = sorted(self.entries)
@@ -121,12 +125,7 @@ def place(traced: Traced, rates: Rates, device: int, host: int | None = None) ->
             over -= kind.nbytes(kind.kept)
     _set(kinds)
     found = [
-        Kept(
-            kind.label,
-            *(sum(len(kind.entries[i]) for i in which) for which in (kind.kept, kind.entries)),
-            nbytes=kind.nbytes(kind.kept),
-            saves=kind.saves,
-        )
+        Kept(kind.label, kind.count(kind.kept), kind.count(), kind.nbytes(kind.kept), kind.saves)
         for kind in kinds
     ]
     return Placement(found, before, traced.timeline(rates), room)
