@@ -234,6 +234,14 @@ class Execution(Section):
     rts_activations: bool = True
     """Shard the activations between layers over the tensor-parallel devices."""
 
+    disk: PathText | None = None
+    """Folder on a local disk, of no other run, for the state that host memory cannot hold. null:
+    all of it is in memory."""
+
+    host_memory: PositiveFloat | None = None
+    """Gigabytes of host memory that a process may take; state beyond that goes to `disk`. null:
+    what is free."""
+
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""
 
@@ -494,6 +502,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
                 f"{self.execution.tensor_parallel} must be at most {MOST_REPLICAS:,} devices"
+            )
+        if self.execution.host_memory is not None and self.execution.disk is None:
+            raise ConfigError(
+                "execution.host_memory limits what the state may take: name a folder for the rest "
+                "in execution.disk"
             )
         if self.checkpoint.keep_best is not None and self.evaluation.steps is None:
             raise ConfigError(

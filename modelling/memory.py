@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import popdist
@@ -51,7 +52,19 @@ def check_least(config: RunConfig) -> None:
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
         own = {what: n // instances for what, n in config.least_bytes().items()}
-        _compare("host", own, available)
+        _compare("host", own, available + _free(config.execution.disk))
+
+
+def _free(folder: str | None) -> int:
+    """Bytes that a disk has left, the one that holds `folder` or will."""
+    if folder is None:
+        return 0
+    path = Path(folder).absolute()
+    there = next((p for p in (path, *path.parents) if p.exists()), path)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return 0
 
 
 def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:

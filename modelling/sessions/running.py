@@ -11,6 +11,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.memory import check_memory
+from modelling.placement import place
 
 
 class RunningModel:
@@ -25,8 +26,11 @@ class RunningModel:
     def __init__(self, config: RunConfig, ir: popxl.Ir) -> None:
         """Compile `ir`."""
         self.config = config
+        place(config, ir)
         check_memory(ir, device_desc(config))
-        self.session = popxl.Session(ir, device_desc(config), weights_to_host_on_exit=False)
+        self.session = popxl.Session(
+            ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
+        )
 
     def _run(
         self, inputs: popxl.session.h2dStreamBufferMaps
