@@ -222,9 +222,9 @@ def test_writing_a_grouped_variable():
 
 def test_wrong_writes_are_refused():
     ir, v, *_ = _counting(2, retrieval_mode="all_replicas")
-    session = popxl.Session(ir)
     with ir.main_graph:
         c, w = popxl.constant(1.0), popxl.variable(np.ones(2, np.float32), name="w")
+    session = popxl.Session(ir)
     with pytest.raises(NotImplementedError, match="all_replicas"):
         session.write_variable_data(v, np.zeros(2, np.float32))
     with pytest.raises(TypeError, match="only variables can be written"):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 from popxl._core.options import IrHandle
 from popxl.graph import Graph
@@ -15,6 +16,7 @@ from popxl.module import Module
 from popxl.replica_grouping import ReplicaGrouping
 
 if TYPE_CHECKING:
+    from popxl._lower.hostvalues import HostValues
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
     from popxl.tensor import Tensor
@@ -43,6 +45,7 @@ class Ir:
         self._graphs: list[Graph] = []
         self._streams: dict[str, Stream] = {}
         self._buffers: list[RemoteBuffer] = []
+        self._host_values: WeakSet[HostValues] = WeakSet()  # of its sessions
         self._num_host_transfers = 1
         if replication == "popdist":
             self._instances = popdist.getNumInstances()

@@ -23,12 +23,13 @@ from popxl._core.verify import (
     check_widths,
     verify_if_asked,
 )
-from popxl._lower import hostdata, hostvalues, placed
+from popxl._lower import hostdata, placed
 from popxl._lower.devices import backend_epoch, replica_mesh, replicated
 from popxl._lower.exchange import of_all_processes
 from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
+from popxl._lower.hostvalues import HostValues, Lent, place
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
@@ -114,6 +115,7 @@ class Session:
         self._set_device(DeviceInfo())
         self._pb_session = SessionHandle(self)
         self._state: State | None = None
+        self._values = HostValues(ir)
         self._seed_random_numbers(0)
         _check_patterns(ir)
         check_replicas(ir)
@@ -217,8 +219,7 @@ class Session:
         Raises:
             ValueError: also if an output array is missing or has the wrong shape or dtype.
         """
-        if self._state is None:
-            raise ValueError("the session is not attached: use `with session:` around run")
+        self._check_attached("run")
         timing = self._program.timing
         with nullcontext() if timing is None else timing.program():
             self._run(inputs, outputs, downcast_inputs)
@@ -232,8 +233,9 @@ class Session:
         assert self._state is not None
         data = self._streams.to_devices(inputs or {}, downcast_inputs)
         targets = self._streams.checked_outputs(outputs or {})
-        # The program takes the state over. If it fails the state is gone, and the session detached.
+        # The program takes the state over. If it stops, the state is gone.
         seed, state = self._next_seed(), self._state
+        self._values.begin(placed.may_change(self._program))
         self._state = None
         with self._together():
             try:
@@ -273,7 +275,7 @@ class Session:
     def _keep(self, state: State) -> None:
         """Take the state back after a run, and note what it has changed."""
         self._state = state
-        placed.note_changes(self._program, state)
+        self._values.end(placed.changes(self._program, state))
 
     def _seed_random_numbers(self, seed: int) -> None:
         """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
@@ -302,8 +304,9 @@ class Session:
         Raises:
             ValueError: the session is not attached.
         """
-        self._check_attached("weights_from_host")
-        self._upload()
+        if not self._was_attached_stack:
+            self._check_attached("weights_from_host")
+        self._upload("weights_from_host")
 
     def weights_to_host(self) -> None:
         """Bring the variables from the devices to the host.
@@ -312,44 +315,37 @@ class Session:
 
         Raises:
             ValueError: the session is not attached, or a variable is a read-only memory map.
+            popart_exception: a run stopped in the middle.
         """
         self._check_attached("weights_to_host")
-        if self._read_only is not None:
+        read_only = self._values.read_only
+        if read_only is not None:
             raise ValueError(
-                f"weights_to_host: variable {self._read_only.id!r} is a read-only memory map: open "
-                "it with mode 'r+' or 'c'"
+                f"weights_to_host: variable {read_only.id!r} is a read-only memory map: open it "
+                "with mode 'r+' or 'c'"
             )
-        self._download(self._all_variables())
-        for var in self._all_variables():
-            if isinstance(var._data, np.memmap):
-                var._data.flush()
-
-    @property
-    def _read_only(self) -> Variable | None:
-        """A variable in a read-only memory map; with one, no variable is written back."""
-        mapped = (v for v in self._all_variables() if isinstance(v._data, np.memmap))
-        return next((v for v in mapped if not v._data.flags.writeable), None)
+        self._download(self._values.variables)
+        self._values.flush()
 
     def _check_attached(self, what: str) -> None:
-        if not self.is_attached:
-            raise ValueError(f"{what}: the session is not attached: use `with session:`")
+        if self._state is None and not self._was_attached_stack:
+            raise ValueError(f"{what}: the session is not attached: use `with session:` around it")
+        self._values.check_complete(what)
+        if self._state is None:
+            raise popart_exception(
+                f"{what}: a run stopped in the middle, and took the program's state along: call "
+                "weights_from_host, which begins anew with the host's values"
+            )
 
-    def _all_variables(self) -> list[Variable]:
-        return list(self.ir.main_graph.variables)
-
-    def _upload(self) -> None:
-        self._state = placed.upload(self._program, self._disk)
-        self._mark_stale(False)
-
-    def _mark_stale(self, stale: bool) -> None:
-        for var in self._all_variables():
-            var._stale = stale
+    def _upload(self, what: str) -> None:
+        self._values.check_complete(what)
+        self._state = placed.upload(self._program, self._values, self._disk)
+        self._values.stale.clear()
 
     def _download(self, variables: Iterable[Variable]) -> None:
         """Update the host arrays of `variables` from the devices."""
-        for var in sorted((v for v in variables if v._stale), key=hostvalues.place):
-            hostvalues.store_host(var, self._fetched(var))
-            var._stale = False
+        for var in sorted((v for v in variables if v in self._values.stale), key=place):
+            self._values.bring(var, self._fetched(var))
 
     def _fetched(self, var: Variable) -> np.ndarray:
         """The value on the devices; it may be a view of their memory."""
@@ -374,12 +370,15 @@ class Session:
             TypeError: a tensor is neither variable nor constant.
             ValueError: a tensor belongs to another Ir.
         """
-        tensors = list(tensors)
+        tensors, values = list(tensors), self._values
         for t in tensors:
-            hostvalues.check_host_data(self.ir, t, Variable, Constant)
-        if self.is_attached and self._read_only is None:
-            self._download(t for t in tensors if isinstance(t, Variable))
-        return {t: hostvalues.host_data(t) for t in tensors}
+            values.check(t, Variable, Constant)
+        variables = [t for t in tensors if isinstance(t, Variable)]
+        for var in variables:
+            values.check_known(var)
+        if self.is_attached and values.read_only is None:
+            self._download(variables)
+        return {t: values.shown(t) for t in tensors}
 
     def read_variable_data(self, variable: Variable) -> np.ndarray:
         """A copy of a variable's value, brought from the devices if attached.
@@ -391,12 +390,16 @@ class Session:
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
         """
-        hostvalues.check_host_data(self.ir, variable, Variable)
-        if self.is_attached and variable._stale:
+        self._check_readable(variable)
+        if self.is_attached and variable in self._values.stale:
             return np.array(self._fetched(variable))
         if variable._retrieval == "all_replicas":
-            return np.array(hostvalues.host_data(variable))
-        return np.array(variable._value())
+            return np.array(self._values.shown(variable))
+        return np.array(self._values.value(variable))
+
+    def _check_readable(self, variable: Variable) -> None:
+        self._values.check(variable, Variable)
+        self._values.check_known(variable)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
         """The arrays of all processes, (processes, *shape), brought by the devices. All processes
@@ -415,7 +418,7 @@ class Session:
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
         """
-        hostvalues.check_host_data(self.ir, variable, Variable)
+        self._values.check(variable, Variable)
         return [
             VariablePart(
                 group, start, size, placed.processes_of(self._program, holders),
@@ -426,10 +429,11 @@ class Session:
 
     def _read_part(self, var: Variable, size: int, holders: Sequence[int]) -> np.ndarray:
         """The first `size` elements that one of the `holders` has, which is of this process."""
-        if self._state is not None and var._stale:
+        self._values.check_known(var)
+        if self._state is not None and var in self._values.stale:
             part = placed.part_here(self._program, self._state, var, holders)
         else:
-            part = hostvalues.initial_on_replica(var, holders[0])
+            part = self._values.on_replica(var, holders[0])
         return np.array(part.reshape(-1)[:size]).view(var.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
@@ -451,17 +455,15 @@ class Session:
 
     def write_variables_data(self, tensors: Mapping[Variable, VariableData]) -> None:
         """As `write_variable_data`, for several variables at once."""
-        converted = {var: hostvalues.checked(self.ir, var, data) for var, data in tensors.items()}
+        values = self._values
+        converted = {var: values.checked(var, data) for var, data in tensors.items()}
         for var, data in converted.items():
-            if callable(data):
-                var._source = data
-            else:
-                hostvalues.fill_host(var, data)
-            var._retrieved = None
-            var._stale = False
+            values.write(var, data)
         if self._state is not None:
+            values.begin(converted)  # if this stops, the devices hold something else than the host
             for var in converted:
-                placed.put(self._program, self._state, var)
+                placed.put(self._program, self._state, var, values)
+                values.lost.discard(var)
 
     def lent(self, variable: Variable) -> Callable[[], np.ndarray]:
         """The value of a variable for another session (`write_variables_data`). Not of PopXL.
@@ -473,9 +475,9 @@ class Session:
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
         """
-        hostvalues.check_host_data(self.ir, variable, Variable)
+        self._values.check(variable, Variable)
         read = partial(self.read_variable_data, variable)
-        return hostvalues.Lent(variable, lambda: self._state, read)
+        return Lent(variable, lambda: self._state, read)
 
     @property
     def disk_traffic(self) -> DiskTraffic:
@@ -494,14 +496,15 @@ class Session:
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
-        self._was_attached_stack.append(self.is_attached)
+        was_attached = self.is_attached
         self._attach()
+        self._was_attached_stack.append(was_attached or bool(self._was_attached_stack))
         return self
 
     def _attach(self) -> None:
         if not self.is_attached:
             self._ensure_compiled()
-            self._upload()
+            self._upload("the session cannot be entered")
 
     def _set_device(self, device: DeviceInfo) -> None:
         """Take the devices of another session, which are the same."""
@@ -511,13 +514,16 @@ class Session:
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
         if self._was_attached_stack.pop():
             return
-        if self.weights_to_host_on_exit and self.is_attached and self._read_only is None:
-            self.weights_to_host()
-        self._program.settle()
-        if self._state is not None:
-            self._state.close()
-        self._state = None
-        self._mark_stale(False)
+        brings_back = self.weights_to_host_on_exit and self._values.read_only is None
+        try:
+            if brings_back and self.is_attached:
+                self.weights_to_host()
+        finally:
+            state, self._state = self._state, None
+            self._values.leave(brings_back)
+            self._program.settle()
+            if state is not None:
+                state.close()
 
 
 # ---- helpers ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -265,13 +265,9 @@ class Variable(_Initialised):
 
     _grouping: ReplicaGrouping
     _retrieval: RetrievalMode
-    _retrieved: np.ndarray | None = None
     _remote: tuple[RemoteBuffer, int] | None = None  # where it is stored, and by which entry
     _shard: Shard | None = None  # or what the devices hold of it
     _sharded: bool = False
-    _stale: bool = False
-    _source: Callable[[], np.ndarray] | None = None
-    """Makes the value that was written last, as long as it is not in the host array."""
 
     @property
     def _shards(self) -> int:
@@ -289,10 +285,6 @@ class Variable(_Initialised):
             buffer = self._remote[0]
             whole, elements = buffer._meta_shape, math.prod(buffer.tensor_shape)
         return shard_count(whole, elements, self._grouping.const_rg.group_size)
-
-    def _value(self) -> np.ndarray:
-        """The value on the host; what has a source is made anew, and kept by nobody."""
-        return self._data if self._source is None else self._source()
 
     @property
     def replica_grouping(self) -> ReplicaGrouping:
@@ -322,7 +314,8 @@ class Variable(_Initialised):
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        return not self._stale
+        """Whether the devices of no session hold a newer value than the host."""
+        return not any(self in values.stale for values in self.ir._host_values)
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
         """Copy to virtual device `dst`; the source must be given, a variable lives nowhere."""

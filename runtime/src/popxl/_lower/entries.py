@@ -174,10 +174,11 @@ class Entries:
         zero = np.zeros((), self.buffer.tensor_dtype.as_jax())
         return put(np.broadcast_to(zero, self._shape), self._sharding(index))
 
-    def put(self, index: int, var: Variable) -> None:
-        """Fill an entry with the value of a variable on the host."""
+    def put(self, index: int, var: Variable, value: np.ndarray) -> None:
+        """Fill an entry with a variable's value."""
         self._check(index)
-        self._set(index, put_variable(var, self.buffer.tensor_shape, self._sharding(index)))
+        shape, sharding = self.buffer.tensor_shape, self._sharding(index)
+        self._set(index, put_variable(var, value, shape, sharding))
         self.stored.discard(index)
 
     def borrow(self, index: int, lender: Entries, theirs: int) -> bool:

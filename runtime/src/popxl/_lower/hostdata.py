@@ -117,9 +117,10 @@ def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
     return _shard(data, shards, _members(var, replica)[1] % shards)
 
 
-def put_variable(var: Variable, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-    """What the replicas of this process store of a variable's value, in the given shape."""
-    value = var._value()
+def put_variable(
+    var: Variable, value: np.ndarray, shape: tuple[int, ...], sharding: NamedSharding
+) -> jax.Array:
+    """What the replicas of this process store of a variable's `value`, in the given shape."""
     spec = np.broadcast_to(device_view(np.zeros(1, value.dtype)).reshape(()), shape)
     return put_parts(
         lambda replica: device_view(stored_entry(var, value, replica)).reshape(shape),

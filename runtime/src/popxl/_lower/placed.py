@@ -12,13 +12,15 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
-from popxl._lower.hostvalues import Lent
+from popxl._lower.hostvalues import HostValues, Lent
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
 
 
-def upload(program: Program, disk: str | os.PathLike[str] | None = None) -> State:
+def upload(
+    program: Program, values: HostValues, disk: str | os.PathLike[str] | None = None
+) -> State:
     """The host's values of all variables, on the devices.
 
     Args:
@@ -36,10 +38,8 @@ def upload(program: Program, disk: str | os.PathLike[str] | None = None) -> Stat
             traffic.close()
         raise
     state = State({}, entries, traffic)
-    state.variables.update((t, _resident_value(program, t)) for t in program.variables)
-    for buffer in program.buffers:
-        for var in buffer._variables.values():
-            put(program, state, var)
+    for var in values.variables:
+        put(program, state, var, values)
     return state
 
 
@@ -54,21 +54,21 @@ def _traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic |
     return Traffic.opened(disk, jax.process_index())
 
 
-def put(program: Program, state: State, var: Variable) -> None:
+def put(program: Program, state: State, var: Variable, values: HostValues) -> None:
     """Replace a variable's value on the devices by the host's."""
     if var._remote is None:
-        resident = _resident(var)
-        state.variables[resident] = _resident_value(program, resident)
+        resident, sharding = _resident(var), per_replica(program.mesh)
+        value = values.value(var)
+        state.variables[resident] = hostdata.put_variable(var, value, resident.shape, sharding)
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
-        if not _borrowed(state.entries[buffer], index, var):
-            state.entries[buffer].put(index, var)
+        if not _borrowed(state.entries[buffer], index, values.lender(var)):
+            state.entries[buffer].put(index, var, values.value(var))
 
 
-def _borrowed(entries: Entries, index: int, var: Variable) -> bool:
-    """Whether a variable's entry is that of a program that lends it its value."""
-    lender = var._source
-    if not isinstance(lender, Lent):
+def _borrowed(entries: Entries, index: int, lender: Lent | None) -> bool:
+    """Whether an entry is that of a program that lends it its value."""
+    if lender is None:
         return False
     state, theirs = lender.state(), lender.variable._remote
     if state is None or theirs is None or theirs[0] not in state.entries:
@@ -76,15 +76,19 @@ def _borrowed(entries: Entries, index: int, var: Variable) -> bool:
     return entries.borrow(index, state.entries[theirs[0]], theirs[1])
 
 
-def note_changes(program: Program, state: State) -> None:
-    """After a run: the host's values of what it has changed are stale."""
-    for t in program.changed:
-        _variable(t)._stale = True
+def may_change(program: Program) -> set[Variable]:
+    """The variables that a run may change."""
+    found = {_variable(t) for t in program.changed}
+    return found.union(*(b._variables.values() for b in program.effects.writes))
+
+
+def changes(program: Program, state: State) -> set[Variable]:
+    """What runs have changed since this was asked last."""
+    found = {_variable(t) for t in program.changed}
     for buffer, entries in state.entries.items():
-        for index in entries.stored:
-            if index in buffer._variables:
-                buffer._variables[index]._stale = True
+        found.update(v for i, v in buffer._variables.items() if i in entries.stored)
         entries.stored.clear()
+    return found
 
 
 def fetched(program: Program, state: State, var: Variable) -> np.ndarray:
@@ -117,10 +121,6 @@ def _held(program: Program, state: State, var: Variable) -> tuple[jax.Array, int
         return state.variables[resident], replicas, resident.shape
     buffer, index = var._remote
     return state.entries[buffer].array(index), replicas, buffer.tensor_shape
-
-
-def _resident_value(program: Program, t: Variable | Shard) -> jax.Array:
-    return hostdata.put_variable(_variable(t), t.shape, per_replica(program.mesh))
 
 
 def _variable(t: Variable | Shard) -> Variable:
