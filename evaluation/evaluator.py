@@ -15,6 +15,7 @@ from evaluation.outcome import Answer, Report
 from modelling.sessions.compiling import compiled
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
+from modelling.sessions.running import RunningModel
 from modelling.spec import ModelFamily
 from modelling.text import answering, load_corpus, load_tokenizer
 from terminal.screen import is_heard
@@ -29,8 +30,14 @@ class Evaluator:
     The vocabulary and the split are read, and the programs compiled, when it is made.
     """
 
-    def __init__(self, config: RunConfig, family: ModelFamily) -> None:
+    def __init__(
+        self, config: RunConfig, family: ModelFamily, lender: RunningModel | None = None
+    ) -> None:
         """
+        Args:
+            lender: the model whose weights are evaluated while it is entered, if there is one: its
+                weights are not copied where the programs keep them alike.
+
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
                 little memory.
@@ -49,12 +56,14 @@ class Evaluator:
                 self._samples = family.evaluated(config, examples, self._tokenizer)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
-            self._losses = compiled(lambda: Losses(config, family), "the program of the loss")
+            self._losses = compiled(
+                lambda: Losses(config, family, lender), "the program of the loss"
+            )
         if any(name in TEXT_METRICS for name in self.metrics):
             fitted, self._prompts = answering(config, family, examples, self._tokenizer)
             self.facts["prompts_cut"] = self._prompts.truncated
             self._inference = compiled(
-                lambda: Inference(fitted, family), "the program that generates"
+                lambda: Inference(fitted, family, lender=lender), "the program that generates"
             )
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Report:

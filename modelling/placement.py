@@ -8,12 +8,13 @@ reads. Placement changes no bit of a result.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import popdist
 import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.memory import host_memory
+from modelling.memory import host_memory, weights_of
 
 KINDS = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order in which they go to disk; activations and inputs have none."""
@@ -28,8 +29,11 @@ WINDOWS = 3 * popxl.plan.DISK_WINDOW
 """Bytes that are read ahead, written behind, and kept to be used again."""
 
 
-def place(config: RunConfig, ir: popxl.Ir) -> None:
+def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:
     """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
+
+    Args:
+        beside, borrows: see `modelling.memory.check_memory`; what is borrowed stays where it is.
 
     Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
     hold is in it as well.
@@ -40,13 +44,15 @@ def place(config: RunConfig, ir: popxl.Ir) -> None:
     if room is None:
         return
     replicas = ir.instance_replication_factor
-    beside = PROCESS
+    beside += PROCESS
     if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
         plan = popxl.plan.plan_of(ir)
         beside += (plan.temporaries + plan.variables + plan.streams) * replicas
-    stored = popxl.plan.storage_of(ir).remote * replicas
+    lent = weights_of(ir) if borrows else 0
+    stored = (popxl.plan.storage_of(ir).remote - lent) * replicas
     if stored + beside > room:
-        _spill(ir, stored + beside + WINDOWS - room, replicas)
+        kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
+        _spill(ir, kinds, stored + beside + WINDOWS - room, replicas)
 
 
 def host_room(config: RunConfig) -> int | None:
@@ -59,9 +65,9 @@ def _instances() -> int:
     return int(popdist.getNumInstances())
 
 
-def _spill(ir: popxl.Ir, excess: int, replicas: int) -> None:
+def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
     """Put entries of so many bytes on disk, or all that are worth it."""
-    for kind in KINDS:
+    for kind in kinds:
         for buffer in ir.remote_buffers:
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
             movable = max(buffer.entries - buffer.resident, 0)
