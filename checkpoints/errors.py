@@ -15,4 +15,4 @@ class NewerFormatError(CheckpointError):
 
 
 class CheckpointWarning(Notice):
-    """A checkpoint is damaged, and an older one is used instead."""
+    """A checkpoint is damaged, and an older one is used; or one cannot be deleted."""

@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, CheckpointWarning
 from files.shown import shown_path
 from files.writing import sync
 
@@ -73,25 +74,46 @@ def new_step_folder(directory: Path, step: int) -> Iterator[Path]:
 
 
 def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> None:
-    """Delete all but the last saves of the newest `to_keep` steps.
+    """Delete all but the last saves of the newest `to_keep` steps, and what is half deleted.
 
-    Steps known to be damaged do not count, so that they cannot push out the good ones.
+    Steps known to be damaged do not count, so that they cannot push out the good ones. What cannot
+    be deleted is told in a `CheckpointWarning`, and tried again the next time.
     """
     kept: set[int] = set()
     for _, step, path in step_folders(directory):
         if step in kept or len(kept) == to_keep:
-            hidden = path.with_name(f".deleted-{path.name}")
-            os.rename(path, hidden)
-            shutil.rmtree(hidden)
+            with _told(path):
+                os.rename(path, path.with_name(f".deleted-{path.name}"))
         elif path not in damaged:
             kept.add(step)
+    _remove_hidden(directory, "deleted")
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what a killed process left half written or half deleted."""
+    """Delete what a killed process left half written or half deleted; as `remove_older`."""
+    _remove_hidden(directory, "draft", "deleted")
+
+
+def _remove_hidden(directory: Path, *kinds: str) -> None:
     for path in directory.iterdir():
-        if _HIDDEN.fullmatch(path.name):
-            shutil.rmtree(path)
+        found = _HIDDEN.fullmatch(path.name)
+        if found and found[1] in kinds:
+            with _told(path):
+                shutil.rmtree(path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn a deletion that fails into a warning: nothing of the run depends on it."""
+    try:
+        yield
+    except OSError as error:
+        warnings.warn(
+            f"cannot delete {shown_path(path)} ({error.strerror or error}): it is tried again at "
+            "the next save",
+            CheckpointWarning,
+            stacklevel=2,
+        )
 
 
 def remove_run(directory: Path) -> None:

@@ -4,72 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from checkpoints.errors import CheckpointError, NewerFormatError
-from checkpoints.parts import Part
-from checkpoints.shards import write_json
-from checkpoints.tensor_files import TensorFiles, digest
+from checkpoints.layouts import Piece, layout_data, pieces_of, read_layout
+from checkpoints.parts import Layout, Part, check_whole
+from checkpoints.tables import (
+    MOST,
+    Records,
+    Table,
+    TensorRecord,
+    is_file_name,
+    stored_name,
+    write_checked,
+)
+from checkpoints.tensor_files import TensorFiles, digest_of_bytes
 from files.errors import FileError
 from files.json_files import Fields, read_object
-from files.shown import shown, shown_path
+from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
 MOST_TEXT = MEBIBYTE
-FORMAT = 3
-"""1 had no texts, 2 no tensors in parts."""
+FORMAT = 4
+"""1 had no texts, 2 no tensors in parts, 3 a record of each part."""
 
-
-@dataclass(frozen=True)
-class TensorRecord:
-    """One tensor of a checkpoint."""
-
-    file: str
-    """Name of the safetensors file it is in."""
-
-    dtype: str
-    """Name of its NumPy dtype."""
-
-    shape: list[int]
-
-    sha256: str
-    """Digest of its elements in C order."""
-
-    @classmethod
-    def of(cls, array: np.ndarray, file: str) -> Self:
-        """The record of an array that is in `file`."""
-        return cls(file, array.dtype.name, list(array.shape), digest(array))
-
-    @classmethod
-    def read(cls, fields: Fields) -> Self:
-        """The record in a manifest. Raises FileError if it is none."""
-        file = fields.text("file")
-        if not is_file_name(file):
-            raise FileError(f"{shown(file)} is no name of a file in a checkpoint")
-        return cls(file, fields.text("dtype"), fields.counts("shape"), fields.text("sha256"))
-
-
-Parts = dict[str, Part]
-"""The parts of a tensor, by the names under which the files have them."""
-
-
-def _read_parts(fields: Fields) -> Parts:
-    """The parts of a tensor in a manifest. Raises FileError if they are none."""
-    shape = tuple(fields.counts("shape"))
-    found = {}
-    for name, part in fields.objects("parts").items():
-        axes, corner, box = (tuple(part.counts(what)) for what in ("axes", "corner", "box"))
-        if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
-            raise FileError(f"{shown(name)} is no part of a tensor of shape {shape}")
-        found[name] = Part(shape, axes, corner, box, part.count("start"), part.count("size"))
-    if not found:
-        raise FileError("a tensor has no parts")
-    return found
+Pieces = dict[str, list[Piece]]
+"""Tensors that are stored in parts, by name."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +42,44 @@ class Manifest:
 
     step: int
     metadata: dict[str, Any]
-    tensors: dict[str, TensorRecord]
+    tensors: Records = field(default_factory=dict)
+    """Records of the tensors, if one process has stored all."""
+
     texts: dict[str, str] = field(default_factory=dict)
     """Text files beside the tensors, such as config.yml: name to SHA-256 of the content."""
 
-    parts: dict[str, Parts] = field(default_factory=dict)
-    """Tensors that are stored in parts, which are among `tensors`."""
+    tables: dict[str, str] = field(default_factory=dict)
+    """What each of several processes has stored: name of the file to its SHA-256, in the order of
+    the processes. See `checkpoints.tables`."""
+
+    layouts: Sequence[Layout] = ()
+    cut: dict[str, int] = field(default_factory=dict)
+    """Tensors that are stored in parts: name to the number of their layout."""
+
+    parts: dict[str, dict[str, Part]] = field(default_factory=dict)
+    """The same in format 3: the parts by their names in the files."""
+
+    sha256: str = ""
+    """The digest of a manifest that was read."""
 
     def write(self, folder: Path) -> None:
-        """Write the manifest, with a digest of itself, into the step's folder."""
-        content = {"format": FORMAT, **asdict(self)}
-        content["parts"] = {name: _parts_data(parts) for name, parts in self.parts.items()}
-        write_json(folder / FILE_NAME, {"sha256": _digest(content), "content": content})
+        """Write the manifest, with a digest of itself, into the step's folder.
+
+        Raises:
+            CheckpointError: it is larger than what may be read.
+        """
+        content = {
+            "format": FORMAT,
+            "step": self.step,
+            "metadata": self.metadata,
+            "tensors": {name: asdict(record) for name, record in self.tensors.items()},
+            "texts": self.texts,
+            "tables": self.tables,
+            "layouts": [layout_data(layout) for layout in self.layouts],
+            "cut": self.cut,
+        }
+        whole = {"sha256": _digest(content), "content": content}
+        write_checked(folder / FILE_NAME, json.dumps(whole, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -103,17 +93,18 @@ class Manifest:
         if not path.exists():
             raise CheckpointError(f"{shown_path(path)} is missing")
         try:
-            whole = read_object(path)
-            if whole.text("sha256") != _digest(whole.mapping("content")):
+            whole = read_object(path, MOST)
+            sha256 = whole.text("sha256")
+            if sha256 != _digest(whole.mapping("content")):
                 raise CheckpointError(f"{shown_path(path)} is not what was saved")
-            return cls._of(whole.object("content"), path)
+            return cls._of(whole.object("content"), path, sha256)
         except CheckpointError:
             raise
         except FileError as error:
             raise CheckpointError(f"{FILE_NAME} is damaged: {error}") from error
 
     @classmethod
-    def _of(cls, content: Fields, path: Path) -> Self:
+    def _of(cls, content: Fields, path: Path, sha256: str) -> Self:
         written = content.count("format")
         if written > FORMAT:
             raise NewerFormatError(
@@ -122,17 +113,24 @@ class Manifest:
             )
         tensors = {n: TensorRecord.read(row) for n, row in content.objects("tensors").items()}
         texts = content.texts("texts") if written > 1 else {}
-        if not all(map(is_file_name, texts)):
-            raise FileError(f"{shown_path(path)} names texts that are no files of the checkpoint")
-        in_parts = content.objects("parts") if written > 2 else {}
-        parts = {name: _read_parts(row) for name, row in in_parts.items()}
-        return cls(content.count("step"), content.mapping("metadata"), tensors, texts, parts)
+        tables = content.texts("tables") if written > 3 else {}
+        if not all(map(is_file_name, (*texts, *tables))):
+            raise FileError(f"{shown_path(path)} names files that are not of the checkpoint")
+        in_parts = content.objects("parts") if written == 3 else {}
+        layouts = [read_layout(row) for row in content.rows("layouts")] if written > 3 else []
+        cut = content.all_counts("cut") if written > 3 else {}
+        if any(number >= len(layouts) for number in cut.values()):
+            raise FileError(f"{shown_path(path)} has tensors without a layout")
+        return cls(
+            content.count("step"), content.mapping("metadata"), tensors, texts, tables,
+            layouts, cut, {name: _read_parts(row) for name, row in in_parts.items()}, sha256,
+        )  # fmt: skip
 
     def check_texts(self, folder: Path) -> None:
         """Raise CheckpointError unless every text file is as it was saved."""
         for name, saved in self.texts.items():
             try:
-                found = text_digest(read_bytes(folder / name, MOST_TEXT))
+                found = digest_of_bytes(read_bytes(folder / name, MOST_TEXT))
             except FileError as error:
                 raise CheckpointError(str(error)) from error
             if found != saved:
@@ -144,13 +142,16 @@ class Manifest:
         Raises:
             CheckpointError: if a file or tensor is missing, too many, or of another kind.
         """
-        files = dict.fromkeys(record.file for record in self.tensors.values())
-        digests = {name: record.sha256 for name, record in self.tensors.items()}
-        tensors = TensorFiles([folder / file for file in files], digests, self.parts)
-        different = tensors.stored ^ self.tensors.keys()
+        tables = [Table.read(folder / name, sha256) for name, sha256 in self.tables.items()]
+        records = _merged(self.tensors, tables)
+        pieces = self._pieces(tables)
+        files = dict.fromkeys(record.file for record in records.values())
+        digests = {name: record.sha256 for name, record in records.items()}
+        tensors = TensorFiles([folder / file for file in files], digests, pieces)
+        different = tensors.stored ^ records.keys()
         if different:
             raise CheckpointError(f"{folder} lacks, or should lack, tensor {min(different)}")
-        for name, record in self.tensors.items():
+        for name, record in records.items():
             dtype, shape = tensors.stored_spec(name)
             if (dtype.name, list(shape)) != (record.dtype, record.shape):
                 raise CheckpointError(
@@ -159,22 +160,58 @@ class Manifest:
                 )
         return tensors
 
+    def _pieces(self, tables: Sequence[Table]) -> Pieces:
+        found = {name: _old_pieces(name, parts) for name, parts in self.parts.items()}
+        for name, number in self.cut.items():
+            layout, numbers = self.layouts[number], list[int]()
+            pieces: list[Piece] = []
+            for process, table in enumerate(tables):
+                held = [i for i in table.held.get(name, ()) if i < len(layout)]
+                numbers += held
+                pieces += pieces_of(stored_name(name, process), [layout[i] for i in held])
+            if sorted(numbers) != list(range(len(layout))):
+                raise _no_whole(name, "not all of its parts are there, each once")
+            found[name] = pieces
+        return found
 
-def _parts_data(parts: Parts) -> dict[str, Any]:
-    rows = {name: asdict(part) for name, part in parts.items()}
-    shapes = [row.pop("shape") for row in rows.values()]
-    return {"shape": shapes[0], "parts": rows}
+
+def _merged(own: Records, tables: Sequence[Table]) -> Records:
+    """The records of all processes."""
+    found = dict(own)
+    for table in tables:
+        twice = found.keys() & table.tensors.keys()
+        if twice:
+            raise CheckpointError(f"tensor {min(twice)} was stored by two processes")
+        found |= table.tensors
+    return found
+
+
+# ---- format 3 -----------------------------------------------------------------------------------
+def _read_parts(fields: Fields) -> dict[str, Part]:
+    """The parts of a tensor in a manifest. Raises FileError if they are none."""
+    shape = tuple(fields.counts("shape"))
+    found = {}
+    for name, part in fields.objects("parts").items():
+        axes, corner, box = (tuple(part.counts(what)) for what in ("axes", "corner", "box"))
+        if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
+            raise FileError(f"{shown(name)} is no part of a tensor of shape {shape}")
+        found[name] = Part(shape, axes, corner, box, part.count("start"), part.count("size"))
+    if not found:
+        raise FileError("a tensor has no parts")
+    return found
+
+
+def _old_pieces(name: str, parts: Mapping[str, Part]) -> list[Piece]:
+    try:
+        check_whole(parts.values())
+    except ValueError as error:
+        raise _no_whole(name, str(error)) from error
+    return [Piece(stored, 0, part) for stored, part in parts.items()]
+
+
+def _no_whole(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"tensor {shown_name(name)} cannot be put together: {reason}")
 
 
 def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def text_digest(content: bytes) -> str:
-    """SHA-256 of a text file, as hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def is_file_name(name: str) -> bool:
-    """Whether it names a file in its folder, and nothing outside."""
-    return name not in ("", ".", "..") and "/" not in name and "\0" not in name

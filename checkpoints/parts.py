@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, combinations, groupby
 from typing import Any, Protocol, runtime_checkable
@@ -30,31 +30,36 @@ class Part:
     size: int
 
 
+Layout = tuple[Part, ...]
+"""All parts of a tensor, those of a box one after the other. Tensors that are cut alike have the
+same object."""
+
+
 @dataclass(frozen=True)
-class TensorPart:
-    """A part of a named tensor, on some of the processes.
+class CutTensor:
+    """A named tensor, cut into parts that are on several processes.
 
     Attributes:
         name: of the tensor.
-        part: which elements.
-        dtype: theirs.
-        processes: those that hold it.
-        read: gives the elements, [size], on one of them.
+        dtype: its.
+        layout: its parts.
+        holders: for each part the processes that hold it; the same object for tensors cut alike.
+        read: gives the elements of one of the parts, [size], on a process that holds it.
     """
 
     name: str
-    part: Part
     dtype: np.dtype
-    processes: Sequence[int]
-    read: Callable[[], np.ndarray]
+    layout: Layout
+    holders: tuple[tuple[int, ...], ...]
+    read: Callable[[int], np.ndarray]
 
 
 @runtime_checkable
 class InParts(Protocol):
     """Tensors that can be had in parts."""
 
-    def parts(self) -> Iterable[TensorPart]:
-        """All parts, in the same order on all processes; together they are all tensors."""
+    def parts(self) -> Iterable[CutTensor]:
+        """All tensors, in the same order on all processes."""
 
 
 def assembled(parts: Mapping[Part, Callable[[], np.ndarray]]) -> np.ndarray:

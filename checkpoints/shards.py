@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-import popdist
-from checkpoints.parts import TensorPart
 from checkpoints.tensor_files import DTYPES
 from files.shown import shown_name
 from files.writing import sync
@@ -33,40 +31,6 @@ def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
     if name == RESERVED_NAME or name.encode(errors="ignore").decode() != name:
         raise ValueError(f"no tensor can be named {shown_name(name)} in a safetensors file")
     return array
-
-
-def own_share(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors that this process stores, of several processes that all have them.
-
-    Every process takes each from the mapping, in the same order, since it may be a value that
-    devices of all of them hold.
-    """
-    shares = _Shares()
-    for name in tensors:
-        array = as_stored(name, tensors[name])
-        if shares.take(array.nbytes, range(popdist.getNumInstances())):
-            yield name, array
-
-
-def own_parts(parts: Iterable[tuple[str, TensorPart]]) -> Iterator[tuple[str, np.ndarray]]:
-    """The parts of tensors that this process stores, under their names, of those it holds."""
-    shares = _Shares()
-    for name, held in parts:
-        if shares.take(held.part.size * held.dtype.itemsize, held.processes):
-            yield name, as_stored(name, held.read())
-
-
-class _Shares:
-    """What each process stores: what several have, the one of them that has least to store."""
-
-    def __init__(self) -> None:
-        self._bytes = [0] * popdist.getNumInstances()
-
-    def take(self, nbytes: int, processes: Sequence[int]) -> bool:
-        """Whether this process stores what some of them have."""
-        owner = min(processes, key=self._bytes.__getitem__)
-        self._bytes[owner] += nbytes
-        return owner == popdist.getInstanceIndex()
 
 
 def shards_of(
@@ -92,9 +56,12 @@ def shards_of(
 
 
 def write_shard(path: Path, shard: dict[str, np.ndarray]) -> None:
-    """Write a safetensors file that survives a loss of power."""
+    """Write a safetensors file that survives a loss of power, for all whom its folder is for."""
     # Readers in transformers ask for the framework; "pt" is the only one they all know.
     save_file(shard, path, metadata={"format": "pt"})
+    # The library leaves it to its owner alone. A folder that was made here follows the umask,
+    # which cannot be read without changing it for all threads.
+    path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)
 
 

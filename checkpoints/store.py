@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from safetensors import SafetensorError
@@ -20,15 +21,19 @@ from safetensors import SafetensorError
 import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning, NewerFormatError
 from checkpoints.folders import (
+    StepFolder,
     new_step_folder,
     remove_leftovers,
     remove_older,
     step_folders,
 )
-from checkpoints.manifest import FILE_NAME, Manifest, Parts, TensorRecord, text_digest
-from checkpoints.parts import InParts, TensorPart
-from checkpoints.shards import own_parts, own_share, shards_of, write_shard, write_synced
-from checkpoints.tensor_files import TensorFiles
+from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.parts import InParts
+from checkpoints.shards import shards_of, write_shard, write_synced
+from checkpoints.shares import own_share, shares_of
+from checkpoints.tables import Records, Table, TensorRecord
+from checkpoints.tensor_files import TensorFiles, digest_of_bytes, readers
+from files.shown import shown_path
 
 SHARD_BYTES = 2**30
 
@@ -49,9 +54,19 @@ class Checkpoint:
     path: Path
     """Its folder."""
 
+    sha256: str = ""
+    """The digest of its manifest, and so of all of it."""
+
 
 class CheckpointStore:
-    """Saves and loads the steps of one run. One run at a time may save in a directory."""
+    """Saves and loads the steps of one run. One run at a time may save in a directory.
+
+    Of all stores of a process one saves at a time, so that several processes, which save in the
+    same order, always meet over the same step.
+    """
+
+    _latest: ClassVar[Future[None] | None] = None
+    """The last save that was begun in the background, of whichever store."""
 
     def __init__(
         self, directory: str | Path, to_keep: int | None = None, shard_bytes: int = SHARD_BYTES
@@ -83,7 +98,8 @@ class CheckpointStore:
     ) -> None:
         """Save a step, as the newest.
 
-        A save that still runs is waited for first, so that at most one copy exists. Several
+        A save that still runs is waited for first, so that at most one copy exists; also one of
+        another store. Several
         processes save together: each writes what it holds, if the tensors can be had in parts
         (`checkpoints.parts.InParts`), else its share of the tensors, all of which it can read.
 
@@ -101,15 +117,24 @@ class CheckpointStore:
                 Older checkpoints are intact then.
             TypeError, ValueError: if tensors or metadata are of a kind that cannot be saved.
         """
+        if CheckpointStore._latest is not None:
+            futures.wait([CheckpointStore._latest])
         self.wait()
         record: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
-        parts, own = _own(tensors)
-        manifest = Manifest(step, record, {}, dict(texts or {}), parts)
+        manifest = Manifest(step, record, texts=dict(texts or {}))
+        held: dict[str, list[int]] = {}
+        if popdist.getNumInstances() > 1 and isinstance(tensors, InParts):
+            shares = shares_of(tensors)
+            manifest, held = replace(manifest, layouts=shares.layouts, cut=shares.cut), shares.held
+            own, is_copy = shares.arrays(), True
+        else:
+            own, is_copy = own_share(tensors), False
         if wait:
-            self._write(manifest, own)
+            self._write(manifest, own, held)
             return
-        copies = {name: array.copy() for name, array in own}
-        self._pending = self._writer.submit(self._write, manifest, copies.items())
+        copies = {name: array if is_copy else array.copy() for name, array in own}
+        self._pending = self._writer.submit(self._write, manifest, copies.items(), held)
+        CheckpointStore._latest = self._pending
 
     def wait(self) -> None:
         """Return when nothing is being saved.
@@ -132,7 +157,7 @@ class CheckpointStore:
         """
         self.wait()
         problems: list[str] = []
-        for folder in step_folders(self._directory):
+        for folder in self._everyones_folders():
             if step is not None and folder.step != step:
                 continue
             try:
@@ -173,17 +198,30 @@ class CheckpointStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _write(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    def _everyones_folders(self) -> list[StepFolder]:
+        """The folders that process 0 sees, which has written them: on a network file system
+        another one may see them later."""
+        seen = [[f.number, f.step, f.path.name] for f in step_folders(self._directory)]
+        return [StepFolder(n, step, self._directory / name)
+                for n, step, name in popdist.gather(seen)[0]]  # fmt: skip
+
+    def _write(
+        self,
+        manifest: Manifest,
+        tensors: Iterable[tuple[str, np.ndarray]],
+        held: dict[str, list[int]],
+    ) -> None:
         """Write a step.
 
         Args:
             manifest: without records of the tensors, and with the texts themselves.
             tensors: what this process stores.
+            held: which parts of tensors are among them.
         """
         step, texts = manifest.step, manifest.texts
         try:
             if popdist.getInstanceIndex():
-                self._write_share(self._everyones(None)[0], tensors)
+                self._write_share(Path(self._everyones(None)[0]), tensors, held)
                 return
             self._directory.mkdir(parents=True, exist_ok=True)
             if not self._has_saved:
@@ -191,11 +229,12 @@ class CheckpointStore:
                 self._has_saved = True
             with new_step_folder(self._directory, step) as folder:
                 self._everyones(str(folder))
-                records = self._write_share(str(folder), tensors)
+                records, tables = self._write_share(folder, tensors, held)
                 for name, text in texts.items():
                     write_synced(folder / name, text)
-                digests = {name: text_digest(text.encode()) for name, text in texts.items()}
-                replace(manifest, tensors=records, texts=digests).write(folder)
+                digests = {name: digest_of_bytes(text.encode()) for name, text in texts.items()}
+                replace(manifest, tensors=records, texts=digests, tables=tables).write(folder)
+                Manifest.read(folder).open(folder)  # what could not be read is no step
             if self._to_keep is not None:
                 remove_older(self._directory, self._to_keep, self._damaged)
         except (OSError, SafetensorError) as error:
@@ -205,21 +244,31 @@ class CheckpointStore:
             ) from error
 
     def _write_share(
-        self, folder: str, tensors: Iterable[tuple[str, np.ndarray]]
-    ) -> dict[str, TensorRecord]:
-        """Write the tensors of this process, and return the records of those of all of them."""
-        prefix = f"{popdist.getInstanceIndex():05d}-" if popdist.getNumInstances() > 1 else ""
-        records: dict[str, TensorRecord] = {}
-        for number, shard in enumerate(shards_of(tensors, self._shard_bytes), 1):
-            file = f"tensors-{prefix}{number:05d}.safetensors"
-            records |= {name: TensorRecord.of(array, file) for name, array in shard.items()}
-            write_shard(Path(folder) / file, shard)
-        written = self._everyones({name: asdict(record) for name, record in records.items()})
-        return {name: TensorRecord(**row) for rows in written for name, row in rows.items()}
+        self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]], held: dict[str, list[int]]
+    ) -> tuple[Records, dict[str, str]]:
+        """Write the tensors of this process.
+
+        Returns:
+            Their records, and no tables, if it is alone; else the tables of all processes.
+        """
+        several = popdist.getNumInstances() > 1
+        prefix = f"{popdist.getInstanceIndex():05d}-" if several else ""
+        records: Records = {}
+        with readers() as pool:
+            for number, shard in enumerate(shards_of(tensors, self._shard_bytes), 1):
+                file = f"tensors-{prefix}{number:05d}.safetensors"
+                found = pool.map(lambda array, f=file: TensorRecord.of(array, f), shard.values())
+                write_shard(folder / file, shard)  # while the digests are computed
+                records |= zip(shard, found, strict=True)
+        if not several:
+            return records, {}
+        table = f"tensors-{prefix[:-1]}.json"
+        written = [table, Table(records, held).write(folder / table)]
+        return {}, dict(self._everyones(written))
 
     def _everyones(self, value: Any) -> list[Any]:
         """What each process has to say about the save that is being written."""
-        return popdist.gather(value, "checkpoint")
+        return popdist.gather(value, f"checkpoint/{self._directory.name}")
 
     def _absent(self, step: int | None) -> str:
         steps = self.steps()
@@ -230,22 +279,6 @@ class CheckpointStore:
             f"no checkpoint in {self._directory}: give a folder written by --save, "
             "or a Hugging Face model folder"
         )
-
-
-def _own(
-    tensors: Mapping[str, np.ndarray],
-) -> tuple[dict[str, Parts], Iterable[tuple[str, np.ndarray]]]:
-    """The parts in which tensors are stored, and what of them this process stores."""
-    if popdist.getNumInstances() == 1 or not isinstance(tensors, InParts):
-        return {}, own_share(tensors)
-    parts: dict[str, Parts] = {}
-    held: list[tuple[str, TensorPart]] = []
-    for one in tensors.parts():
-        of_tensor = parts.setdefault(one.name, {})
-        stored = f"{one.name}@{len(of_tensor)}"
-        of_tensor[stored] = one.part
-        held.append((stored, one))
-    return parts, own_parts(held)
 
 
 def has_checkpoint(path: str | Path) -> bool:
@@ -276,12 +309,19 @@ def _read(folder: Path) -> Checkpoint:
         manifest.check_texts(folder)
         tensors = manifest.open(folder)
         tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
-        checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder)
+        checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder, manifest.sha256)
     except NewerFormatError:
         raise
     except CheckpointError as error:
         problem = str(error)
-    problems = [found for found in popdist.gather(problem) if found is not None]
+    found = popdist.gather([problem, checkpoint.sha256 if checkpoint else ""])
+    problems = [text for text, _ in found if text is not None]
     if problems or checkpoint is None:
         raise CheckpointError(problems[0])
+    for process, (_, sha256) in enumerate(found):
+        if sha256 != found[0][1]:
+            raise CheckpointError(
+                f"process {process} reads another {shown_path(folder)} than process 0: give a "
+                "folder that all hosts share, or the same copy on each"
+            )
     return checkpoint

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError
-from checkpoints.parts import Part, assembled, check_whole
+from checkpoints.layouts import Piece
+from checkpoints.parts import assembled
 from files.shown import shown_name
 
 DTYPES = {
@@ -53,6 +55,21 @@ def digest(array: np.ndarray) -> str:
     return hashlib.sha256(flat.view(np.uint8).data).hexdigest()
 
 
+def digest_of_bytes(content: bytes) -> str:
+    """SHA-256 of a file's content, as hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextmanager
+def readers() -> Iterator[ThreadPoolExecutor]:
+    """Threads to read and digest with; what they have not begun when the context ends is left."""
+    pool = ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 class TensorFiles(Mapping[str, np.ndarray]):
     """The tensors of some safetensors files by name; each access reads one from disk.
 
@@ -64,14 +81,14 @@ class TensorFiles(Mapping[str, np.ndarray]):
         self,
         files: Iterable[Path],
         digests: Mapping[str, str] | None = None,
-        parts: Mapping[str, Mapping[str, Part]] | None = None,
+        pieces: Mapping[str, Sequence[Piece]] | None = None,
     ) -> None:
         """Open `files`.
 
         Args:
             files: safetensors files without a tensor's name in common.
             digests: `digest` of every tensor in them; reading another value is then an error.
-            parts: tensors that are made of some in the files, by name, and which parts these are.
+            pieces: of tensors that are made of some in the files, by name.
 
         Raises:
             CheckpointError: if a file is missing or damaged, or names do not fit.
@@ -85,17 +102,21 @@ class TensorFiles(Mapping[str, np.ndarray]):
                         f"tensor {name} is in {self._files[name][1]} and also in {path.name}"
                     )
                 self._files[name] = (file, path)
-        self._digests, self._parts = digests, dict(parts or {})
-        inside = {stored for of_one in self._parts.values() for stored in of_one}
+        self._digests, self._pieces = digests, dict(pieces or {})
+        owners = [
+            (stored, name)
+            for name, of_one in self._pieces.items()
+            for stored in {piece.stored for piece in of_one}
+        ]
+        inside = {stored for stored, _ in owners}
         missing = inside - self._files.keys()
         if missing:
             raise CheckpointError(f"tensor {min(missing)}, a part of one, is missing")
-        names = [name for name in self._parts if name in self._files]
-        if names or len(inside) < sum(map(len, self._parts.values())):
+        if len(inside) < len(owners) or not self._pieces.keys().isdisjoint(self._files):
             raise CheckpointError("a tensor is part of several, or stored both whole and in parts")
-        for name, of_one in self._parts.items():
-            self._check_parts(name, of_one)
-        self._names = [name for name in self._files if name not in inside] + list(self._parts)
+        for name, of_one in self._pieces.items():
+            self._check_pieces(name, of_one)
+        self._names = [name for name in self._files if name not in inside] + list(self._pieces)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor.
@@ -104,23 +125,26 @@ class TensorFiles(Mapping[str, np.ndarray]):
             KeyError: if there is none of that name.
             CheckpointError: if it cannot be read, or is not what its digest says.
         """
-        if name not in self._parts:
+        if name not in self._pieces:
             return self._stored(name)
-        of_one = self._parts[name].items()
-        return assembled({part: partial(self._stored, stored) for stored, part in of_one})
+        pieces = self._pieces[name]
+        arrays = {stored: self._stored(stored) for stored in {piece.stored for piece in pieces}}
 
-    def _check_parts(self, name: str, of_one: Mapping[str, Part]) -> None:
-        """Raise CheckpointError unless a tensor can be put together."""
-        try:
-            check_whole(of_one.values())
-            specs = [(self.stored_spec(stored), part) for stored, part in of_one.items()]
-            dtype = specs[0][0].dtype
-            if any(spec != (dtype, (part.size,)) for spec, part in specs):
-                raise ValueError("its parts are of several types, or not of their sizes")
-        except ValueError as error:
+        def elements(piece: Piece) -> np.ndarray:
+            return arrays[piece.stored][piece.start : piece.start + piece.part.size]
+
+        return assembled({piece.part: partial(elements, piece) for piece in pieces})
+
+    def _check_pieces(self, name: str, pieces: Sequence[Piece]) -> None:
+        """Raise CheckpointError unless what is stored has the size and type of the pieces."""
+        ends = {piece.stored: piece.start + piece.part.size for piece in pieces}
+        specs = {stored: self.stored_spec(stored) for stored in ends}
+        dtype = next(iter(specs.values())).dtype
+        if any(spec != (dtype, (ends[stored],)) for stored, spec in specs.items()):
             raise CheckpointError(
-                f"tensor {shown_name(name)} cannot be put together: {error}"
-            ) from error
+                f"tensor {shown_name(name)} cannot be put together: its parts are of several "
+                "types, or not of their sizes"
+            )
 
     @property
     def stored(self) -> Collection[str]:
@@ -151,9 +175,9 @@ class TensorFiles(Mapping[str, np.ndarray]):
             KeyError: if there is none of that name.
             CheckpointError: for a dtype that NumPy lacks.
         """
-        if name in self._parts:
-            stored, one = next(iter(self._parts[name].items()))
-            return TensorSpec(self.stored_spec(stored).dtype, one.shape)
+        if name in self._pieces:
+            piece = self._pieces[name][0]
+            return TensorSpec(self.stored_spec(piece.stored).dtype, piece.part.shape)
         return self.stored_spec(name)
 
     def stored_spec(self, name: str) -> TensorSpec:
@@ -182,12 +206,9 @@ class TensorFiles(Mapping[str, np.ndarray]):
         def read(name: str) -> None:
             self._stored(name)
 
-        readers = ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1))
-        try:
-            for _ in readers.map(read, list(self._files)[part::parts]):
+        with readers() as pool:
+            for _ in pool.map(read, list(self._files)[part::parts]):
                 pass
-        finally:
-            readers.shutdown(cancel_futures=True)
 
 
 def _open(path: Path) -> safe_open:

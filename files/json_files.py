@@ -182,6 +182,22 @@ class Fields:
         inner = self.object(name)
         return {key: inner.object(key) for key in inner.data}
 
+    def rows(self, name: str) -> list[Fields]:
+        """A list of objects."""
+        values = self._of(name, list, "a list of objects")
+        return [Fields(v, f"{self._where}: {shown_name(name)}[{i}]") for i, v in enumerate(values)]
+
+    def lists(self, name: str) -> list[list[int]]:
+        """A list of lists of integers, 0 or more."""
+        values = self._of(name, list, "a list of lists")
+        where = Fields(dict(enumerate(values)), f"{self._where}: {shown_name(name)}")
+        return [where.counts(i) for i in where.data]
+
+    def all_counts(self, name: str) -> dict[str, int]:
+        """An object of integers, 0 or more."""
+        inner = self.object(name)
+        return {key: inner.count(key) for key in inner.data}
+
     def texts(self, name: str) -> dict[str, str]:
         """An object of texts."""
         inner = self.object(name)

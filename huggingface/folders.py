@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import SafetensorError
 
 from checkpoints.errors import CheckpointError
-from checkpoints.manifest import is_file_name
 from checkpoints.shards import as_stored, shards_of, write_json, write_shard
+from checkpoints.tables import is_file_name
 from checkpoints.tensor_files import TensorFiles
 from files.errors import FileError, WriteError
 from files.json_files import read_object

@@ -12,7 +12,7 @@ import numpy as np
 from checkpoints.parts import Part
 
 if TYPE_CHECKING:
-    from modelling.weights import Row, Weight
+    from modelling.weights import Row
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class RowPart:
     """The elements of one weight among consecutive elements of a row's variable.
 
     Attributes:
-        weight: which one.
+        weight: which of the row's weights.
         part: where they are in it.
     """
 
-    weight: Weight
+    weight: int
     part: Part
     _start: int
     _middle: tuple[int, int, int, int]
@@ -56,7 +56,7 @@ def parts_in_row(
     """
     if not shape:
         scalar = Part((), (), (), (), 0, 1)
-        yield from (RowPart(weight, scalar, 0, (0, 1, 1, 1)) for weight in row.weights)
+        yield from (RowPart(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(row.weights)))
         return
     axis, count = row.axis or 0, len(row.weights)
     length, inner = shape[axis], math.prod(shape[axis + 1 :])
@@ -80,4 +80,4 @@ def parts_in_row(
             axes = range(len(box))
             order = tuple(reversed(axes) if row.transpose else axes)
             part = Part(weight.shape, order, tuple(corner), tuple(box), first, end - first)
-            yield RowPart(weight, part, start, (low, high, length, inner))
+            yield RowPart(number, part, start, (low, high, length, inner))

@@ -241,7 +241,7 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
     """
     if not isinstance(theirs, dict):
         return
-    ours = family_of(config).hf_config(config)
+    ours = family_of(config).to_config_json(config)
     for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from checkpoints.parts import TensorPart
+from checkpoints.parts import CutTensor, Layout
 from config.errors import UserError
 from files.shown import shown_name
 from modelling.quantisation import quantised
@@ -31,7 +31,6 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 """A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
 `optim` (their optimizer state, by variable) and `grad` (their gradients), as far as there are."""
 
-Parts = Callable[[Variable], Iterable[VariablePart]]
 OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
 _FACTORS = ("second_order_rows", "second_order_columns")
@@ -224,6 +223,13 @@ class _QuantisedParts:
         return self._made.pop(variable)
 
 
+class HeldParts(NamedTuple):
+    """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
+
+    of: Callable[[Variable], tuple[VariablePart, ...]]
+    read: Callable[[Variable, VariablePart], np.ndarray]
+
+
 class _Logical(Mapping[str, np.ndarray]):
     """Logical tensors, each made of a variable's data when it is asked for.
 
@@ -236,27 +242,28 @@ class _Logical(Mapping[str, np.ndarray]):
         places: Sequence[_Place],
         read: Callable[[Variable], np.ndarray],
         tensor_parallel: int,
-        parts: Parts,
+        held: HeldParts | None,
     ) -> None:
-        self._all, self._parts = places, parts
+        self._all, self._held = places, held
         self._places = {p.prefix + w.name: p for p in places for w in p.row.weights}
         self._read, self._tensor_parallel = read, tensor_parallel
         self._made: dict[str, np.ndarray] = {}
 
-    def parts(self) -> Iterator[TensorPart]:
+    def parts(self) -> Iterator[CutTensor]:
         """As `InParts`: what the variables' parts hold of each tensor."""
+        assert self._held is not None
         for row, variable, prefix, common in self._all:
             dtype = variable.dtype.as_numpy()
-            for held in self._parts(variable):
-                for part in _row_parts(row, variable.shape, held, common):
-                    read = partial(_read_part, part, held.read)
-                    name = prefix + part.weight.name
-                    yield TensorPart(name, part.part, dtype, held.processes, read)
+            shapes = tuple(w.shape for w in row.weights)
+            form = _Form(shapes, row.transpose, row.axis, common, variable.shape)
+            for weight, cut in zip(row.weights, _cut(form, self._held.of(variable)), strict=True):
+                read = partial(_read_part, cut.sources, variable, self._held.read)
+                yield CutTensor(prefix + weight.name, dtype, cut.layout, cut.holders, read)
 
     def without(self, prefix: str) -> _Logical:
         """The same without the tensors whose names begin with `prefix`."""
         places = [p for p in self._all if not p.prefix.startswith(prefix)]
-        return _Logical(places, self._read, self._tensor_parallel, self._parts)
+        return _Logical(places, self._read, self._tensor_parallel, self._held)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._made:
@@ -278,17 +285,56 @@ class _Logical(Mapping[str, np.ndarray]):
         return len(self._places)
 
 
-def _row_parts(
-    row: Row, shape: tuple[int, ...], held: VariablePart, common: bool
-) -> Iterator[RowPart]:
-    """The logical tensors' elements in a part of a variable. Args as of `_Place`."""
-    alike = [Row(row.path, (replace(w, shape=shape),)) for w in row.weights] if common else [row]
-    for each in alike:
-        yield from parts_in_row(each, shape, held.group, held.start, held.size)
+class _Form(NamedTuple):
+    """What decides where the elements of a row's weights are in its variable."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the weights."""
+
+    transpose: bool
+    axis: int | None
+    common: bool
+    variable: tuple[int, ...]
+    """Its shape on a replica."""
 
 
-def _read_part(part: RowPart, read: Callable[[], np.ndarray]) -> np.ndarray:
-    return part.taken(read())
+class _Cut(NamedTuple):
+    """How one weight of a row is cut, where its variable is held in parts."""
+
+    layout: Layout
+    holders: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[VariablePart, RowPart], ...]
+
+
+@cache
+def _cut(form: _Form, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
+    """How each weight of a row is cut. Layers that are alike share what this returns."""
+    if form.common:
+        alone = _Form((form.variable,), False, None, False, form.variable)
+        return _cut(alone, held) * len(form.shapes)
+    row = Row("", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis)
+    sources: list[list[tuple[VariablePart, RowPart]]] = [[] for _ in form.shapes]
+    for part in held:
+        for found in parts_in_row(row, form.variable, part.group, part.start, part.size):
+            sources[found.weight].append((part, found))
+    return tuple(
+        _Cut(
+            tuple(found.part for _, found in of_one),
+            tuple(part.processes for part, _ in of_one),
+            tuple(of_one),
+        )
+        for of_one in sources
+    )
+
+
+def _read_part(
+    sources: Sequence[tuple[VariablePart, RowPart]],
+    variable: Variable,
+    read: Callable[[Variable, VariablePart], np.ndarray],
+    number: int,
+) -> np.ndarray:
+    part, found = sources[number]
+    return found.taken(read(variable, part))
 
 
 @dataclass(frozen=True)
@@ -405,7 +451,7 @@ class WeightTable:
         read: Callable[[Variable], np.ndarray],
         variables: Variables,
         optimizer: bool = True,
-        parts: Parts = lambda variable: (),
+        held: HeldParts | None = None,
     ) -> Arrays:
         """The inverse of `to_variables`: logical tensors, made when they are asked for.
 
@@ -414,16 +460,16 @@ class WeightTable:
 
         Args:
             read: gives the host data of a variable.
-            parts: gives its parts, where the tensors are to be had in parts as well (`InParts`).
+            held: access to their parts, where tensors are to be had in parts as well (`InParts`).
         """
         places = self._places(variables, optimizer)
-        return _Logical(places, read, self.tensor_parallel, parts)
+        return _Logical(places, read, self.tensor_parallel, held)
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
         rows = self._rows(variables)
         places = [_Place(row, tree.grad.get(row.path), "") for row, tree in rows]
-        return _Logical(places, read, self.tensor_parallel, lambda variable: ())
+        return _Logical(places, read, self.tensor_parallel, None)
 
     def _rows(self, variables: Variables) -> list[tuple[Row, NamedTensors]]:
         """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer

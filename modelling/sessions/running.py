@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from modelling.placement import place
 from modelling.weights import Variables, WeightTable
 from popxl import Variable
 from popxl_addons import NamedTensors
+from terminal.screen import say
 
 
 class RunningModel:
@@ -116,3 +118,24 @@ class RunningModel:
 
     def __exit__(self, *exc: object) -> None:
         self.session.__exit__(*exc)
+
+
+Model = TypeVar("Model", bound=RunningModel)
+
+
+def compiled(make: Callable[[], Model], what: str) -> Model:
+    """The model that `make` makes; says on the screen that it takes a while, and what it took.
+
+    Args:
+        what: the program, for people.
+    """
+    say(f"compiling {what}")
+    start = time.perf_counter()
+    model = make()
+    startup = model.session.startup
+    how = "the executable came from the cache" if startup.from_cache else "compiled"
+    say(
+        f"ready after {time.perf_counter() - start:.1f} s: {how} "
+        f"({startup.traces} traces, {startup.compiles} compilations)"
+    )
+    return model

@@ -24,6 +24,7 @@ from modelling.generation import (
     put,
 )
 from modelling.generation.condition import call_if, is_any
+from modelling.generation.stack import joined
 from modelling.layers import Axes, Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
@@ -34,8 +35,6 @@ from popxl import Tensor, TensorSpec, ops
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
 
-START_TOKEN = 0
-SPECIAL_TOKENS = SpecialTokens(end=1, pad=0)
 RELATIVE_POSITION = "self_attention.relative_position"
 
 
@@ -259,11 +258,10 @@ class T5Step(Step):
 class T5Generator:
     """See `modelling.generation.Generator`."""
 
-    special = SPECIAL_TOKENS
-
     def __init__(self, config: T5Config, groups: Groups, sequences: int = 1) -> None:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
+        self.special = SpecialTokens(model.end_token, model.pad_token)
         self.prompt_length = model.sequence_length
         self.prompts_per_sample = config.data.examples_per_row
         self.output_length = model.decoder_sequence_length
@@ -284,8 +282,7 @@ class T5Generator:
             [self._cache] * (2 * self._layers),
             prepared,
         )
-        self.facts = encode_facts.copy()
-        self.facts.update(step_facts, overwrite=True)  # both have the embeddings
+        self.facts = joined(encode_facts, step_facts)  # both have the embeddings
 
     def generate(
         self,
@@ -301,7 +298,8 @@ class T5Generator:
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)
         step = bind_step(self._step, weights, len(caches), prepared)
-        first = popxl.constant([[START_TOKEN]] * self._sequences, popxl.int32, "start_tokens")
+        starts = [[self.special.pad]] * self._sequences  # T5 starts with its padding token
+        first = popxl.constant(starts, popxl.int32, "start_tokens")
         return decode(
             step, caches, first, prompted, self.output_length, search, inputs, self._groups
         )

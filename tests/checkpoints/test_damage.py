@@ -185,7 +185,7 @@ def test_a_later_format_is_named(store):
     path = folder_of(store, 3) / MANIFEST
     content = json.loads(path.read_text())["content"] | {"format": 99}
     path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
-    with pytest.raises(CheckpointError, match="has format 99, newer than the 3"):
+    with pytest.raises(CheckpointError, match="has format 99, newer than the 4"):
         store.load(3)
 
 
@@ -215,6 +215,7 @@ def save_in_parts(folder, parts, changed=(), shape=(4, 3), extra=None, sizes=Non
     path = folder_of(store, 2) / MANIFEST
     content = json.loads(path.read_text())["content"]
     rows = {name: part | (dict(changed) if name == "a@1" else {}) for name, part in parts.items()}
+    content["format"] = 3  # which had a record of each part
     content["parts"] = {"a": {"shape": list(shape), "parts": rows}}
     if extra:
         extra(content)
@@ -261,4 +262,65 @@ def test_parts_that_are_no_whole_tensor(parts, how, said, tmp_path):
     """With a right digest; the step before is used."""
     store = save_in_parts(tmp_path, parts, **how)
     with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*{said}"):
+        assert store.load().step == 1
+
+
+# ---- format 4: what each process has stored is in a table ---------------------------------------
+def save_in_tables(folder, change=lambda content: None, tables=lambda tables: None):
+    """Two steps; the second as two processes would store it, `a` in halves: 5 and 7 elements."""
+    from checkpoints import manifest
+    from checkpoints.tables import Table, TensorRecord
+
+    values = np.arange(12, dtype=np.float32)
+    stored = {"a@0": values[:5], "a@1": values[5:]}
+    with CheckpointStore(folder) as store:
+        for step in (1, 2):
+            store.save(step, stored, {}, wait=True)
+    path = folder_of(store, 2)
+    content = json.loads((path / MANIFEST).read_text())["content"]
+    file = content["tensors"]["a@0"]["file"]
+    found = [
+        Table({name: TensorRecord.of(array, file)}, {"a": [i]})
+        for i, (name, array) in enumerate(stored.items())
+    ]
+    tables(found)
+    digests = {f"{i}.json": table.write(path / f"{i}.json") for i, table in enumerate(found)}
+    box = {"axes": [0, 1], "corner": [0, 0], "box": [4, 3], "sizes": [5, 7]}
+    layouts = [{"shape": [4, 3], "boxes": [box]}]
+    content |= {"tensors": {}, "tables": digests, "layouts": layouts, "cut": {"a": 0}}
+    change(content)
+    text = json.dumps({"sha256": manifest._digest(content), "content": content})
+    (path / MANIFEST).write_text(text)
+    return store
+
+
+def test_tensors_in_tables_come_back_whole(tmp_path):
+    tensors = save_in_tables(tmp_path).load(2).tensors
+    np.testing.assert_array_equal(tensors["a"], np.arange(12).reshape(4, 3))
+    assert list(tensors) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"change": lambda c: c["layouts"][0]["boxes"][0]["sizes"].pop()}, "not all of its parts"),
+        ({"change": lambda c: c["layouts"][0].update(boxes=[])}, "no parts"),
+        ({"change": lambda c: c["layouts"][0].update(shape=[12])}, "no box of a tensor"),
+        ({"change": lambda c: c["cut"].update(a=1)}, "without a layout"),
+        ({"change": lambda c: c["tables"].popitem()}, "not all of its parts are there"),
+        ({"change": lambda c: c["tables"].update({"0.json": "0"})}, "0.json is not what was saved"),
+        ({"change": lambda c: c["tables"].update({"2.json": "0"})}, "2.json"),
+        ({"change": lambda c: c["tables"].update({"../0": "0"})}, "not of the checkpoint"),
+        ({"tables": lambda t: t[1].held.update(a=[0])}, "not all of its parts are there"),
+        ({"tables": lambda t: t[1].held.update(a=[1, 1])}, "not all of its parts are there"),
+        ({"tables": lambda t: t[1].held.update(a=[2**40])}, "not all of its parts are there"),
+        ({"tables": lambda t: t[1].tensors.update(t[0].tensors)}, "stored by two processes"),
+        ({"tables": lambda t: t[1].tensors.clear()}, "missing|lacks, or should lack"),
+        ({"change": lambda c: c["cut"].update(b=0)}, "not all of its parts are there"),
+    ],
+)
+def test_tables_that_make_up_no_whole_tensor(how, said, tmp_path):
+    """With right digests; the step before is used."""
+    store = save_in_tables(tmp_path, **how)
+    with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*({said})"):
         assert store.load().step == 1

@@ -31,7 +31,7 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
             for start in range(0, flat.size, each):
                 piece = flat[start : start + each]
                 for found in parts_in_row(row, value.shape, group, start, piece.size):
-                    parts[found.weight.name][found.part] = partial(found.taken, piece)
+                    parts[row.weights[found.weight].name][found.part] = partial(found.taken, piece)
         for name, whole in logical.items():
             check_whole(parts[name])
             assert np.array_equal(assembled(parts[name]), whole)

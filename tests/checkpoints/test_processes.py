@@ -17,7 +17,7 @@ from checkpoints.tensor_files import digest
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-import json, os, sys, warnings
+import json, os, sys, time, warnings
 import numpy as np
 import popdist
 from checkpoints import CheckpointStore, load_checkpoint
@@ -33,6 +33,17 @@ if what == "save":
             if len(sys.argv) > 3 and (step, index) == (3, 1):
                 os._exit(9)
             store.save(step, tensors, {"step": step}, wait=step == 2)
+elif what == "best":  # beside periodic saves, on a slow disk
+    import checkpoints.store as module
+    write = module.write_shard
+    module.write_shard = lambda *args: (time.sleep(0.05 + 0.1 * index), write(*args))
+    with CheckpointStore(folder, to_keep=1) as store, CheckpointStore(folder + "/best") as best:
+        for step in range(1, 6):
+            tensors = {f"t{i}": np.full(100, step) for i in range(4)}
+            store.save(step, tensors, {"step": step})
+            popdist.gather(step)
+            best.save(step, tensors, {"best": step}, wait=True)
+            popdist.gather(step)
 else:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -46,12 +57,12 @@ else:
 """
 
 
-def run(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(processes: int, *arguments: str, umask: int = -1) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     return subprocess.run(
         [*command, sys.executable, "-c", PROGRAM, *arguments],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=120, check=False, umask=umask,
     )  # fmt: skip
 
 
@@ -59,7 +70,7 @@ def test_any_number_of_processes_reads_what_two_have_saved(tmp_path):
     saved = run(2, "save", str(tmp_path))
     assert saved.returncode == 0, saved.stderr
     alone = load_checkpoint(tmp_path)
-    files = {file for file, *_ in json_records(alone.path)}
+    files = [file.name for file in alone.path.glob("*.safetensors")]
     assert {name.split("-")[1] for name in files} == {"00000", "00001"}
     rng = np.random.default_rng(0)
     values = [[rng.standard_normal(i * 1000).astype(np.float32) for i in range(9)] for _ in "123"]
@@ -85,6 +96,19 @@ def test_a_step_is_there_when_all_processes_have_written_theirs(tmp_path):
     assert load_checkpoint(tmp_path).step == 2
 
 
-def json_records(folder: Path) -> list[tuple[str, str]]:
-    content = json.loads((folder / "manifest.json").read_text())["content"]
-    return [(record["file"], name) for name, record in content["tensors"].items()]
+def test_the_best_is_saved_beside_periodic_saves(tmp_path):
+    """They took each other's turns: two stores, one channel, and one of them on another thread."""
+    saved = run(2, "best", str(tmp_path))
+    assert saved.returncode == 0, saved.stderr
+    assert load_checkpoint(tmp_path).metadata == {"step": 5}
+    best = load_checkpoint(tmp_path / "best")
+    assert best.metadata == {"best": 5}
+    assert all((best.tensors[name] == 5).all() for name in best.tensors)
+
+
+def test_files_follow_the_umask(tmp_path):
+    saved = run(2, "save", str(tmp_path), umask=0o027)
+    assert saved.returncode == 0, saved.stderr
+    files = list(tmp_path.glob("*-step-3/*"))
+    assert {file.suffix for file in files} == {".json", ".safetensors"}
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o640}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from config.sections import RunConfig
+from data.batches import Loader
 from modelling.generation import Greedy
-from modelling.sessions.feeding import loader_of
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
 from modelling.sessions.running import RunningModel
@@ -27,7 +27,7 @@ def trained(config: RunConfig) -> Iterator[FineTuning]:
     family = family_of(config)
     model = FineTuning(config, family)
     model.write(family.weights(config).initial(1))
-    loader = loader_of(config, family.generate(config, 32, None))
+    loader = Loader.of(config, family.shape.generated(config, 32, None))
     with model:
         model.run([loader.next_batch()], [1e-2])
         yield model
@@ -43,7 +43,7 @@ def test_what_is_lent_is_what_would_be_copied(config):
     family = family_of(config)
     generation = replace(config.generation, weights="streamed", micro_batches=2)
     writing = replace(config, generation=generation)
-    samples = family.generate(config, 32, None)
+    samples = family.shape.generated(config, 32, None)
     words = np.random.default_rng(0).integers(3, 30, (8, config.model.sequence_length), np.int32)
     results = []
     with trained(config) as model:
@@ -53,7 +53,7 @@ def test_what_is_lent_is_what_would_be_copied(config):
             with entered(Inference(writing, family, Greedy(), lender), model) as writer:
                 size += writer.session.remote_bytes()
                 results.append((loss, writer.generate(words, np.ones_like(words)), size))
-        model.run([loader_of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
+        model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
     (loss, tokens, copied), (lent_loss, lent_tokens, lent) = results
     assert lent_loss == loss
     np.testing.assert_array_equal(lent_tokens, tokens)
@@ -70,10 +70,10 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     for execution in (config.execution, limited):
         given = replace(config, execution=execution)
         family = family_of(given)
-        samples = family.generate(given, 32, None)
+        samples = family.shape.generated(given, 32, None)
         monkeypatch.setattr("modelling.sessions.running.check_memory", lambda *args: None)
         with trained(given) as model:
-            model.run([loader_of(given, samples).next_batch()], [1e-2], 1)
+            model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
             with entered(Losses(given, family, model), model) as losses:
                 found.append((losses.of(samples).total, model.read()))
             traffic = model.session.disk_traffic

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from popdist import DistributedError
-from popdist._place import devices_of, place_given, place_of_environment, visible_gpus
+from popdist._gpus import _uuids, devices_of, gpus_named
+from popdist._place import place_given, place_of_environment
 from popdist._watcher import SILENCE
 
 ROOT = Path(__file__).parents[2]
@@ -143,19 +144,19 @@ def test_one_task_of_slurm_is_alone(environment):
     environment(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1")
     first = place_of_environment().coordinator
     environment(SLURM_JOB_ID="78")
-    assert place_of_environment().coordinator not in (None, first)  # jobs do not meet
+    second = place_of_environment().coordinator
+    environment(SLURM_STEP_ID="1")
+    third = place_of_environment().coordinator
+    assert None not in (first, second, third)
+    assert len({first, second, third}) == 3  # neither jobs meet nor steps of one
 
 
 def test_tasks_of_slurm_on_two_hosts_meet():
     """As `srun --nodes 2` starts them: the first host and the job's number say where."""
-    job, taken = os.getpid(), True
-    while taken:
-        job += 1
-        with socket.socket() as probe:
-            taken = probe.connect_ex(("127.0.0.1", job % 2**12 + 2**16 - 2**12)) == 0
     step = {
-        "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost,node02",
-        "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "localhost,node02", "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_LOCALID": "0",
     }  # fmt: skip
     code = "import popdist; popdist.init(); print(popdist.gather(popdist.getInstanceIndex()))"
@@ -183,5 +184,18 @@ def test_processes_of_a_host_share_its_gpus():
     assert devices_of(2, hosts) is None  # has them all
     assert devices_of(3, hosts) is None  # was given its own
     assert devices_of(0, [("a", []), ("a", [])]) is None
-    assert visible_gpus({}, ["nvidia0", "nvidiactl", "null", "nvidia1"]) == ["nvidia0", "nvidia1"]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0"]) == ["2", "3"]
+    assert gpus_named({}, ["nvidia0", "nvidiactl", "null", "nvidia1"], {}) == ["nvidia0", "nvidia1"]
+    assert gpus_named({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0"], {}) == ["2", "3"]
+
+
+def test_gpus_are_told_apart_by_uuid():
+    """As `srun --gpus-per-task=2` under cgroups: each task has numbers 0 and 1, of its own GPUs."""
+    listed = "GPU {}: NVIDIA H100 80GB HBM3 (UUID: GPU-{}-1b2c)\n"
+    tasks = []
+    for first in ("a", "b"):
+        uuids = _uuids(listed.format(0, f"{first}0") + listed.format(1, f"{first}1"))
+        tasks.append(("host", gpus_named({"CUDA_VISIBLE_DEVICES": "0,1"}, [], uuids)))
+    assert tasks[0][1] == ["GPU-a0-1b2c", "GPU-a1-1b2c"]
+    assert devices_of(0, tasks) is None  # each keeps both of its own
+    assert devices_of(1, tasks) is None
+    assert devices_of(1, [tasks[0], tasks[0]]) == [1]

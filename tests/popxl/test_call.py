@@ -229,11 +229,17 @@ def test_a_graph_cannot_be_used_inside_itself_or_another_ir(use):
             use(foreign)
 
 
-def test_code_is_loaded_to_where_it_runs_or_to_a_buffer():
+def test_code_is_loaded_to_where_it_runs():
     with popxl.Ir().main_graph as main:
         graph = main.ir.create_empty_graph("g")
-        for place in ("executable", "compute_buffer", "io_buffer"):
-            ops.remote_code_load(graph, destination=place)
+        ops.remote_code_load(graph, destination="executable")
+        for place in ("compute_buffer", "io_buffer"):
+            with pytest.raises(NotImplementedError):
+                ops.remote_code_load(graph, destination=place)
+            with pytest.raises(NotImplementedError):
+                ops.code_copy(graph, place, "executable")
+        with graph, pytest.raises(ValueError, match="cannot load its own code"):
+            ops.remote_code_load(graph, "executable")
         with pytest.raises(ValueError, match="unknown code location 'moon'"):
             ops.remote_code_load(graph, "moon")
 

@@ -37,9 +37,11 @@ def start(
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """What a step's manifest says of its tensors, weights and optimizer state."""
-    tensors = json.loads((folder / "manifest.json").read_text())["content"]["tensors"]
-    return {name: record["sha256"] for name, record in tensors.items()}
+    """What a step's manifest, or its processes' tables, say of weights and optimizer state."""
+    content = json.loads((folder / "manifest.json").read_text())["content"]
+    tables = [json.loads((folder / name).read_text()) for name in content["tables"]]
+    records = [pair for table in (content, *tables) for pair in table["tensors"].items()]
+    return {name: record["sha256"] for name, record in records}
 
 
 # ---- damage -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from popdist import _service
-from popdist._place import LOOPBACK, DistributedError, Place, devices_of, visible_gpus
+from popdist._door import address_among, knock, own_address
+from popdist._gpus import devices_of, visible_gpus
+from popdist._place import SECOND_PORT, DistributedError, Place, number
 from popdist._stdout import QuietOutput
 from popdist._watcher import ENDED, LEFT, LOOK, SILENCE, Board, Watcher
 
@@ -34,7 +36,6 @@ _AGREEING = 3.0  # seconds that a process which fails waits for others that fail
 _ANSWER = 20.0  # seconds that a process which ends because of another waits for the service
 _LOOKS = 5  # of others at one that is silent, and of this process at them
 _PARTING = 60  # seconds for the service to hear that a process parts
-_LIFELINES = "popdist/lifelines"
 _SAID = "popdist/said"
 _NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
 
@@ -50,16 +51,22 @@ class Group:
         """
         self.index, self.count = place.index, place.count
         self._rounds: Counter[str] = Counter()
+        self._counting = threading.Lock()
         self._leaving = threading.Event()
         self._needing: set[object] = set()
         self._failed: float | None = None  # when something failed that needs the others
         self._server: subprocess.Popen[str] | None = None
-        self._client = self._connect(place)
+        self._alone = threading.Event()  # set when process 0 is the only one left
+        self._words = b""  # a part of one from the door
+        _service.raise_descriptors()  # collectives connect each process to each other
+        self._client, reached = self._connect(place)
         self._board = Board(self._client, self.index)
-        mine = [socket.gethostname(), os.getpid(), visible_gpus(os.environ, _device_files())]
-        self.members: list[Any] = self.gather(mine, "members")
+        mine = [socket.gethostname(), os.getpid(), visible_gpus(), reached]
+        found = self.gather(mine, "members")
+        self.members: list[Any] = [one[:3] for one in found]
         self.neighbours = sum(host == mine[0] for host, _, _ in self.members)
         self._choose_devices()
+        _let_gloo_use(self._client, address_among(self.index, [one[3] for one in found]))
         self._output = QuietOutput()
         self._watcher = threading.Thread(target=self._watch, name="popdist", daemon=True)
         self._watcher.start()
@@ -68,7 +75,8 @@ class Group:
         sys.excepthook = self._uncaught
 
     # ---- meeting --------------------------------------------------------------------------------
-    def _connect(self, place: Place) -> Any:
+    def _connect(self, place: Place) -> tuple[Any, str | None]:
+        """The client of JAX's service, and the address at which this process was seen."""
         from jax._src import clusters, distributed, xla_bridge
         from jax._src.lib import _jax
 
@@ -77,19 +85,23 @@ class Group:
                 "JAX has started its devices before this process met the others: call "
                 "popdist.init() first"
             )
-        address = place.coordinator
-        if address is None:
+        coordinator = place.coordinator
+        if coordinator is None:
             find = clusters.ClusterEnv.auto_detect_unset_distributed_params
-            address = find(None, place.count, place.index, [], None, MEETING)[0]
-        if address is None:
+            found = find(None, place.count, place.index, [], None, MEETING)[0]
+            # JAX's port is that of the job, in which several runs may meet.
+            coordinator = found and f"{found.rpartition(':')[0]}:{place.port}"
+        if coordinator is None:
             raise DistributedError(
                 "nobody says where the processes meet: give --coordinator HOST:PORT, or set "
                 "POPDIST_COORDINATOR"
             )
-        host, _, port = address.rpartition(":")
-        lifelines = self._serve(host.strip("[]"), int(port)) if place.index == 0 else None
+        host, _, port = coordinator.rpartition(":")
+        if place.index == 0:
+            self._serve(host.strip("[]"), int(port), place.run)
+        self._lifeline, second = knock(host.strip("[]"), int(port), place, MEETING)
         client = _jax.get_distributed_runtime_client(
-            address, place.index, init_timeout=MEETING, shutdown_timeout=_PARTING,
+            f"{host}:{second}", place.index, init_timeout=MEETING, shutdown_timeout=_PARTING,
             heartbeat_timeout=_NEVER, use_compression=True,
         )  # fmt: skip
         try:
@@ -97,60 +109,58 @@ class Group:
         except Exception as error:
             raise DistributedError(
                 f"process {place.index} did not meet all of the {place.count} processes at "
-                f"{address} within {MEETING} s: start each with an index of its own, and the same "
-                "coordinator"
+                f"{coordinator} within {MEETING} s: start each with an index of its own, and the "
+                "same coordinator"
             ) from error
-        self._hold_lifeline(client, host.strip("[]"), lifelines)
         state = distributed.global_state
-        state.client, state.coordinator_address = client, address
+        state.client, state.coordinator_address = client, f"{host}:{second}"
         state.process_id, state.num_processes = place.index, place.count
-        _let_gloo_use(client, _own_address(host.strip("[]"), int(port)))
-        return client
+        return client, own_address(host.strip("[]"), int(port))
 
-    def _serve(self, host: str, port: int) -> int:
-        """Start the coordination service; on this machine alone if that is where all are.
-
-        Returns:
-            The port of its lifelines.
-        """
-        bound = host if host in (LOOPBACK, "localhost") else "[::]"
+    def _serve(self, host: str, port: int, run: str) -> None:
+        """Start the coordination service, at the coordinator's address."""
+        second = number(SECOND_PORT, 0)
+        if second >= 2**16:
+            raise DistributedError(f"{SECOND_PORT} is {second}, but a port is below 65536")
         command = [sys.executable, str(Path(_service.__file__))]
-        self._server = subprocess.Popen(
-            [*command, bound, str(port), str(self.count)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            start_new_session=True,
-        )  # fmt: skip
+        # What a signal to everything does before the service can say that it heeds none.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _service.SIGNALS)
+        try:
+            self._server = subprocess.Popen(
+                [*command, host, str(port), str(second), str(self.count), run],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert self._server.stdout is not None
         said = self._server.stdout.readline().strip()
-        word, _, lifelines = said.partition(" ")
-        if word != "ready":
+        if said != "ready":
             raise DistributedError(
                 f"the processes cannot meet at port {port} of {host}: "
                 f"{said or 'the service ended'}; give another --coordinator"
             )
-        return int(lifelines)
+        threading.Thread(target=self._read_notes, name="door", daemon=True).start()
 
-    def _hold_lifeline(self, client: Any, host: str, port: int | None) -> None:
-        """Keep the service alive until this process has ended, in whatever way.
-
-        Args:
-            port: where the service takes lifelines, which process 0 knows.
-        """
-        if port is not None:
-            client.key_value_set(_LIFELINES, str(port))
-        found = client.blocking_key_value_get(_LIFELINES, MEETING * 1000)
-        self._lifeline = socket.create_connection((host, int(found)), timeout=MEETING)
-        self._lifeline.send(self.index.to_bytes(_service.WORD))
-        self._lifeline.setblocking(False)
+    def _read_notes(self) -> None:
+        """Say whom the service has refused, until it says no more."""
+        assert self._server is not None
+        assert self._server.stdout is not None
+        for line in self._server.stdout:
+            with suppress(OSError, ValueError):
+                print(f"note: {line.strip()}, at the coordinator's port", file=sys.stderr)
+        self._alone.set()
 
     def _ended(self) -> set[int]:
         """The processes that have ended since this was asked last, in whatever way."""
-        try:
-            words = self._lifeline.recv(self.count * _service.WORD)
-        except OSError:  # there are none
-            return set()
-        each = range(0, len(words), _service.WORD)
-        return {int.from_bytes(words[i : i + _service.WORD]) for i in each}
+        with suppress(OSError):  # there are none
+            self._words += self._lifeline.recv(self.count * _service.WORD)
+        whole = len(self._words) // _service.WORD * _service.WORD
+        words, self._words = self._words[:whole], self._words[whole:]
+        found = {
+            int.from_bytes(words[i : i + _service.WORD]) for i in range(0, whole, _service.WORD)
+        }
+        return found & set(range(self.count))
 
     def _choose_devices(self) -> None:
         import jax
@@ -169,15 +179,17 @@ class Group:
             value: what JSON can hold.
             channel: calls of one channel meet; use one for each thread.
         """
-        number = self._rounds[channel]
-        self._rounds[channel] += 1
-        here = f"popdist/{channel}/{number}"
-        self._client.key_value_set(f"{here}/{self.index:06d}", json.dumps(value))
+        with self._counting:
+            turn = self._rounds[channel] % 2
+            self._rounds[channel] += 1
+        # Two names, which the service keeps: all have read one before any writes it again, for in
+        # between they all have met at the other.
+        here = f"popdist/{channel}/{turn}"
+        mine = json.dumps(value)
+        self._client.key_value_set(f"{here}/{self.index:06d}", mine, allow_overwrite=True)
         with self.together(), self._in_need():
-            self._client.wait_at_barrier(here, _NEVER * 1000)
+            self._client.wait_at_barrier(f"popdist/{channel}", _NEVER * 1000)
         found = self._client.key_value_dir_get(here)
-        if self.index == 0 and number:  # everybody has read the round before
-            self._client.key_value_delete(f"popdist/{channel}/{number - 1}")
         return [json.loads(text) for _, text in sorted(found)]
 
     # ---- who is there ---------------------------------------------------------------------------
@@ -255,13 +267,12 @@ class Group:
             self._client.shutdown()
         if self._server is not None:
             assert self._server.stdin is not None
-            assert self._server.stdout is not None
             with suppress(OSError):
                 self._server.stdin.write("bye\n")
                 self._server.stdin.flush()
             # The service needs no process 0, but where this is all there is in a container, the
             # service ends with it, and JAX aborts those who are still there.
-            select.select([self._server.stdout], [], [], PATIENCE)
+            self._alone.wait(PATIENCE)
         self._output.close()
 
     def fail(self, text: str, code: int) -> NoReturn:
@@ -334,17 +345,3 @@ def _let_gloo_use(client: Any, address: str | None) -> None:
         return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(client, address))
 
     xla_bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
-
-
-def _own_address(host: str, port: int) -> str | None:
-    """The address of this machine by which it reaches `host`; None if IPv4 does not."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))  # sends nothing
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
-
-
-def _device_files() -> list[str]:
-    return os.listdir("/dev") if os.path.isdir("/dev") else []

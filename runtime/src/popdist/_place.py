@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NUM_INSTANCES = "POPDIST_NUM_INSTANCES"
 INSTANCE_INDEX = "POPDIST_INSTANCE_INDEX"
 TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 COORDINATOR = "POPDIST_COORDINATOR"
+SECOND_PORT = "POPDIST_SECOND_PORT"
+RUN = "POPDIST_RUN"
 LOOPBACK = "127.0.0.1"
 MOST = 16_384  # processes
 _FIRST_PORT = 61440
@@ -35,12 +36,19 @@ class Place:
     Attributes:
         index: from 0.
         count: how many there are.
-        coordinator: HOST:PORT at which they meet; None: JAX finds it.
+        coordinator: HOST:PORT at which they meet; None: JAX finds the host.
+        run: what tells this run from another that comes to the same port.
     """
 
     index: int = 0
     count: int = 1
     coordinator: str | None = None
+    run: str = ""
+
+    @property
+    def port(self) -> int:
+        """The port at which the processes of a launcher's run meet: each run has its own."""
+        return _FIRST_PORT + zlib.crc32(self.run.encode()) % 4096
 
 
 def number(variable: str, default: int) -> int:
@@ -72,7 +80,7 @@ def place_given(processes: int, process: int, coordinator: str) -> Place:
             f"the coordinator {coordinator[:100]!r} is no HOST:PORT: name the host of process 0 "
             "and a free port of it"
         )
-    return _checked(Place(process, processes, coordinator))
+    return _checked(Place(process, processes, coordinator, os.environ.get(RUN, "")))
 
 
 def _checked(place: Place) -> Place:
@@ -103,43 +111,27 @@ def place_of_environment() -> Place:
         return _checked(Place(index, count))
     for of_count, of_index in _LAUNCHERS:
         if of_index in os.environ and number(of_count, 1) > 1:
-            return _checked(Place(number(of_index, 0), number(of_count, 1), _on_one_host()))
+            place = _checked(Place(number(of_index, 0), number(of_count, 1), None, _run()))
+            if _on_one_host():
+                return replace(place, coordinator=f"{LOOPBACK}:{place.port}")
+            return place
     return Place()
 
 
-def _on_one_host() -> str | None:
-    """Where processes of a launcher meet if one host has them all."""
+def _on_one_host() -> bool:
+    """Whether one host has all processes of a launcher."""
     env = os.environ
     open_mpi = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env.get("OMPI_COMM_WORLD_SIZE", "")
-    if not open_mpi and env.get("SLURM_STEP_NUM_NODES") != "1":
-        return None
-    # Different for each run, and the same in all of its processes.
-    run = env.get("OMPI_MCA_orte_hnp_uri") or env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID")
-    return f"{LOOPBACK}:{_FIRST_PORT + zlib.crc32((run or '').encode()) % 4096}"
+    return open_mpi or env.get("SLURM_STEP_NUM_NODES") == "1"
 
 
-def devices_of(index: int, neighbours: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:
-    """Which of the GPUs that it sees a process uses; None: all of them.
+def _run() -> str:
+    """A launcher's name of the run: different for each, and the same in all of its processes.
 
-    Processes of a host that see the same GPUs share them equally, in order. Those that see
-    different ones were given theirs by whoever started them.
-
-    Args:
-        neighbours: host and visible GPUs of each process.
+    Two steps of one job of Slurm are two runs, and so is a job that was put into the queue again.
     """
-    host, visible = neighbours[index]
-    here = [i for i, (other, _) in enumerate(neighbours) if other == host]
-    alike = all(list(neighbours[i][1]) == list(visible) for i in here)
-    share = len(visible) // len(here)
-    if len(here) == 1 or not alike or not share:
-        return None
-    first = here.index(index) * share
-    return list(range(first, first + share))
-
-
-def visible_gpus(environment: Mapping[str, str], files: Sequence[str]) -> list[str]:
-    """NVIDIA's GPUs that a process may use, from its environment, else from the names in /dev."""
-    given = environment.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for name in given.split(",") if name]
-    return sorted(name for name in files if re.fullmatch(r"nvidia\d+", name))
+    env = os.environ
+    named = (RUN, "OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE")
+    found = next((env[name] for name in named if env.get(name)), None)
+    slurm = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return found or "slurm " + ".".join(env.get(name, "") for name in slurm)

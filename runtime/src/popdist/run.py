@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +20,14 @@ import time
 from collections.abc import Sequence
 
 from popdist._group import LAUNCHER
-from popdist._place import COORDINATOR, INSTANCE_INDEX, LOOPBACK, NUM_INSTANCES, TOTAL_REPLICAS
+from popdist._place import (
+    COORDINATOR,
+    INSTANCE_INDEX,
+    LOOPBACK,
+    NUM_INSTANCES,
+    RUN,
+    TOTAL_REPLICAS,
+)
 
 GRACE = 5.0  # seconds that the others have to end by themselves
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -44,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    coordinator = f"{LOOPBACK}:{_free_port()}"
+    coordinator, run = f"{LOOPBACK}:{_free_port()}", secrets.token_hex(8)
     try:
         for index in range(given.processes):
-            started.append(_start(command, index, given, coordinator))
+            started.append(_start(command, index, given, coordinator, run))
     except OSError as error:
         _end(started)
         return _say(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
@@ -68,13 +76,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(
-    command: Sequence[str], index: int, given: argparse.Namespace, coordinator: str
+    command: Sequence[str], index: int, given: argparse.Namespace, coordinator: str, run: str
 ) -> subprocess.Popen[bytes]:
     env = os.environ | {
         NUM_INSTANCES: str(given.processes),
         INSTANCE_INDEX: str(index),
         COORDINATOR: coordinator,
         LAUNCHER: str(os.getpid()),
+        RUN: run,
     }
     if given.replicas is not None:
         env[TOTAL_REPLICAS] = str(given.replicas)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -30,6 +29,7 @@ from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
 from popxl._lower.hostvalues import HostValues, Lent, place
+from popxl._lower.placed import VariablePart as VariablePart
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
 from popxl._lower.startup import Startup as Startup
@@ -41,7 +41,7 @@ from popxl.errors import popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
 from popxl.plan import Plan, memory_use, plan_of_program
-from popxl.random_seed import create_seeds, uint64_to_two_uint32
+from popxl.random_seed import counter_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostTensor, Variable
 
@@ -51,24 +51,6 @@ VariableData = HostTensor | Callable[[], HostTensor]
 DeviceDesc = Literal["ipu_hw", "ipu_model", "cpu", "gpu", "tpu"]
 
 _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are made of, besides a seed
-
-
-@dataclass(frozen=True)
-class VariablePart:
-    """Consecutive elements of a variable's value, as some replicas hold them.
-
-    Attributes:
-        group: of the variable's replica grouping.
-        start, size: which elements of that group's value, in C order.
-        processes: those whose replicas hold it.
-        read: gives the elements, [size], on one of these processes, without the others.
-    """
-
-    group: int
-    start: int
-    size: int
-    processes: tuple[int, ...]
-    read: Callable[[], np.ndarray]
 
 
 class DiskTraffic(NamedTuple):
@@ -116,6 +98,7 @@ class Session:
         self._pb_session = SessionHandle(self)
         self._state: State | None = None
         self._values = HostValues(ir)
+        self._changes = ir._changes
         self._seed_random_numbers(0)
         _check_patterns(ir)
         check_replicas(ir)
@@ -135,8 +118,14 @@ class Session:
         self._program.compile()
 
     def _ensure_compiled(self) -> None:
-        if self._epoch != backend_epoch():
-            self._compile()
+        if self._epoch == backend_epoch():
+            return
+        if self._changes != self.ir._changes:
+            raise popart_exception(
+                "the program was changed after this session was made, and has to be compiled anew, "
+                "since JAX's devices were started anew: make a new session"
+            )
+        self._compile()
 
     # ---- properties -----------------------------------------------------------------------------
     @property
@@ -281,7 +270,7 @@ class Session:
         """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
         uint64_to_two_uint32(seed)  # refuses what is no seed
         # Not the numbers that programs make of the same seed, for dropout for example.
-        self._seeds = map(partial(create_seeds, seed ^ _ROUNDING), count())
+        self._seeds = (counter_seeds(seed ^ _ROUNDING, run)[0] for run in count())
 
     def _next_seed(self) -> jax.Array | None:
         """The seed of a run for rounding at random; None if the program has no use for one."""
@@ -409,32 +398,27 @@ class Session:
             everyones = of_all_processes(flat, self._program.mesh)
         return everyones.view(array.dtype).reshape(-1, *array.shape)
 
-    def variable_parts(self, variable: Variable) -> list[VariablePart]:
-        """The parts that make up a variable's value, the same on every process.
-
-        With them a process reads what its own replicas hold, where `read_variable_data` asks all
-        processes. Not of PopXL.
+    def variable_parts(self, variable: Variable) -> tuple[VariablePart, ...]:
+        """The parts that make up a variable's value, the same on every process. Variables that are
+        cut alike get the same object. Not of PopXL.
 
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
         """
         self._values.check(variable, Variable)
-        return [
-            VariablePart(
-                group, start, size, placed.processes_of(self._program, holders),
-                partial(self._read_part, variable, size, holders),
-            )
-            for group, start, size, holders in hostdata.parts_of(variable)
-        ]  # fmt: skip
+        return placed.parts_of(self._program, variable)
 
-    def _read_part(self, var: Variable, size: int, holders: Sequence[int]) -> np.ndarray:
-        """The first `size` elements that one of the `holders` has, which is of this process."""
-        self._values.check_known(var)
-        if self._state is not None and var in self._values.stale:
-            part = placed.part_here(self._program, self._state, var, holders)
+    def read_variable_part(self, variable: Variable, part: VariablePart) -> np.ndarray:
+        """The elements [size] of one of the variable's parts that this process holds.
+
+        Other processes are not asked, as `read_variable_data` asks them. Not of PopXL.
+        """
+        self._values.check_known(variable)
+        if self._state is not None and variable in self._values.stale:
+            found = placed.part_here(self._program, self._state, variable, part.replicas)
         else:
-            part = self._values.on_replica(var, holders[0])
-        return np.array(part.reshape(-1)[:size]).view(var.dtype.as_numpy())
+            found = self._values.on_replica(variable, part.replicas[0])
+        return np.array(found.reshape(-1)[: part.size]).view(variable.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
         """Write host data to a variable, and to the devices if attached.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from popxl._core.known import found_once
+
 if TYPE_CHECKING:
     from popxl._core.op import Op
     from popxl.graph import Graph
@@ -60,10 +62,11 @@ def modified_owners(graph: Graph) -> set[Tensor]:
     return found
 
 
-def modified_inputs(graph: Graph) -> set[int]:
+@found_once
+def modified_inputs(graph: Graph) -> frozenset[int]:
     """Indices of the inputs of `graph` whose value it changes."""
     changed = modified_owners(graph)
-    return {i for i, t in enumerate(graph._inputs) if t in changed}
+    return frozenset(i for i, t in enumerate(graph._inputs) if t in changed)
 
 
 def check_references(op: Op) -> None:

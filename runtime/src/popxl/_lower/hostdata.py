@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _ADOPTED = 64  # bytes
+Item = TypeVar("Item")
 
 
 def device_view(x: np.ndarray) -> np.ndarray:
@@ -173,20 +175,44 @@ def replicas_needed(var: Variable) -> list[int]:
     return sorted(asked)
 
 
-def parts_of(var: Variable) -> list[tuple[int, int, int, list[int]]]:
+class Shared(tuple[Item, ...]):
+    """A tuple that is compared, and looked up, by identity: it may be long."""
+
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+
+def parts_of(var: Variable) -> Shared[tuple[int, int, int, tuple[int, ...]]]:
     """The parts in which replicas hold a variable: group, first element of the group's value in C
-    order, number of elements, and the replicas that hold it."""
-    size = math.prod(var.shape)
+    order, number of elements, and the replicas that hold it.
+
+    Variables that are cut alike get the same object.
+    """
+    groups, sharers = (
+        tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)
+    )
+    return _parts(groups, sharers, var._shards if var._sharded else 1, math.prod(var.shape))
+
+
+@cache
+def _parts(
+    groups: tuple[tuple[int, ...], ...],
+    sharers: tuple[tuple[int, ...], ...],
+    shards: int,
+    size: int,
+) -> Shared[tuple[int, int, int, tuple[int, ...]]]:
+    place = {replica: i for members in sharers for i, replica in enumerate(members)}
+    each = max(-(-size // shards), 1)
     found = []
-    for group, members in enumerate(var._grouping.groups):
-        if not var._sharded:
-            found.append((group, 0, size, list(members)))
-            continue
-        shards, each = var._shards, -(-size // var._shards)
-        for shard, start in enumerate(range(0, size, each)):
-            holders = [r for r in members if _members(var, r)[1] % shards == shard]
-            found.append((group, start, min(each, size - start), holders))
-    return found
+    for group, members in enumerate(groups):
+        holders: list[list[int]] = [[] for _ in range(shards)]
+        for replica in members:
+            holders[place[replica] % shards].append(replica)
+        for held, start in zip(holders, range(0, max(size, 1), each), strict=False):
+            found.append((group, start, min(each, size - start), tuple(held)))
+    return Shared(found)
 
 
 def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:

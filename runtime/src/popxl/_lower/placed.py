@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +18,23 @@ from popxl._lower.hostvalues import HostValues, Lent
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
+
+
+class VariablePart(NamedTuple):
+    """Consecutive elements of a variable's value, as some replicas hold them.
+
+    Attributes:
+        group: of the variable's replica grouping.
+        start, size: which elements of that group's value, in C order.
+        processes: those whose replicas hold it.
+        replicas: that hold it.
+    """
+
+    group: int
+    start: int
+    size: int
+    processes: tuple[int, ...]
+    replicas: tuple[int, ...]
 
 
 def upload(
@@ -95,15 +114,41 @@ def fetched(program: Program, state: State, var: Variable) -> np.ndarray:
     """The value on the devices, which all processes ask for together; it may be a view of their
     memory."""
     parts = hostdata.replica_parts(*_held(program, state, var))
+    alike = _held_by_all(program, var)
+    if alike is not None:
+        own = {r: parts[next(o for o in alike[r] if o in parts)] for r in alike}
+        return hostdata.host_value(var, own.__getitem__).view(var.dtype.as_numpy())
     everyones = parts_everywhere(parts, hostdata.replicas_needed(var), program.mesh)
     value = hostdata.host_value(var, everyones.__getitem__)
     return value.view(var.dtype.as_numpy())
 
 
-def processes_of(program: Program, holders: Sequence[int]) -> tuple[int, ...]:
-    """The processes that replicas belong to."""
-    devices = list(program.mesh.devices.flat)
-    return tuple(sorted({devices[r].process_index for r in holders}))
+def _held_by_all(program: Program, var: Variable) -> dict[int, tuple[int, ...]] | None:
+    """By replica, those that hold what it does, if each of several processes has one of them; else
+    None: then they must ask each other, or none need be asked."""
+    if var._retrieval == "all_replicas":
+        return None
+    parts = parts_of(program, var)
+    processes = {d.process_index for d in program.mesh.devices.flat}
+    alike = {replica: part.replicas for part in parts for replica in part.replicas}
+    if len(processes) == 1 or any(len(part.processes) < len(processes) for part in parts):
+        return None
+    return alike if all(r in alike for r in hostdata.replicas_needed(var)) else None
+
+
+def parts_of(program: Program, var: Variable) -> hostdata.Shared[VariablePart]:
+    """The parts that make up a variable's value; the same object for variables cut alike."""
+    return _parts(hostdata.parts_of(var), tuple(d.process_index for d in program.mesh.devices.flat))
+
+
+@cache
+def _parts(
+    parts: hostdata.Shared[tuple[int, int, int, tuple[int, ...]]], owners: tuple[int, ...]
+) -> hostdata.Shared[VariablePart]:
+    return hostdata.Shared(
+        VariablePart(group, start, size, tuple(sorted({owners[r] for r in holders})), holders)
+        for group, start, size, holders in parts
+    )
 
 
 def part_here(program: Program, state: State, var: Variable, holders: Sequence[int]) -> np.ndarray:

@@ -22,16 +22,18 @@ from jax.sharding import Mesh
 from popxl._core.effects import Effects, program_effects
 from popxl._lower.build import build_schedule, main_variables
 from popxl._lower.cache import SegmentCache
-from popxl._lower.devices import global_shape, per_replica, replicated
-from popxl._lower.entries import Entries
+from popxl._lower.devices import global_shape, per_replica, replicated, two_memories
+from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
 from popxl._lower.launch import Turns
+from popxl._lower.lookahead import window_of
 from popxl._lower.rounding import count_updates
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Traffic
 from popxl._lower.transfers import check_transfers
+from popxl._lower.transit import Transit
 from popxl._lower.walker import Ahead, Globals, Walker, wait_for
 from popxl.errors import poplar_application_runtime_error
 
@@ -46,8 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("popxl")
 
 _NUMBERS_KEPT = 2**14
-_AHEAD = {"cpu": 64 * 2**20}  # bytes in flight, by platform
-_AHEAD_ELSEWHERE = 2 * 2**30
+_AHEAD = 64 * 2**20  # bytes in flight where a load is no copy
 _UNFINISHED = 8  # segments
 
 
@@ -119,6 +120,8 @@ class Program:
         self.effects: Effects = program_effects(ir)
         check_transfers(ir)
         self.schedule: Schedule = build_schedule(ir)
+        if two_memories(self.platform):
+            self.schedule.window = window_of(self.schedule)
         self.facts = facts_of_program(ir, self.platform)
         for segment in self.schedule.segments:
             segment.facts = self.facts
@@ -129,7 +132,8 @@ class Program:
         alone = self.platform == "cpu" and ir.replication_factor == 1
         self._turns = Turns() if alone else None
         self._numbers: dict[Any, jax.Array] = {}
-        self._ahead = Ahead(_AHEAD.get(self.platform, _AHEAD_ELSEWHERE))
+        self._ahead = Ahead(_AHEAD)
+        self._transit: Transit | None = None  # of the last run
         self.timing: Timing | None = None
 
     @property
@@ -244,6 +248,9 @@ class Program:
             del kept[i]
         with state.running(self):
             slots = walker.routine(main, given)
+            self._ahead.let_go()
+            if self._transit is not None:
+                self._transit.finish()
         state.variables.update((self.variables[i], array) for i, array in kept.items())
         state.variables.update(
             (self.variables[i], slots[s] if i in main.owned_changed else jnp.copy(slots[s]))
@@ -254,12 +261,23 @@ class Program:
         return {s: shared.streams[s] for s in self.d2h}
 
     def _walker(self, state: State, shared: Globals) -> Walker:
-        given = self._call, self._number, jnp.copy, state.entries, shared, self._ahead
+        window = self.schedule.window
+        if window is not None:
+            if self.timing is not None and self.timing.apart:
+                window = 0
+            main = self.schedule.main
+            self._transit = Transit(main, state.entries, put_together, window)
+        given = (
+            *(self._call, self._number, jnp.copy, state.entries, shared),
+            *(self._ahead, self._transit),
+        )
         return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
         self._ahead.settle()
+        if self._transit is not None:
+            self._transit.settle()
         self._unfinished.clear()  # they would keep their memory
 
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:

@@ -12,6 +12,7 @@ from operator import add, mul
 from typing import TYPE_CHECKING
 
 from popxl import dtypes
+from popxl._core.known import found_once
 from popxl._core.regions import combine
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def is_rounded(op: Op) -> bool:
     return op.defn.rounds and op.inputs[0].dtype in _ROUNDED
 
 
+@found_once
 def count_updates(graph: Graph) -> int:
     """Numbers that one execution of `graph` takes, those of graphs it calls included."""
     return sum(map(count_updates_of, graph._ops))

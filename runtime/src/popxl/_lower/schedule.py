@@ -46,7 +46,20 @@ class Step:
 
 
 @dataclass(eq=False, kw_only=True)
-class Load(Step):
+class Transfer(Step):
+    """Move entry `at` of a remote buffer."""
+
+    buffer: RemoteBuffer
+    at: Slot
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the entry on one replica."""
+        return math.prod(self.buffer.tensor_shape) * self.buffer.tensor_dtype.itemsize
+
+
+@dataclass(eq=False, kw_only=True)
+class Load(Transfer):
     """Bring entry `at` of a remote buffer to the device.
 
     Attributes:
@@ -56,15 +69,8 @@ class Load(Step):
     """
 
     out: Slot
-    buffer: RemoteBuffer
-    at: Slot
     gives: bool = False
     copies: bool = False
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of the entry on one replica."""
-        return math.prod(self.buffer.tensor_shape) * self.buffer.tensor_dtype.itemsize
 
     def reads(self) -> Iterator[Slot]:
         yield self.at
@@ -74,7 +80,7 @@ class Load(Step):
 
 
 @dataclass(eq=False, kw_only=True)
-class Store(Step):
+class Store(Transfer):
     """Make an array entry `at` of a remote buffer.
 
     Attributes:
@@ -82,8 +88,6 @@ class Store(Step):
     """
 
     value: Slot
-    buffer: RemoteBuffer
-    at: Slot
     copies: bool = False
 
     def reads(self) -> Iterator[Slot]:
@@ -270,17 +274,26 @@ class Schedule:
         main: the routine of the main graph.
         routines: all of them; those that others call come first.
         segments: what the devices run.
+        window: bytes on one replica of loads that are dispatched before the runs that precede them,
+            and of stores on their way; None: host and device share their memory.
     """
 
     main: Routine
     routines: Sequence[Routine]
     segments: Sequence[Segment]
+    window: int | None = None
 
     def __str__(self) -> str:
-        return "\n\n".join("\n".join(_routine_lines(r)) for r in reversed(self.routines))
+        routines = ["\n".join(_routine_lines(r)) for r in reversed(self.routines)]
+        return "\n\n".join([*_window_line(self.window), *routines])
 
 
 # ---- text ---------------------------------------------------------------------------------------
+def _window_line(window: int | None) -> Iterator[str]:
+    if window is not None:
+        yield f"loads are dispatched ahead of the runs before them, within {window:,} bytes"
+
+
 def _routine_lines(routine: Routine) -> Iterator[str]:
     yield f"routine {routine.title}:"
     part = ""

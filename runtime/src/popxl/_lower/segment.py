@@ -194,15 +194,15 @@ class Segment:
     @cached_property
     def result_bytes(self) -> int:
         """Bytes of its results on one replica."""
-        return _nbytes(self.result_specs)
+        return nbytes_of(self.result_specs)
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of its arguments and results on one replica, those of streams not included."""
-        return _nbytes(self.arg_specs) + self.result_bytes
+        return nbytes_of(self.arg_specs) + self.result_bytes
 
 
-def _nbytes(specs: Iterable[TensorSpec]) -> int:
+def nbytes_of(specs: Iterable[TensorSpec]) -> int:
     return sum(math.prod(s.shape) * s.dtype.itemsize for s in specs)
 
 

@@ -2,7 +2,8 @@
 
 JAX runs what it is asked to in the background. So the walker asks for the next layer's entries
 while the devices still compute the current one; it waits for values that it has to know, and when
-arrays of more than a limit of bytes were asked for and are not there yet.
+arrays of more than a limit of bytes were asked for and are not there yet. Where host and device
+have memories of their own, `popxl._lower.transit` decides when entries move.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from popxl.errors import popart_exception
 if TYPE_CHECKING:
     from popxl._lower.entries import Entries
     from popxl._lower.segment import Segment
+    from popxl._lower.transit import Transit
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import Stream
     from popxl.tensor import Constant
@@ -64,6 +66,10 @@ def wait_for(array: jax.Array) -> None:
         array.block_until_ready()
 
 
+def _is_there(array: jax.Array) -> bool:
+    return array.is_deleted() or array.is_ready()
+
+
 @dataclass
 class Ahead:
     """Arrays that were asked for, up to a number of bytes.
@@ -80,6 +86,7 @@ class Ahead:
 
     def add(self, array: jax.Array, nbytes: int) -> None:
         """Note `nbytes` that are there when `array` is."""
+        self.let_go()
         self._pending.append((array, nbytes))
         self._nbytes += nbytes
         while self._nbytes > self.limit and len(self._pending) > 1:
@@ -88,6 +95,11 @@ class Ahead:
             wait_for(oldest)
             self.waited += time.perf_counter() - start
             self._nbytes -= size
+
+    def let_go(self) -> None:
+        """Forget arrays that are there: they would keep their memory."""
+        while self._pending and _is_there(self._pending[0][0]):
+            self._nbytes -= self._pending.popleft()[1]
 
     def settle(self) -> None:
         """Wait for all of them."""
@@ -103,6 +115,7 @@ class Walker:
         call: runs a segment: `call(segment, arguments) -> results`.
         number: brings a number to the devices: `number(value, spec) -> array`.
         copy: an array of its own memory with the same values.
+        transit: moves entries where host and device have memories of their own.
     """
 
     def __init__(
@@ -113,9 +126,11 @@ class Walker:
         entries: Mapping[RemoteBuffer, Entries],
         shared: Globals,
         ahead: Ahead,
+        transit: Transit | None = None,
     ) -> None:
         self._call, self._number, self._copy = call, number, copy
         self._entries, self._shared, self._ahead = entries, shared, ahead
+        self._transit = transit
         self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
             Load: self._load,
             Store: self._store,
@@ -144,12 +159,18 @@ class Walker:
 
     # ---- transfers ------------------------------------------------------------------------------
     def _load(self, step: Load, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            slots[step.out] = self._transit.load(step, slots[step.at])
+            return
         entries, at = self._entries[step.buffer], slots[step.at]
         array = slots[step.out] = entries.load(at, step.gives, step.copies)
         if step.copies or entries.travels(at):
             self._ahead.add(array, step.nbytes)
 
     def _store(self, step: Store, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            self._transit.store(step, slots[step.at], slots[step.value])
+            return
         self._entries[step.buffer].store(slots[step.at], slots[step.value], step.copies)
 
     def _compute(self, step: Compute, slots: list[Any], updates: int) -> None:
@@ -160,9 +181,13 @@ class Walker:
     def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
         found = tuple(int(x.item()) for x in numbers(slots[step.value]))
         slots[step.out] = found[0] if len(set(found)) == 1 else found
+        if self._transit is not None:
+            self._transit.fetched.append(slots[step.out])
 
     # ---- segments -------------------------------------------------------------------------------
     def _run(self, step: Run, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            self._transit.run(step)
         segment, shared = step.segment, self._shared
         arguments = [slots[s] for s in step.args]
         for i in segment.numbers:
@@ -188,7 +213,7 @@ class Walker:
             shared.positions[stream] = next(rest)
         if segment.is_checked:
             shared.fault = next(rest)
-        if results:
+        if results and self._transit is None:
             self._ahead.add(results[0], segment.result_bytes)
 
     # ---- routines -------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ class CallSiteInfo:
         self._op.site_modified.update(
             i for i, t in enumerate(self._op.inputs) if t is parent_tensor
         )
+        self._op.graph._changes()
         check_references(self._op)
 
 

@@ -14,7 +14,7 @@ from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._core.regions import Region
 from popxl.graph import Graph
-from popxl.ops.call import CallSiteInfo, gather_inputs
+from popxl.ops.call import CallSiteInfo, _check_index, gather_inputs
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -124,7 +124,12 @@ class ConditionalSiteInfo(CallSiteInfo):
         return self.called_graph[0 if then_branch else 1]
 
     def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
-        """Caller's input index of input `idx` of a branch."""
+        """Caller's input index of input `idx` of a branch.
+
+        Raises:
+            IndexError: the branch has no such input.
+        """
+        _check_index(idx, self._graph(then_branch)._inputs, "input", self._graph(then_branch))
         return _branch_inputs(self._op, then_branch)[idx]
 
     def parent_to_graph_input_index(self, idx: int) -> int:
@@ -136,9 +141,12 @@ class ConditionalSiteInfo(CallSiteInfo):
 
         Raises:
             ValueError: it is the condition.
+            IndexError: the conditional has no such input.
         """
         if idx == 0:
             raise ValueError("input 0 of a conditional is its condition and in neither branch")
+        if not 0 < idx < len(self._op.inputs):
+            raise IndexError(f"the conditional has {len(self._op.inputs)} inputs, no number {idx}")
         return idx in _branch_inputs(self._op, True)
 
     def graph_to_parent_output_index(self, idx: int, then_branch: bool = True) -> int:

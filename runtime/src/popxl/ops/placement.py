@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl import dtypes
+from popxl import context, dtypes
 from popxl._core.effects import Effects
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
@@ -102,9 +102,9 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
         ValueError: the source is not given and not known.
     """
     if source is None:
-        if t._ipu is None:
+        source = t._known_ipu()
+        if source is None:
             raise ValueError(f"ipu_copy: the IPU of {t.id!r} is not known; give `source`")
-        source = t._ipu
     out = emit(_IPU_COPY, [t], {"source": source, "destination": destination})[0]
     out._ipu = destination
     return out
@@ -141,20 +141,30 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
     """Load the code of `graph` from remote memory. Recorded; XLA keeps code where it runs.
 
     Args:
-        destination: "executable": where code runs; or a buffer, from which it is copied later.
+        destination: "executable": where code runs.
 
     Raises:
-        ValueError: an unknown destination.
+        ValueError: an unknown destination, or `graph` is the one that is being written.
+        NotImplementedError: another destination.
     """
-    code_copy(graph, "compute_buffer", destination)
+    if destination not in TO_IR_ENUM_MAP:
+        raise ValueError(
+            f"unknown code location {destination!r}: use one of {list(TO_IR_ENUM_MAP)}"
+        )
+    if destination != "executable":
+        raise NotImplementedError(f"code is loaded to the executable, not to {destination!r}")
+    if graph is context.get_current_graph():
+        raise ValueError(f"graph {graph.id!r} cannot load its own code: load it where it is called")
+    emit(_CODE_COPY, [], {"code_of": graph.id, "source": "remote", "destination": destination})
 
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
-    """Copy the code of `graph` between memories. Recorded; see `remote_code_load`."""
-    for place in (source, destination):
-        if place not in TO_IR_ENUM_MAP:
-            raise ValueError(f"unknown code location {place!r}: use one of {list(TO_IR_ENUM_MAP)}")
-    emit(_CODE_COPY, [], {"code_of": graph.id, "source": source, "destination": destination})
+    """Copy the code of `graph` between memories of a device. There is one, as in PopXL so far.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError("code has one place on a device: use ops.remote_code_load")
 
 
 # ---- printing -----------------------------------------------------------------------------------
@@ -245,7 +255,7 @@ def print_tensor(
     Use the result (or the tensor) afterwards as usual.
 
     Args:
-        title: text before the value; default: the tensor's name.
+        title: text before the value; default: `print_` and the tensor's name.
         print_self: print the value.
         print_gradient: print the gradient that flows through the result.
         summarise_threshold: sizes above it are summarised, with `edge_items` at each end.
@@ -255,6 +265,6 @@ def print_tensor(
         raise ValueError(f"unknown float_format {float_format!r}")
     fmt = (summarise_threshold, edge_items, max_line_width, digits, float_format, separator,
            open_bracket, close_bracket)  # fmt: skip
-    attrs = {"title": title or t.name, "print_self": print_self,
+    attrs = {"title": title or f"print_{t.name}", "print_self": print_self,
              "print_gradient": print_gradient, "fmt": fmt}  # fmt: skip
     return emit(_PRINT, [t], attrs)[0]

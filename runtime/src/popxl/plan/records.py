@@ -78,12 +78,19 @@ class Storage:
         streams: device bytes of host streams: all transfers of a run, in both directions.
         remote: host bytes of remote buffers, as they are stored; without entries on disk.
         disk: bytes of the entries on disk.
+        resident: device bytes of entries of remote buffers that stay there; among `variables`.
     """
 
     variables: int
     streams: int
     remote: int
     disk: int = 0
+    resident: int = 0
+
+    @property
+    def on_device(self) -> int:
+        """Device bytes that are neither entries of remote buffers nor intermediate values."""
+        return self.variables - self.resident + self.streams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,133 @@
+"""What one process has stored of a step: a record of each tensor in its files.
+
+A process alone has its records in the manifest. Of several, each writes a table, and the manifest
+has the tables' digests: no file grows with the number of processes times the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+from checkpoints.shards import write_synced
+from checkpoints.tensor_files import digest, digest_of_bytes
+from files.errors import FileError
+from files.json_files import Fields, parse_json
+from files.shown import shown, shown_path
+from files.text import MEBIBYTE, decoded, read_bytes
+
+MOST = 64 * MEBIBYTE
+"""Bytes of a table, and of a manifest."""
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor of a safetensors file."""
+
+    file: str
+    """Name of the file it is in."""
+
+    dtype: str
+    """Name of its NumPy dtype."""
+
+    shape: list[int]
+
+    sha256: str
+    """Digest of its elements in C order."""
+
+    @classmethod
+    def of(cls, array: np.ndarray, file: str) -> Self:
+        """The record of an array that is in `file`."""
+        return cls(file, array.dtype.name, list(array.shape), digest(array))
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The record in a manifest or table. Raises FileError if it is none."""
+        file = fields.text("file")
+        if not is_file_name(file):
+            raise FileError(f"{shown(file)} is no name of a file in a checkpoint")
+        return cls(file, fields.text("dtype"), fields.counts("shape"), fields.text("sha256"))
+
+
+Records = dict[str, TensorRecord]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one process has stored."""
+
+    tensors: Records
+    """By their names in the files."""
+
+    held: dict[str, list[int]] = field(default_factory=dict)
+    """Tensors of which it stores parts, by name: which parts of their layout, in this order. They
+    are one tensor in the files, named by `stored_name`."""
+
+    def write(self, path: Path) -> str:
+        """Write the table, and return its digest."""
+        lists = list(dict.fromkeys(map(tuple, self.held.values())))
+        place = {held: i for i, held in enumerate(lists)}
+        content = {
+            "tensors": {name: asdict(record) for name, record in self.tensors.items()},
+            "lists": lists,
+            "held": {name: place[tuple(held)] for name, held in self.held.items()},
+        }
+        return write_checked(path, json.dumps(content))
+
+    @classmethod
+    def read(cls, path: Path, sha256: str) -> Self:
+        """The table in a file.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or another than that of the digest.
+        """
+        try:
+            content = read_bytes(path, MOST)
+            if digest_of_bytes(content) != sha256:
+                raise CheckpointError(f"{shown_path(path)} is not what was saved")
+            fields = Fields(parse_json(decoded(content, path, 1), path), shown_path(path))
+            lists = fields.lists("lists")
+            held = {name: _one(lists, at) for name, at in fields.all_counts("held").items()}
+            rows = fields.objects("tensors")
+            return cls({name: TensorRecord.read(row) for name, row in rows.items()}, held)
+        except CheckpointError:
+            raise
+        except FileError as error:
+            raise CheckpointError(f"{shown_path(path)} is damaged: {error}") from error
+
+
+def stored_name(name: str, process: int) -> str:
+    """The name in the files of what a process stores of a tensor."""
+    return f"{name}@{process}"
+
+
+def write_checked(path: Path, text: str) -> str:
+    """Write a text that will be read through `MOST`, and return its digest.
+
+    Raises:
+        CheckpointError: it is larger than what may be read.
+    """
+    content = text.encode()
+    if len(content) > MOST:
+        raise CheckpointError(
+            f"{shown_path(path)} would have {len(content):,} bytes, more than the {MOST:,} that "
+            "can be read: save with more processes"
+        )
+    write_synced(path, text)
+    return digest_of_bytes(content)
+
+
+def is_file_name(name: str) -> bool:
+    """Whether it names a file in its folder, and nothing outside."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def _one(lists: list[list[int]], at: int) -> list[int]:
+    if at >= len(lists):
+        raise FileError(f"there is no list {at} of parts")
+    return lists[at]

@@ -1,0 +1,86 @@
+"""The way to the other processes: the coordinator's door, and the addresses of this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import time
+from collections.abc import Sequence
+
+from popdist import _service
+from popdist._place import DistributedError, Place
+
+_AGAIN = 0.3  # seconds between attempts
+_ATTEMPT = 10.0  # seconds that one may take
+
+
+def knock(host: str, port: int, place: Place, seconds: float) -> tuple[socket.socket, int]:
+    """Come in at the coordinator's door.
+
+    Returns:
+        The lifeline, which does not block, and the port of JAX's service.
+
+    Raises:
+        DistributedError: nobody opens within so many seconds, or the run there is another.
+    """
+    end, why = time.monotonic() + seconds, "nobody answers there"
+    run = _service.digest_of(place.run)
+    hello = _service.HELLO.pack(_service.MAGIC, run, place.index, place.count)
+    while time.monotonic() < end:
+        try:
+            line = socket.create_connection((host, port), timeout=_ATTEMPT)
+        except OSError:  # it is not there yet, or its name is not known yet
+            time.sleep(_AGAIN)
+            continue
+        word, second = _answer(line, hello)
+        if word == _service.WELCOME:
+            line.setblocking(False)
+            return line, second
+        line.close()
+        # The run before may be ending at this port. Numbers of processes do not change.
+        why = _service.REASONS.get(word, "what answers there is another program")
+        if word == _service.OTHER_COUNT:
+            break
+        time.sleep(_AGAIN)
+    raise DistributedError(
+        f"process {place.index} of {place.count} cannot come in at {host[:100]}:{port}: {why}; "
+        "start each with an index of its own and the same coordinator, which no other run has"
+    )
+
+
+def _answer(line: socket.socket, hello: bytes) -> tuple[int, int]:
+    """The door's word and JAX's port; a word of nobody if it is another program's."""
+    said = b""
+    try:
+        line.sendall(hello)
+        while len(said) < _service.ANSWER.size:
+            more = line.recv(_service.ANSWER.size - len(said))
+            if not more:
+                return -1, 0
+            said += more
+    except OSError:
+        return -1, 0
+    magic, word, port = _service.ANSWER.unpack(said)
+    return (word, port) if magic == _service.MAGIC else (-1, 0)
+
+
+def own_address(host: str, port: int) -> str | None:
+    """The address of this machine by which it reaches `host`; None if IPv4 does not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))  # sends nothing
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def address_among(index: int, addresses: Sequence[str | None]) -> str | None:
+    """The address by which the others reach a process, from those by which each reached process 0.
+
+    Process 0's may be 127.0.1.1, which its name is on a Debian; on several hosts that is nobody's.
+    """
+    mine = addresses[index]
+    others = [a for a in addresses if a is not None and not ipaddress.ip_address(a).is_loopback]
+    if not others or mine is None or not ipaddress.ip_address(mine).is_loopback:
+        return mine
+    return own_address(others[0], 9)  # the port does not matter

@@ -1,0 +1,70 @@
+"""Which of a host's GPUs a process uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+_LISTED = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)", re.MULTILINE)
+_SECONDS = 30
+
+
+def devices_of(index: int, neighbours: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:
+    """Which of the GPUs that it sees a process uses; None: all of them.
+
+    Processes of a host that see the same GPUs share them equally, in order. Those that see
+    different ones were given theirs by whoever started them.
+
+    Args:
+        neighbours: host and visible GPUs of each process.
+    """
+    host, visible = neighbours[index]
+    here = [i for i, (other, _) in enumerate(neighbours) if other == host]
+    alike = all(list(neighbours[i][1]) == list(visible) for i in here)
+    share = len(visible) // len(here)
+    if len(here) == 1 or not alike or not share:
+        return None
+    first = here.index(index) * share
+    return list(range(first, first + share))
+
+
+def visible_gpus() -> list[str]:
+    """NVIDIA's GPUs that this process may use, by UUID where that is known."""
+    files = os.listdir("/dev") if os.path.isdir("/dev") else []
+    return gpus_named(os.environ, files, _uuids(_nvidia_smi()))
+
+
+def gpus_named(
+    environment: Mapping[str, str], files: Sequence[str], uuids: Mapping[str, str]
+) -> list[str]:
+    """Names of the GPUs, from the environment, else from NVIDIA's list, else from those in /dev.
+
+    Numbers count the GPUs that a process can see: in a control group, as `srun --gpus-per-task`
+    makes them, each task's are 0 and up, whichever they are.
+    """
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [uuids.get(name, name) for name in given.split(",") if name]
+    numbers = sorted(uuids, key=int)
+    return [uuids[n] for n in numbers] or sorted(f for f in files if re.fullmatch(r"nvidia\d+", f))
+
+
+def _uuids(listed: str) -> dict[str, str]:
+    """UUID by number, of what `nvidia-smi -L` lists."""
+    return dict(_LISTED.findall(listed))
+
+
+def _nvidia_smi() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

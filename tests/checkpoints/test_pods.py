@@ -1,0 +1,125 @@
+"""What is written about the tensors of large presets stays small and is read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import popdist
+from checkpoints.layouts import layout_data
+from checkpoints.manifest import Manifest
+from checkpoints.shares import Shares, shares_of
+from checkpoints.tables import MOST, Table, TensorRecord, stored_name
+from config.families import config_class_of
+from config.presets import merge, preset_data, preset_names
+from config.sections import RunConfig
+from modelling.phases.training import build_training
+from modelling.spec import family_of
+from modelling.weights import HeldParts
+from popxl._lower import placed
+
+DEVICES_OF_A_HOST = 8
+SMALL = {"model": {"hidden_size": 64, "attention": {"heads": 16}, "sequence_length": 16}}
+SMALL_T5 = {"model": {"d_ff": 64, "decoder_sequence_length": 8, "attention": {"d_kv": 4}}}
+
+
+def preset(name: str, *changes: dict) -> RunConfig:
+    data = preset_data("finetuning", name)
+    for change in changes:
+        data = merge(data, change)
+    return config_class_of(data, name).from_dict(data)
+
+
+def listed(config: RunConfig, processes: int):
+    """The tensors of a program that nobody compiles, as so many processes would have them."""
+    family = family_of(config)
+    table = family.weights(config)
+    program = build_training(config, family.layout, False, table)
+    each = config.replicas // processes
+    devices = np.array([SimpleNamespace(process_index=r // each) for r in range(config.replicas)])
+    mesh = SimpleNamespace(mesh=SimpleNamespace(devices=devices))
+    held = HeldParts(lambda v: placed.parts_of(mesh, v), lambda v, part: np.zeros(part.size))
+    return table.to_logical(lambda v: np.zeros(0), program.variables, True, held)
+
+
+def shares_by_process(tensors, processes: int, monkeypatch) -> list[Shares]:
+    monkeypatch.setattr(popdist, "getNumInstances", lambda: processes)
+    found = []
+    for process in range(processes):
+        monkeypatch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
+        found.append(shares_of(tensors))
+    monkeypatch.undo()
+    return found
+
+
+def written(folder: Path, tensors, shares: list[Shares], every: int = 1) -> Manifest:
+    """The manifest and the tables of a step, with other digests; `every`: of how many processes
+    one table is written."""
+    sizes = {one.name: (one.layout, one.dtype) for one in tensors.parts()}
+    tables = {}
+    for process, share in enumerate(shares):
+        records = {}
+        for name, parts in share.held.items():
+            layout, dtype = sizes[name]
+            shape = [sum(layout[i].size for i in parts)]
+            file = f"tensors-{process:05d}-00001.safetensors"
+            digest = f"{hash((name, process)) % 2**256:064x}"
+            records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, digest)
+        file = f"tensors-{process:05d}.json"
+        if process % every == 0:
+            tables[file] = Table(records, share.held).write(folder / file)
+    first = shares[0]
+    manifest = Manifest(1, {}, {}, {}, tables, first.layouts, first.cut)
+    manifest.write(folder)
+    return manifest
+
+
+def check_preset(name: str, folder: Path, monkeypatch) -> None:
+    config = preset(name)
+    processes = max(config.replicas // DEVICES_OF_A_HOST, 2 if config.replicas > 1 else 1)
+    tensors = listed(config, processes)
+    shares = shares_by_process(tensors, processes, monkeypatch)
+    written(folder, tensors, shares)
+    read = Manifest.read(folder)
+    tables = [Table.read(folder / file, sha256) for file, sha256 in read.tables.items()]
+    pieces = read._pieces(tables)  # which checks that each part is there once
+    assert pieces.keys() == {one.name for one in tensors.parts()}
+    assert (folder / "manifest.json").stat().st_size < MOST / 16
+    for file in read.tables:
+        assert (folder / file).stat().st_size < MOST / 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", preset_names("finetuning"))
+def test_what_every_preset_saves_can_be_read(name, tmp_path, monkeypatch):
+    check_preset(name, tmp_path, monkeypatch)
+
+
+def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypatch):
+    """xxl_pod64 with its layers, 64 wide, its weights sharded: 107,406 parts."""
+    sharded = {"execution": {"rts_weights_threshold": 0}}
+    config = preset("xxl_pod64", SMALL, SMALL_T5, sharded)
+    tensors = listed(config, 8)
+    start = time.process_time()
+    found = list(tensors.parts())
+    seconds = time.process_time() - start
+    parts = sum(len(one.layout) for one in found)
+    assert parts > 100_000
+    assert seconds < 1.0  # 7.3 when each part was described anew
+    shares = shares_by_process(tensors, 8, monkeypatch)
+    written(tmp_path, tensors, shares, every=8)
+    assert (tmp_path / "manifest.json").stat().st_size < 2**20  # 66.8 MiB with each part
+    assert (tmp_path / "tensors-00000.json").stat().st_size < 2**20
+    stored = sum(math.prod(r.shape) for r in Table.read(
+        tmp_path / "tensors-00000.json", Manifest.read(tmp_path).tables["tensors-00000.json"]
+    ).tensors.values())  # fmt: skip
+    whole = sum(math.prod(one.layout[0].shape) for one in found)
+    assert stored == pytest.approx(whole / 8, rel=0.02)
+    layouts = json.dumps([layout_data(layout) for layout in shares[0].layouts])
+    assert len(layouts) < 2**20
