@@ -290,7 +290,11 @@ class Checkpoint(Section):
     """Directory to save checkpoints in."""
 
     steps: PositiveInt | None = None
-    """Save each time so many optimizer steps are done. null: only at the end."""
+    """Save each time so many optimizer steps are done. null: as `minutes` says."""
+
+    minutes: PositiveFloat | None = 10.0
+    """Save at the end of a step when so many minutes have passed since the last save. null: as
+    `steps` says; without both, only at the end."""
 
     to_keep: PositiveInt = 4
     """Newest checkpoints kept in the directory; older ones are deleted."""

@@ -16,7 +16,7 @@ from modelling.sessions.compiling import compiled
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
 from modelling.spec import ModelFamily
-from modelling.text import answering, load_corpus, load_tokenizer
+from modelling.text import agree_on_texts, answering, load_corpus, load_tokenizer
 from terminal.screen import is_heard
 
 LOSS_METRICS = ("loss", "perplexity")
@@ -40,6 +40,7 @@ class Evaluator:
         corpus = load_corpus(config, family, "validation")  # first: its advice helps offline
         self._tokenizer = load_tokenizer(config, family)
         examples = corpus.examples[: config.evaluation.samples]
+        agree_on_texts(examples, self._tokenizer)
         self._labels, self._targets = task.labels, [example.target for example in examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
         self._losses: Losses | None = None

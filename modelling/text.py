@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import popdist
+from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.batches import Samples
@@ -60,6 +62,24 @@ def load_corpus(config: RunConfig, family: ModelFamily, split: Split) -> Corpus:
     )
 
 
+def agree_on_texts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> None:
+    """Check that all processes have read the same examples and the same tokenizer, wherever from.
+
+    Raises:
+        ConfigError: they have not.
+    """
+    if popdist.getNumInstances() > 1:
+        agree(
+            {
+                "number of examples": len(examples),
+                "digest of the examples": digest_of([e.prompt, e.target] for e in examples),
+                "digest of the tokenizer": digest_of(
+                    [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
+                ),
+            }
+        )
+
+
 def training_samples(config: RunConfig, family: ModelFamily) -> Samples:
     """Load and encode the training split; says on the screen what it leaves out or cuts.
 
@@ -68,6 +88,7 @@ def training_samples(config: RunConfig, family: ModelFamily) -> Samples:
     """
     tokenizer = load_tokenizer(config, family)
     corpus = load_corpus(config, family, "train")
+    agree_on_texts(corpus.examples, tokenizer)
     try:
         samples = family.encode(config, corpus.examples, tokenizer)
     except ValueError as error:
