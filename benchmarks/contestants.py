@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.pairs import IGNORE_INDEX, EncodedExamples
-from data.samples import PackedExamples
+from data.pairs import EncodedExamples, PackedExamples
+from data.samples import IGNORE_INDEX, Batch
 from modelling.sessions.generating import Inference
 from modelling.sessions.training import FineTuning
-from modelling.spec import Batch, family_of
+from modelling.spec import family_of
 
 LEARNING_RATE = 1e-4
 
@@ -61,7 +61,7 @@ def training_contestant(
     """One of `TRAINING`: an optimizer step on `execution.micro_batch_size` examples.
 
     Args:
-        mean_tokens: of a prompt; see `data.generated`.
+        mean_tokens: of a prompt; see `Shape.generated`.
     """
     weights = family_of(config).weights(config).initial(config.model.seed)
     samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
@@ -93,7 +93,7 @@ def generation_contestant(
     """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
     weights = family_of(config).weights(config).initial(config.model.seed)
     words, mask = _prompts(config, count, mean_tokens)
-    pad = family_of(config).hf_config(config)["pad_token_id"]
+    pad = family_of(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
         ours = Inference(config, family_of(config))
         ours.write(weights)
@@ -102,7 +102,7 @@ def generation_contestant(
     from huggingface.torch_model import generate, model_of
 
     model, batch = (
-        model_of(family_of(config).hf_config(config), config.model.precision, weights),
+        model_of(family_of(config).to_config_json(config), config.model.precision, weights),
         config.execution.micro_batch_size,
     )
     length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length
@@ -126,7 +126,7 @@ def trimmed(batch: Batch) -> dict[str, np.ndarray]:
         lengths["decoder_input_ids"] = lengths["labels"]
         lengths |= dict.fromkeys(("input_ids", "attention_mask"), _longest(batch["attention_mask"]))
     else:
-        lengths["input_ids"] = lengths["labels"]
+        lengths |= dict.fromkeys(("input_ids", "attention_mask"), lengths["labels"])
     return {name: array[:, : lengths[name]] for name, array in batch.items()}
 
 
@@ -145,7 +145,7 @@ def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generated examples, each a sample."""
     if _examples_per_row(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_row=1))
-    return family_of(config).generate(config, count, mean_tokens)
+    return family_of(config).shape.generated(config, count, mean_tokens)
 
 
 def _examples_per_row(config: RunConfig) -> int:
@@ -158,7 +158,7 @@ def _prompts(
     """Words and mask of `count` prompts."""
     batch = _examples(config, count, mean_tokens).take(range(count))
     words = batch["input_ids"]
-    return words, batch.get("attention_mask", np.ones_like(words))
+    return words, batch["attention_mask"]
 
 
 def _tried(run: Callable[[], Any], flops: float | None = None) -> Contestant:

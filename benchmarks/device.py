@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
 from config.sections import RunConfig
+from data.batches import Loader
+from data.samples import Batch
 from modelling.devices import described_devices, device_desc
-from modelling.sessions.feeding import loader_of
 from modelling.sessions.training import FineTuning
-from modelling.spec import Batch, family_of
+from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from popxl import hardware
 from popxl.session import Timing
@@ -63,7 +64,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     family = family_of(config)
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     model = FineTuning(config, family)
-    loader = loader_of(config, family.generate(config, 4 * samples, None))
+    loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
     sizes: list[int] = []
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
 from config.sections import RunConfig
-from modelling.sessions.feeding import loader_of
+from data.batches import Loader
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
@@ -56,7 +56,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     model = FineTuning(config, family)
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
-    loader = loader_of(config, family.generate(config, 4 * samples, None))
+    loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
     seconds, tokens = [], []
     with model:

@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from config.sections import FP8, RunConfig
-from modelling.sessions.feeding import loader_of
+from data.batches import Loader
+from data.pipeline import Pipeline
+from data.samples import Batch
 from modelling.sessions.training import FineTuning
-from modelling.spec import Batch, family_of
+from modelling.spec import family_of
 from modelling.start import load_weights
-from modelling.text import training_samples
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import count_option
@@ -82,8 +83,7 @@ def compare(config: RunConfig, count: int) -> dict[str, Distances]:
     wide = replace(config, fp8=FP8())
     narrow = replace(config, fp8=replace(config.fp8, enabled=True))
     weights = load_weights(narrow, family.weights(narrow)).tensors
-    samples = training_samples(config, family)
-    loader = loader_of(config, samples)
+    loader = Loader.of(config, Pipeline(config, family.shape).training_samples())
     batches = [loader.next_batch() for _ in range(count)]
     return distances(*(gradients(c, weights, batches) for c in (wide, narrow)))
 

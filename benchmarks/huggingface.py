@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from config.sections import Optimizer, RunConfig
+from data.samples import Batch
 from huggingface.torch_model import model_of
 from modelling.layers.lm_head import IGNORED
-from modelling.spec import Batch, family_of
+from modelling.spec import family_of
 
 
 class TorchTraining:
@@ -24,7 +25,8 @@ class TorchTraining:
     def __init__(
         self, config: RunConfig, weights: Mapping[str, np.ndarray], checkpointing: bool
     ) -> None:
-        self.model = model_of(family_of(config).hf_config(config), config.model.precision, weights)
+        description = family_of(config).to_config_json(config)
+        self.model = model_of(description, config.model.precision, weights)
         if checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # checkpointing works in this mode only; dropout is 0

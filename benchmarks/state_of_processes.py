@@ -64,7 +64,7 @@ def be_one(depth: int) -> None:
     import popdist
 
     popdist.init()
-    from modelling.sessions.feeding import loader_of
+    from data.batches import Loader
     from modelling.sessions.training import FineTuning
     from modelling.spec import family_of
     from popxl.plan import plan_of
@@ -74,7 +74,7 @@ def be_one(depth: int) -> None:
     model = FineTuning(config, family)
     model.write(family.weights(config).initial(0))
     with model:
-        batch = loader_of(config, family.generate(config, REPLICAS, None)).next_batch()
+        batch = Loader.of(config, family.shape.generated(config, REPLICAS, None)).next_batch()
         model.run([batch], [1e-3])
         everyones = popdist.gather([model.session.remote_bytes(), _resident()])
     if popdist.getInstanceIndex() == 0:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from config.base import Section
 from config.errors import ConfigError
-from config.sections import Data, Embedding, Model, Optimizer, RunConfig, Training
+from config.sections import Embedding, Model, Optimizer, RunConfig, Training
+from config.task import StreamsData
 from config.values import LayerCount, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -60,10 +61,10 @@ class GPTJModel(Model):
     """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
 
     end_token: NonNegativeInt = 50256
-    """Token that ends a text; validation takes the tokenizer's. HF: eos_token_id."""
+    """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
 
     pad_token: NonNegativeInt = 50257
-    """Token behind the end of a generated text; validation takes the tokenizer's."""
+    """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
 
     embedding: GPTJEmbedding = field(default_factory=GPTJEmbedding)
     attention: GPTJAttention = field(default_factory=GPTJAttention)
@@ -88,12 +89,7 @@ class GPTJModel(Model):
                 f"model.attention.rotary_dim {rotated} must be at most the size of a head, "
                 f"hidden_size {self.hidden_size} / heads {heads} = {self.head_size}"
             )
-        for name in ("end_token", "pad_token"):
-            if getattr(self, name) >= self.embedding.vocab_size:
-                raise ConfigError(
-                    f"model.{name} {getattr(self, name)} must be below "
-                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
-                )
+        super().validate()
 
 
 @dataclass(frozen=True)
@@ -112,17 +108,11 @@ class GPTJTraining(Training):
 
 
 @dataclass(frozen=True)
-class GPTJData(Data):
+class GPTJData(StreamsData):
     """What to train and validate on."""
 
-    packing: bool = True
-    """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
-
-    answers_only: bool = False
-    """Learn to predict the answers alone, and not each token of the prompts too."""
-
     separator: str = " target:"
-    """Text between a prompt and what the model writes, after which a space follows."""
+    """Text between a prompt and what the model writes."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +121,8 @@ class GPTJConfig(RunConfig):
 
     family: Literal["gptj"] = "gptj"
     """The model family."""
+
+    published_tokenizer: ClassVar[str] = "EleutherAI/gpt-j-6b"
 
     model: GPTJModel = field(default_factory=GPTJModel)
     training: GPTJTraining = field(default_factory=GPTJTraining)

@@ -6,11 +6,12 @@ Raffel et al., arXiv:1910.10683; Chung et al., arXiv:2210.11416.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from config.base import Section
 from config.errors import ConfigError
-from config.sections import Data, Model, RunConfig
+from config.sections import Model, RunConfig
+from config.task import PairsData
 from config.values import PositiveFloat, PositiveInt
 
 
@@ -64,23 +65,16 @@ class T5Model(Model):
 
 
 @dataclass(frozen=True)
-class T5Data(Data):
-    """What to train and validate on."""
-
-    examples_per_row: PositiveInt = 1
-    """Most examples that share the model.sequence_length tokens of a sample, each for itself: at 1
-    a short one leaves the rest of its sample to padding. Batch sizes count samples."""
-
-
-@dataclass(frozen=True)
 class T5Config(RunConfig):
     """A FLAN-T5 run."""
 
     family: Literal["t5"] = "t5"
     """The model family."""
 
+    published_tokenizer: ClassVar[str] = "google/flan-t5-small"  # that of all sizes
+
     model: T5Model = field(default_factory=T5Model)
-    data: T5Data = field(default_factory=T5Data)
+    data: PairsData = field(default_factory=PairsData)
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {

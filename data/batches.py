@@ -1,29 +1,21 @@
-"""Training batches in an order that a checkpoint can continue.
+"""Batches: in which order samples come, and how a batch is dealt to the replicas of a program.
 
-Own and not grain: our data are token ids in memory, so there is no reading or decoding for
-worker processes to speed up, and what is left of a loader is a permutation and a position.
+Our own loader and not grain: the data are token ids in memory, so there is no reading or decoding
+for worker processes to speed up, and what is left of a loader is a permutation and a position,
+which a checkpoint holds in four numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from data.lengths import Cuts
+import popdist
+from config.sections import RunConfig
+from data.samples import Batch, Samples
 from files.json_files import Fields
-
-
-class Samples(Protocol):
-    """What a loader reads: a number of samples, what was cut, and batches of chosen ones."""
-
-    @property
-    def cuts(self) -> Cuts: ...
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
 
 
 def order(seed: int, epoch: int, count: int) -> np.ndarray:
@@ -61,6 +53,12 @@ class Loader:
         self._batch_size = batch_size
         self._seed, self._own = seed, own
         self._go_to(epoch=0, position=0)
+
+    @classmethod
+    def of(cls, config: RunConfig, samples: Samples) -> Loader:
+        """The training batches of a configured run, for the replicas of this process."""
+        size = config.training.global_batch_size
+        return cls(samples, size, config.model.seed, Deal.of(config).positions(size))
 
     @property
     def samples(self) -> int:
@@ -114,3 +112,84 @@ class Loader:
     def _go_to(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position
         self._order = order(self._seed, epoch, len(self._samples))
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Which samples of a global batch a replica gets.
+
+    Replica r belongs to data-parallel copy r // tensor_parallel; the replicas of a copy get the
+    same samples. Micro-batch a of copy d has the samples from
+    (a * data_parallel + d) * micro_batch_size on: the batch is read in order, so every split of it
+    computes the same samples.
+
+    Attributes:
+        micro_batches: of each copy.
+        own: the replicas that the host streams of this process feed; default: all.
+    """
+
+    data_parallel: int
+    tensor_parallel: int
+    micro_batches: int
+    own: slice = field(default_factory=lambda: slice(None))
+
+    @classmethod
+    def of(cls, config: RunConfig, micro_batches: int | None = None) -> Deal:
+        """That of a configured program, for the replicas of this process.
+
+        Args:
+            micro_batches: of each data-parallel copy; default: those of an optimizer step.
+        """
+        each = config.replicas // popdist.getNumInstances()
+        first = popdist.getInstanceIndex() * each
+        e, steps = config.execution, micro_batches or config.gradient_accumulation
+        return cls(e.data_parallel, e.tensor_parallel, steps, slice(first, first + each))
+
+    @property
+    def _copies(self) -> np.ndarray:
+        """The copy of each own replica."""
+        return np.repeat(np.arange(self.data_parallel), self.tensor_parallel)[self.own]
+
+    @property
+    def _own_copies(self) -> int:
+        return int(self._copies[-1] - self._copies[0]) + 1
+
+    def positions(self, count: int) -> np.ndarray:
+        """Where in a global batch of so many samples the own ones are: int64, in order.
+
+        Raises:
+            ValueError: the batch cannot be cut evenly.
+        """
+        if count % (self.micro_batches * self.data_parallel):
+            raise ValueError(
+                f"a global batch of {count} samples cannot be cut into {self.micro_batches} "
+                f"micro-batches for each of {self.data_parallel} data-parallel copies"
+            )
+        by_copy = np.arange(count).reshape(self.micro_batches, self.data_parallel, -1)
+        first = self._copies[0]
+        return by_copy[:, first : first + self._own_copies].reshape(-1)
+
+    def to_replicas(self, samples: np.ndarray) -> np.ndarray:
+        """Give each own replica its micro-batches.
+
+        Args:
+            samples: [own samples, ...], those at `positions`; an array may have several rows for a
+                sample.
+
+        Returns:
+            [micro_batches, own replicas, micro_batch, ...], as host streams take it.
+        """
+        return self._by_copy(samples)[:, self._copies - self._copies[0]]
+
+    def once(self, batch: Batch) -> Batch:
+        """The own samples that no process before this one has: over all, each sample once."""
+        first = self.own.start or 0
+        if first % self.tensor_parallel == 0:
+            return batch
+        others = {name: self._by_copy(array)[:, 1:] for name, array in batch.items()}
+        return {name: array.reshape(-1, *array.shape[3:]) for name, array in others.items()}
+
+    def _by_copy(self, samples: np.ndarray) -> np.ndarray:
+        """[micro_batches, own copies, micro_batch, ...]."""
+        parts = self.micro_batches, self._own_copies
+        return samples.reshape(*parts, len(samples) // (parts[0] * parts[1]), *samples.shape[1:])

@@ -1,4 +1,4 @@
-"""Examples as token arrays for an encoder-decoder model, with Hugging Face's names.
+"""Pairs, for an encoder-decoder: a prompt to read, and a target to write.
 
 Batches are dicts of int32 arrays:
     input_ids, attention_mask          [n, sequence_length], padded on the right, mask 1 = token
@@ -7,24 +7,35 @@ Batches are dicts of int32 arrays:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from data.lengths import Cuts, LongTargets, fitted_targets
-from data.prompts import Prompts
-from data.task import Example
+from config.task import PairsData
+from data.samples import (
+    EMPTY,
+    IGNORE_INDEX,
+    Batch,
+    Cuts,
+    LongTargets,
+    Prompts,
+    Samples,
+    fitted_targets,
+    labelled_tokens,
+    lay_out,
+    pack,
+)
+from data.shapes import Shape, length_multiple, padded
+from data.texts import Example
+from data.tokens import Tokenizer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+PAD, EOS, FIRST_WORD = 0, 1, 3
+"""Tokens of generated samples."""
 
-IGNORE_INDEX = -100
-"""Label of positions after the target's `</s>`: Hugging Face's value, ignored by the loss."""
-
-CHUNK = 4096
-"""Texts given to the tokenizer at once: bounds the memory its Python objects take."""
+SPREAD = 0.45
+"""Standard deviation of the logarithm of a generated prompt's tokens, where they have a mean."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +83,123 @@ class EncodedExamples:
         }
 
 
+@dataclass(frozen=True)
+class PackedExamples:
+    """Examples for an encoder-decoder model, several in a sample.
+
+    Attributes:
+        examples: each by itself.
+        samples: int64 [n, places], see `pack`.
+    """
+
+    examples: EncodedExamples
+    samples: np.ndarray
+
+    @classmethod
+    def of(cls, examples: EncodedExamples, most: int) -> PackedExamples:
+        """Pack all examples into samples of their `sequence_length`, `most` in each."""
+        lengths = np.diff(examples.starts)
+        return cls(examples, pack(lengths, examples.sequence_length, most))
+
+    @property
+    def cuts(self) -> Cuts:
+        """What was cut or dropped."""
+        return self.examples.cuts
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order, int32.
+
+        `input_ids` and `attention_mask` are [n, sequence_length], the mask with the places' numbers
+        as in `lay_out`; `decoder_input_ids` and `labels` have a sequence for each place,
+        [n * places, decoder_sequence_length].
+        """
+        found, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
+        words, segments = lay_out(samples, found.prompt, found.sequence_length, found.pad)
+        taken = samples.reshape(-1)
+        labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, found.targets[taken])
+        return {
+            "input_ids": words,
+            "attention_mask": segments,
+            "decoder_input_ids": shift_right(labels, found.pad),
+            "labels": labels.astype(np.int32),
+        }
+
+
+@dataclass(frozen=True)
+class Pairs(Shape):
+    """The shape of an encoder-decoder's data; see `Shape`."""
+
+    name: str = "pairs"
+    sample_tokenizer: str = "t5_tokenizer"
+    output_field: str = "decoder_sequence_length"
+
+    def samples(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+    ) -> Samples:
+        assert isinstance(config.data, PairsData)
+        model, most = config.model, config.data.examples_per_row
+        found = encode(
+            examples,
+            tokenizer,
+            model.sequence_length,
+            model.decoder_sequence_length,
+            config.data.long_targets,
+        )
+        return found if most == 1 else PackedExamples.of(found, most)
+
+    def prompts(
+        self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> tuple[Any, Prompts]:
+        """Those longer than `sequence_length` lose their end, as in training."""
+        most = config.model.sequence_length
+        multiple = most if config.data.examples_per_row > 1 else length_multiple(config)
+        rows, cut = _prompts(texts, tokenizer, most)
+        words, mask = padded(rows, most, multiple, tokenizer.pad)
+        return _with_length(config, words), Prompts(texts, words, mask, cut)
+
+    def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+        return list(_distinct(texts, tokenizer))
+
+    def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
+        """Samples of several examples have equal parts of them, unless their mean is given."""
+        model, most = config.model, config.data.examples_per_row
+        room = model.sequence_length if mean_tokens else model.sequence_length // most
+        found = generated_examples(
+            count * most,
+            model.embedding.vocab_size,
+            room,
+            model.decoder_sequence_length,
+            model.seed,
+            mean_tokens,
+        )
+        if most == 1:
+            return found
+        packed = PackedExamples.of(replace(found, sequence_length=model.sequence_length), most)
+        chosen = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full ones come first
+        return replace(packed, samples=packed.samples[chosen])
+
+    def streams(self, batch: Batch) -> dict[str, np.ndarray]:
+        return {
+            "words": batch["input_ids"],
+            "mask": batch["attention_mask"],
+            "decoder_words": batch["decoder_input_ids"],
+            "labels": batch["labels"],
+        }
+
+    def tokens(self, batch: Batch) -> int:
+        """Of the prompts and the targets, end tokens included."""
+        return int(np.count_nonzero(batch["attention_mask"])) + labelled_tokens(batch)
+
+
+PAIRS = Pairs()
+
+
 def encode(
     examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Tokenizer,
     sequence_length: int,
     decoder_sequence_length: int,
     long_targets: LongTargets = "refuse",
@@ -88,9 +213,10 @@ def encode(
         ValueError: a target does not fit, and `long_targets` is "refuse"; a target that was cut
             would train the model to say something else.
     """
+    texts = [example.target for example in examples]
     kept, targets, cuts = fitted_targets(
-        target_ids([example.target for example in examples], tokenizer),
-        [example.target for example in examples],
+        _distinct(texts, tokenizer),
+        texts,
         decoder_sequence_length,
         long_targets,
         "decoder_sequence_length",
@@ -104,39 +230,42 @@ def encode(
         starts=np.cumsum([0, *map(len, prompts)]),
         targets=labels,
         sequence_length=sequence_length,
-        pad=tokenizer.pad_token_id,
+        pad=tokenizer.pad,
         cuts=cuts + Cuts(prompts=cut),
     )
 
 
-def padded_prompts(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, sequence_length: int, multiple: int
-) -> Prompts:
-    """Prompts padded to the longest, cut to `sequence_length` as `encode` cuts them.
+def generated_examples(
+    count: int,
+    vocab_size: int,
+    sequence_length: int,
+    decoder_sequence_length: int,
+    seed: int,
+    mean_tokens: float | None = None,
+) -> EncodedExamples:
+    """Random samples.
 
     Args:
-        multiple: the length they are padded to is a multiple of it, if that is short enough.
+        vocab_size: ids are below it.
+        sequence_length: prompts have at most so many tokens, `</s>` included.
+        mean_tokens: of a prompt, lengths being log-normal; None: from half to all of
+            `sequence_length`, all equally often.
+        decoder_sequence_length: targets have from two tokens (one if there is no room) up to it.
     """
-    rows, cut = _prompts(texts, tokenizer, sequence_length)
-    longest = max(map(len, rows), default=1)
-    length = min(-(-longest // multiple) * multiple, sequence_length)
-    words = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
-    mask = np.zeros_like(words)
-    for i, ids in enumerate(rows):
-        words[i, : len(ids)], mask[i, : len(ids)] = ids, 1
-    return Prompts(texts, words, mask, cut)
-
-
-def target_ids(targets: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray]:
-    """The tokens of each target, `</s>` included; equal ones are tokenised once."""
-    known: dict[str, np.ndarray] = {}
-    for start in range(0, len(targets), CHUNK):
-        chunk = targets[start : start + CHUNK]
-        new = [text for text in dict.fromkeys(chunk) if text not in known]
-        if new:
-            found = tokenizer(new, verbose=False)["input_ids"]
-            known |= {text: np.asarray(ids, np.int32) for text, ids in zip(new, found, strict=True)}
-        yield from (known[text] for text in chunk)
+    rng = np.random.default_rng(seed)
+    source, longest = sequence_length, decoder_sequence_length
+    if mean_tokens is None:
+        lengths = rng.integers((source + 1) // 2, source, count, endpoint=True)
+    else:
+        drawn = rng.lognormal(np.log(mean_tokens) - SPREAD**2 / 2, SPREAD, count)
+        lengths = np.clip(drawn.round(), 1, source).astype(np.int64)
+    starts = np.cumsum([0, *lengths])
+    tokens = rng.integers(FIRST_WORD, vocab_size, starts[-1], np.int32)
+    tokens[starts[1:] - 1] = EOS
+    targets = rng.integers(FIRST_WORD, vocab_size, (count, longest), np.int32)
+    left = rng.integers(min(2, longest), longest, (count, 1), endpoint=True) - np.arange(longest)
+    targets = np.select([left > 1, left == 1], [targets, EOS], IGNORE_INDEX).astype(np.int32)
+    return EncodedExamples(tokens, starts, targets, source, PAD)
 
 
 def shift_right(labels: np.ndarray, pad: int) -> np.ndarray:
@@ -149,16 +278,24 @@ def shift_right(labels: np.ndarray, pad: int) -> np.ndarray:
     return np.where(shifted == IGNORE_INDEX, pad, shifted)
 
 
+def _distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+    """The tokens of each text; equal ones, such as labels, are tokenised once."""
+    distinct = list(dict.fromkeys(texts))
+    known = dict(zip(distinct, tokenizer.ids(distinct), strict=True))
+    return [known[text] for text in texts]
+
+
 def _prompts(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int
+    texts: Sequence[str], tokenizer: Tokenizer, length: int
 ) -> tuple[list[np.ndarray], int]:
     """The ids of each text, at most `length`, and how many were cut to that."""
-    rows: list[np.ndarray] = []
-    cut = 0
-    for start in range(0, len(texts), CHUNK):
-        for ids in tokenizer(list(texts[start : start + CHUNK]), verbose=False)["input_ids"]:
-            if len(ids) > length:
-                cut += 1
-                ids = [*ids[: length - 1], tokenizer.eos_token_id]
-            rows.append(np.asarray(ids, np.int32))
+    rows, cut = list(tokenizer.ids(texts)), 0
+    for i, ids in enumerate(rows):
+        if len(ids) > length:
+            cut += 1
+            rows[i] = np.asarray([*ids[: length - 1], tokenizer.end], np.int32)
     return rows, cut
+
+
+def _with_length(config: Any, words: np.ndarray) -> Any:
+    return replace(config, model=replace(config.model, sequence_length=words.shape[1]))

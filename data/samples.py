@@ -1,20 +1,129 @@
-"""Several token sequences in a sample: fewer positions of a batch are padding.
+"""Samples: rows of tokens of one length, ready to be put together to batches.
 
-Each sequence keeps to itself by a number, its segment, which attention compares; so a sample
-computes what its sequences would, each alone (Raffel et al., arXiv:1910.10683, section 3.1.2, pack
-theirs the same way).
+Several token sequences may share a sample, so that less of a batch is padding. Each keeps to itself
+by a number, its segment, which attention compares; so a sample computes what its sequences would,
+each alone (Raffel et al., arXiv:1910.10683, section 3.1.2, pack theirs the same way).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 
-from data.lengths import Cuts
-from data.pairs import IGNORE_INDEX, EncodedExamples, shift_right
+Batch = Mapping[str, np.ndarray]
+"""Arrays [samples, ...] of a batch, by Hugging Face's names."""
 
+IGNORE_INDEX = -100
+"""Label of positions that are not learned: Hugging Face's value, ignored by the loss."""
+
+LongTargets = Literal["refuse", "cut", "drop"]
+
+
+class Samples(Protocol):
+    """A number of samples, what was cut to make them, and batches of chosen ones."""
+
+    @property
+    def cuts(self) -> Cuts: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the samples at `indices`, in their order."""
+        ...
+
+
+def labelled_tokens(batch: Batch) -> int:
+    """Tokens of a batch that have a label: the loss is the mean over them."""
+    return int(np.count_nonzero(batch["labels"] != IGNORE_INDEX))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts and their token ids, padded on the right.
+
+    Attributes:
+        texts: what the tokens say, before any are cut.
+        words: int32 [n, length].
+        mask: int32 [n, length], 1 = token.
+        truncated: number of prompts that were longer and lost a part.
+    """
+
+    texts: Sequence[str]
+    words: np.ndarray
+    mask: np.ndarray
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+# ---- lengths ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Cuts:
+    """How many texts lost a part, and how many examples were dropped."""
+
+    prompts: int = 0
+    targets: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: Cuts) -> Cuts:
+        return Cuts(
+            self.prompts + other.prompts,
+            self.targets + other.targets,
+            self.dropped + other.dropped,
+        )
+
+    def notes(self, length: int) -> list[str]:
+        """For people; nothing where nothing was cut. `length`: tokens of a sample."""
+        found = (
+            (self.prompts, f"{self.prompts} cut to {length} tokens"),
+            (self.targets, f"{self.targets} with a target cut"),
+            (self.dropped, f"{self.dropped} dropped, whose target is too long"),
+        )
+        return [note for count, note in found if count]
+
+
+def fitted_targets(
+    tokens: Iterable[np.ndarray],
+    texts: Sequence[str],
+    length: int,
+    long_targets: LongTargets,
+    field: str,
+) -> tuple[list[int], list[np.ndarray], Cuts]:
+    """The targets of at most `length` tokens.
+
+    Args:
+        tokens: of each target, the end token included.
+        texts: the targets, for messages.
+        field: of the configuration, that sets `length`.
+
+    Returns:
+        The indices of the examples that are kept, their targets' tokens, and what was left out.
+
+    Raises:
+        ValueError: one is longer, and `long_targets` is "refuse".
+    """
+    rows = list(tokens)
+    long = [i for i, row in enumerate(rows) if len(row) > length]
+    if long and long_targets == "refuse":
+        longest = max(long, key=lambda i: len(rows[i]))
+        text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
+        raise ValueError(
+            f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
+            f"{field} is {length}: set it to {len(rows[longest])} or more, or say "
+            "--data.long_targets cut or drop"
+        )
+    if long_targets == "drop":
+        gone = set(long)
+        kept = [i for i in range(len(rows)) if i not in gone]
+        return kept, [rows[i] for i in kept], Cuts(dropped=len(long))
+    return list(range(len(rows))), [row[:length] for row in rows], Cuts(targets=len(long))
+
+
+# ---- packing ------------------------------------------------------------------------------------
 EMPTY = -1
 """In place of a sequence's index: nothing is there."""
 
@@ -88,48 +197,3 @@ def lay_out(
             words[sample, start:end], segments[sample, start:end] = tokens, place
             start = end
     return words, segments
-
-
-@dataclass(frozen=True)
-class PackedExamples:
-    """Examples for an encoder-decoder model, several in a sample.
-
-    Attributes:
-        examples: each by itself.
-        samples: int64 [n, places], see `pack`.
-    """
-
-    examples: EncodedExamples
-    samples: np.ndarray
-
-    @classmethod
-    def of(cls, examples: EncodedExamples, most: int) -> PackedExamples:
-        """Pack all examples into samples of their `sequence_length`, `most` in each."""
-        lengths = np.diff(examples.starts)
-        return cls(examples, pack(lengths, examples.sequence_length, most))
-
-    @property
-    def cuts(self) -> Cuts:
-        """What was cut or dropped."""
-        return self.examples.cuts
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order, int32.
-
-        `input_ids` and `attention_mask` are [n, sequence_length], the mask with the places' numbers
-        as in `lay_out`; `decoder_input_ids` and `labels` have a sequence for each place,
-        [n * places, decoder_sequence_length].
-        """
-        found, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
-        words, segments = lay_out(samples, found.prompt, found.sequence_length, found.pad)
-        taken = samples.reshape(-1)
-        labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, found.targets[taken])
-        return {
-            "input_ids": words,
-            "attention_mask": segments,
-            "decoder_input_ids": shift_right(labels, found.pad),
-            "labels": labels.astype(np.int32),
-        }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from config.sections import Data
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, Template
+from data.texts import Corpus, Example
 from files.shown import shown, shown_name
 
 Split = Literal["train", "validation"]
@@ -21,21 +22,6 @@ MOST_CHARACTERS = 1_000_000
 
 UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
-
-
-class Example(NamedTuple):
-    """What the model reads, and what it should write."""
-
-    prompt: str
-    target: str
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Examples, and how many others were left out because they have no label (-1)."""
-
-    examples: list[Example]
-    unlabelled: int
 
 
 class Form(Protocol):

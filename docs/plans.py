@@ -33,7 +33,8 @@ def _head(preset: str) -> str:
     config = load_config(
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
     )
-    plan = as_text(report(preset, finetuning_needs(config), default_machine(config)))
+    machine = default_machine(config)
+    plan = as_text(report(preset, finetuning_needs(config, machine.platform), machine))
     return plan.partition("\n\n")[0]
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from config.presets import load_config
 from config.t5 import T5Config
 from data.batches import Loader
+from data.pipeline import Pipeline
 from evaluation.evaluator import Evaluator
 from modelling.sessions.generating import Inference
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
-from modelling.text import load_tokenizer, training_samples
 from planning.machines import machine
 from planning.needs import finetuning_needs
 from planning.report import report
@@ -59,12 +59,12 @@ for row in sorted(plan.rows, key=lambda row: -row.part.flops)[:3]:
 
 # %%
 family = family_of(config)
-tokenizer = load_tokenizer(config, family)
-samples = training_samples(config, family)
+data = Pipeline(config, family.shape)
+samples = data.training_samples()
 loader = Loader(samples, config.training.global_batch_size, config.model.seed)
 batch = loader.next_batch()
 print({name: array.shape for name, array in batch.items()})
-print(tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True))
+print(data.tokenizer.texts(batch["input_ids"][:1])[0])
 
 # %% [markdown]
 # ## The program
@@ -122,9 +122,9 @@ print({name: round(value, 3) for name, value in metrics.items()})
 
 # %%
 prompt = "mnli hypothesis: Nina slept. premise: Nina slept in the kitchen."
-fitted, encoded = family.prompts(config, [prompt], tokenizer)
+fitted, encoded = data.prompts([prompt])
 writer = Inference(fitted, family)
 writer.write(weights)
 with writer:
     tokens = writer.generate(encoded.words, encoded.mask)
-print(tokenizer.batch_decode(tokens, skip_special_tokens=True))
+print(data.tokenizer.texts(tokens))

@@ -9,14 +9,14 @@ from tqdm import tqdm
 
 from config.errors import ConfigError
 from config.sections import RunConfig
+from data.pipeline import Pipeline
 from data.task import Task, task_of
 from evaluation.metrics import TEXT_METRICS
-from evaluation.outcome import Answer, Report
-from modelling.sessions.compiling import compiled
+from evaluation.outcome import Answer, Outcome
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
+from modelling.sessions.running import compiled
 from modelling.spec import ModelFamily
-from modelling.text import agree_on_texts, answering, load_corpus, load_tokenizer
 from terminal.screen import is_heard
 
 LOSS_METRICS = ("loss", "perplexity")
@@ -37,28 +37,26 @@ class Evaluator:
         """
         task = task_of(config.data)
         self.metrics = wanted_metrics(config, task)
-        corpus = load_corpus(config, family, "validation")  # first: its advice helps offline
-        self._tokenizer = load_tokenizer(config, family)
+        data = Pipeline(config, family.shape)
+        corpus = data.corpus("validation")  # first: its advice helps offline
+        self._tokenizer, config = data.tokenizer, data.config
         examples = corpus.examples[: config.evaluation.samples]
-        agree_on_texts(examples, self._tokenizer)
+        data.agree(examples)
         self._labels, self._targets = task.labels, [example.target for example in examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
         self._losses: Losses | None = None
         self._inference: Inference | None = None
         if any(name in LOSS_METRICS for name in self.metrics):
-            try:
-                self._samples = family.evaluated(config, examples, self._tokenizer)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
+            self._samples = data.samples(examples, evaluated=True)
             self._losses = compiled(lambda: Losses(config, family), "the program of the loss")
         if any(name in TEXT_METRICS for name in self.metrics):
-            fitted, self._prompts = answering(config, family, examples, self._tokenizer)
+            fitted, self._prompts = data.answering(examples)
             self.facts["prompts_cut"] = self._prompts.truncated
             self._inference = compiled(
                 lambda: Inference(fitted, family), "the program that generates"
             )
 
-    def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Report:
+    def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Outcome:
         """The metrics of a model with these weights, whole tensors by logical name.
 
         Args:
@@ -76,14 +74,14 @@ class Evaluator:
             prompts = self._prompts
             with self._inference, _bar("answers", len(prompts), quiet) as bar:
                 tokens = self._inference.generate(prompts.words, prompts.mask, bar.update)
-            texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            texts = self._tokenizer.texts(tokens)
             for name in self.metrics:
                 if name in TEXT_METRICS:
                     found[name] = TEXT_METRICS[name](texts, self._targets)
         rows = zip(self._prompts.texts, texts, self._targets, strict=True) if texts else ()
         answers = [Answer(*row) for row in rows]
         metrics = {name: found[name] for name in self.metrics}
-        return Report(metrics, answers, self._labels, self.facts)
+        return Outcome(metrics, answers, self._labels, self.facts)
 
 
 def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:

@@ -14,17 +14,17 @@ from tqdm import tqdm
 import popdist
 from checkpoints import has_checkpoint
 from config.sections import RunConfig
+from data.pipeline import Pipeline
 from data.rows import DataError, File
 from data.task import task_of
 from data.template import ColumnError
 from files.writing import write_text
 from modelling.devices import announce_devices
 from modelling.memory import check_least
-from modelling.sessions.compiling import compiled
 from modelling.sessions.generating import Inference
+from modelling.sessions.running import compiled
 from modelling.spec import family_of
 from modelling.start import load_weights
-from modelling.text import load_tokenizer
 from terminal.screen import is_heard, say
 
 GENERATED = "generated"
@@ -56,11 +56,8 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     announce_devices(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
-    tokenizer = load_tokenizer(config, family)
-    config = _for_so_many(config, len(prompts))
-    fitted, encoded = family.prompts(config, [asked.text for asked in prompts], tokenizer)
-    room = config.generation.max_tokens or family.output_length(config)
-    fitted = family.with_output_length(fitted, room)
+    data = Pipeline(_for_so_many(config, len(prompts)), family.shape)
+    fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
         say(
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
@@ -74,7 +71,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     )  # fmt: skip
     with model, bar:
         tokens = model.generate(encoded.words, encoded.mask, bar.update)
-    yield from (t.strip() for t in tokenizer.batch_decode(tokens, skip_special_tokens=True))
+    yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
 def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Asked]:
@@ -85,9 +82,11 @@ def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Aske
     """
     form = task_of(config.data).prompt
     one = None if form is None or raw or len(form.columns) != 1 else form
-    end = _separator(config, raw)
     read = (one.render({one.columns[0]: text}) if one else text for text in texts)
-    return [Asked({"prompt": text}, prompt + end) for text, prompt in zip(texts, read, strict=True)]
+    return [
+        Asked({"prompt": text}, _read(config, prompt, raw))
+        for text, prompt in zip(texts, read, strict=True)
+    ]
 
 
 def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
@@ -102,7 +101,7 @@ def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
             text = row["prompt"] if raw and "prompt" in row else task.prompt_of(row)
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
-        asked.append(Asked(row, f"{text}{_separator(config, raw)}"))
+        asked.append(Asked(row, _read(config, f"{text}", raw)))
     return asked
 
 
@@ -144,8 +143,9 @@ def is_raw(config: RunConfig) -> bool:
     return load is None or not has_checkpoint(load)
 
 
-def _separator(config: RunConfig, raw: bool) -> str:
-    return "" if raw else family_of(config).separator(config)
+def _read(config: RunConfig, prompt: str, raw: bool) -> str:
+    """What the model reads for a prompt."""
+    return prompt if raw else family_of(config).shape.asked(config, prompt)
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:

@@ -37,7 +37,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Report:
+class Outcome:
     """The outcome of an evaluation.
 
     Attributes:
@@ -67,7 +67,7 @@ class Report:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON data."""
+        """It as JSON data."""
         data: dict[str, Any] = {**self.facts, **self.metrics}
         if self.answers:
             data |= {"correct": self.correct, "total": len(self.answers)}

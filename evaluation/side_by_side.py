@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.prompts import Prompts
+from data.pipeline import Pipeline
+from data.samples import Prompts
+from data.tokens import Tokenizer
 from huggingface.torch_model import generate, model_of, need_torch
 from modelling.memory import check_least
-from modelling.sessions.compiling import compiled
 from modelling.sessions.generating import Inference
+from modelling.sessions.running import compiled
 from modelling.spec import family_of
 from modelling.start import load_weights
-from modelling.text import answering, load_corpus, load_tokenizer
 
 
 @dataclass(frozen=True)
-class Answer:
+class Written:
     """What one side generated: the tokens without padding, and their text."""
 
     tokens: list[int]
@@ -32,8 +33,8 @@ class Pair:
 
     prompt: str
     expected: str
-    ours: Answer
-    theirs: Answer
+    ours: Written
+    theirs: Written
 
     @property
     def agrees(self) -> bool:
@@ -73,21 +74,21 @@ def side_by_side(config: RunConfig) -> SideBySide:
     check_least(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
-    tokenizer = load_tokenizer(config, family)
-    examples = load_corpus(config, family, "validation").examples[: e.micro_batch_size]
-    fitted, prompts = answering(config, family, examples, tokenizer)
+    data = Pipeline(config, family.shape)
+    examples = data.corpus("validation").examples[: e.micro_batch_size]
+    fitted, prompts = data.answering(examples)
     model = compiled(lambda: Inference(fitted, family), "the program that generates")
     model.write(start.tensors)
     with model:
         ours = model.generate(prompts.words, prompts.mask)
-    description = family.hf_config(fitted)
+    description = family.to_config_json(fitted)
     theirs = _hugging_face(
         model_of(description, fitted.model.precision, start.tensors),
         prompts,
         ours.shape[1],
-        tokenizer.pad_token_id,
+        data.tokenizer.pad,
     )
-    answers = [_answers(tokens, tokenizer) for tokens in (ours, theirs)]
+    answers = [_answers(tokens, data.tokenizer) for tokens in (ours, theirs)]
     return SideBySide(
         [
             Pair(prompt, example.target, *pair)
@@ -96,10 +97,9 @@ def side_by_side(config: RunConfig) -> SideBySide:
     )
 
 
-def _answers(tokens: np.ndarray, tokenizer: Any) -> list[Answer]:
-    kept = [row[row != tokenizer.pad_token_id].tolist() for row in tokens]
-    texts = tokenizer.batch_decode(kept, skip_special_tokens=True)
-    return [Answer(*answer) for answer in zip(kept, texts, strict=True)]
+def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[Written]:
+    kept = [row[row != tokenizer.pad].tolist() for row in tokens]
+    return [Written(*answer) for answer in zip(kept, tokenizer.texts(kept), strict=True)]
 
 
 def _hugging_face(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:

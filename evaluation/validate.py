@@ -11,7 +11,7 @@ from checkpoints import CheckpointStore, has_checkpoint
 from config.agreement import agree, agree_on_run
 from config.sections import RunConfig
 from evaluation.evaluator import Evaluator
-from evaluation.outcome import Report
+from evaluation.outcome import Outcome
 from files.writing import check_folder
 from modelling.devices import announce_devices
 from modelling.memory import check_least
@@ -21,7 +21,7 @@ from records.run_directory import choose_path
 from terminal.screen import is_heard, say
 
 
-def validate(config: RunConfig, name: str, out: str | None = None) -> Report:
+def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
     """Evaluate a configuration, and write validation.json.
 
     Args:
@@ -41,13 +41,13 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Report:
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     evaluator = Evaluator(config, family)
     begin = time.perf_counter()
-    report = evaluator.evaluate(start.tensors)
+    outcome = evaluator.evaluate(start.tensors)
     seconds = time.perf_counter() - begin
     facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
-    report = replace(report, facts=facts | dict(report.facts))
-    path = report.write(directory) if is_heard() else directory
+    outcome = replace(outcome, facts=facts | dict(outcome.facts))
+    path = outcome.write(directory) if is_heard() else directory
     say(f"evaluated in {seconds:.1f} s; details are in {path}")
-    return report
+    return outcome
 
 
 def _directory(config: RunConfig, name: str, out: str | None) -> Path:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from config.sections import RunConfig
+from data.pipeline import Pipeline
 from huggingface.folders import check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
 from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.start import load_weights
-from modelling.text import load_tokenizer
 from modelling.weights import Arrays
 from terminal.screen import is_heard, say
 
@@ -31,13 +31,12 @@ def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str 
         for name in weights:
             weights[name]
         return
-    tokenizer = None
+    data, complete = Pipeline(config, family.shape), None
     try:
-        tokenizer = load_tokenizer(config, family)
+        complete, config = data.tokenizer.base.save_pretrained, data.config
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
-    complete = None if tokenizer is None else tokenizer.save_pretrained
-    write_hf_directory(folder, weights, family.hf_config(config), complete=complete)
+    write_hf_directory(folder, weights, family.to_config_json(config), complete=complete)
     say(f"wrote a model for Hugging Face to {folder}")
 
 

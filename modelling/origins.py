@@ -65,7 +65,7 @@ class SavedOrModel:
             data = _known(FAMILIES[kind].config, data)
         model = {
             "family": kind,
-            "model": family_named(kind).sizes(description),
+            "model": family_named(kind).from_config_json(description),
             "checkpoint": {"load": name},
             "data": {"tokenizer": name},
         }

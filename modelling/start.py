@@ -82,7 +82,12 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
     """
     load, save = config.checkpoint.load, config.checkpoint.save
     places = {"--save": save, "--load": load}
-    agree({f"steps in {n}": bool(place) and has_checkpoint(place) for n, place in places.items()})
+    agree(
+        {
+            f"steps in {n}": place is not None and has_checkpoint(place)
+            for n, place in places.items()
+        }
+    )
     if save is not None and not fresh and has_checkpoint(save):
         checkpoint = load_checkpoint(save)
         saved = flattened(_mapping(_metadata(checkpoint), "config") or {})
@@ -243,7 +248,7 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
     """
     if not isinstance(theirs, dict):
         return
-    ours = family_of(config).hf_config(config)
+    ours = family_of(config).to_config_json(config)
     for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import popxl
-from planning.machines import Machine
 
 
 @dataclass(frozen=True)
@@ -40,24 +39,11 @@ class Times:
         return max(vars(self).values())
 
 
-def times(part: popxl.plan.Part, machine: Machine, dtype: str, replicas: int) -> Times:
-    """Times of a part on a machine.
-
-    Args:
-        machine: as one of the replicas has it.
-        dtype: type of the operands of products, of those that are not float8.
-        replicas: devices that the program runs on.
-    """
+def times(part: popxl.plan.Part, rates: popxl.plan.Rates) -> Times:
+    """Times of a part on a device."""
     return Times(
-        compute=(part.flops - part.float8_flops) / machine.flops[dtype]
-        + part.float8_flops / machine.flops.get("float8", machine.flops[dtype]),
-        memory=part.device_traffic / machine.bandwidth,
-        host=max(part.host_to_device, part.device_to_host) / machine.host_link,
-        network=sum(c.sent / _link(c, machine, replicas) for c in part.collectives),
+        compute=rates.compute(part.flops, part.float8_flops),
+        memory=part.device_traffic / rates.bandwidth,
+        host=max(part.host_to_device, part.device_to_host) / rates.host_link,
+        network=rates.exchange(part.collectives),
     )
-
-
-def _link(collective: popxl.plan.Collective, machine: Machine, replicas: int) -> float:
-    """The slowest link that a ring over a group uses, if neighbours share hosts."""
-    span = collective.group_size if collective.consecutive else replicas
-    return machine.link if machine.hosts(span) == 1 else machine.network

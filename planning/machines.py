@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from config.errors import UserError, nearest
+
+if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read before
+    from popxl.plan import Rates
 
 TABLE = Path(__file__).with_name("machines.yml")
 
@@ -27,6 +31,7 @@ class Machine:
         devices: of a host; None: virtual ones, as many as are asked for, which divide its rates.
         host_memory: bytes of a host.
         network: bytes that a device sends to other hosts.
+        platform: "gpu", "tpu" or "cpu", on which devices share the host's memory.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Machine:
     devices: int | None
     host_memory: float
     network: float
+    platform: str = "gpu"
 
     def hosts(self, replicas: int) -> int:
         """Hosts that so many devices take."""
@@ -51,6 +57,26 @@ class Machine:
         rates = ("bandwidth", "host_link", "link", "network", "memory")
         share = {name: getattr(self, name) / replicas for name in rates}
         return replace(self, flops={k: v / replicas for k, v in self.flops.items()}, **share)
+
+    def rates(self, dtype: str, replicas: int) -> Rates:
+        """Rates of one of `replicas` devices.
+
+        Args:
+            dtype: type of the operands of products, of those that are not float8.
+        """
+        from popxl.plan import Rates
+
+        one = self.for_replicas(replicas)
+        return Rates(
+            flops=one.flops[dtype],
+            float8_flops=one.flops.get("float8", one.flops[dtype]),
+            bandwidth=one.bandwidth,
+            host_link=one.host_link,
+            link=one.link,
+            network=one.network,
+            devices=one.devices,
+            replicas=replicas,
+        )
 
 
 @cache

@@ -22,6 +22,7 @@ class Needs:
 
     Attributes:
         kind: "finetuning" or "inference".
+        traced: the program, for its timeline.
         parameters: number of weights of the model.
         state: bytes of weights, and in fine-tuning of their gradients and moments, once.
         moments: bytes of the moments.
@@ -30,6 +31,7 @@ class Needs:
 
     kind: str
     config: RunConfig
+    traced: popxl.plan.Traced
     plan: popxl.plan.Plan
     parameters: int
     state: int
@@ -42,28 +44,29 @@ class Needs:
         return self.plan.flops * self.plan.replicas / self.samples
 
 
-def finetuning_needs(config: RunConfig) -> Needs:
-    """What fine-tuning needs."""
+def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
+    """What fine-tuning needs, traced for a platform."""
     family = family_of(config)
     table = family.weights(config)
-    plan = popxl.plan.plan_of(build_training(config, family.layout, table=table).ir)
+    traced = popxl.plan.trace(build_training(config, family.layout, table=table).ir, platform)
     count, optimizer = _parameters(table), config.training.optimizer
     shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
     moments = FLOAT32 * sum(map(math.prod, shapes))
     state = count * (_itemsize(config) + FLOAT32) + moments
     samples = config.training.global_batch_size * config.execution.device_iterations
-    return Needs("finetuning", config, plan, count, state, samples, moments)
+    return Needs("finetuning", config, traced, traced.plan(), count, state, samples, moments)
 
 
-def inference_needs(config: RunConfig) -> Needs:
-    """What generation needs."""
+def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
+    """What generation needs, traced for a platform."""
     config = replace(config, model=replace(config.model, eval=True))
     family = family_of(config)
     program = build_generation(config, family.generator, strategy_of(config))
     execution, count = config.execution, _parameters(family.weights(config))
     samples = execution.device_iterations * execution.data_parallel * execution.micro_batch_size
-    plan = popxl.plan.plan_of(program.ir)
-    return Needs("inference", config, plan, count, count * _itemsize(config), samples)
+    traced = popxl.plan.trace(program.ir, platform)
+    state = count * _itemsize(config)
+    return Needs("inference", config, traced, traced.plan(), count, state, samples)
 
 
 def _parameters(table: WeightTable) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from config.errors import UserError
 from config.sections import RunConfig
 from files.writing import check_file, write_text
 from planning.machines import Machine, machine, machines
@@ -36,6 +36,12 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--plan-picture", metavar="FILE", type=path_option, help="draw the plan as PNG, and stop"
     )
     group.add_argument(
+        "--plan-trace",
+        metavar="FILE",
+        type=path_option,
+        help="write a simulated run for Perfetto (ui.perfetto.dev) as JSON, and stop",
+    )
+    group.add_argument(
         "--machine",
         metavar="NAME",
         help=f"what to estimate times for: {', '.join(machines())} "
@@ -43,18 +49,29 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def planned(line: CommandLine, needs_of: Callable[[RunConfig], Needs]) -> bool:
+class NeedsOf(Protocol):
+    """Says what a program needs."""
+
+    def __call__(self, config: RunConfig, platform: str = "cpu") -> Needs: ...
+
+
+def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
     """Show the plan if the command line asks for one, and say whether it did.
 
     Raises:
         UserError: the machine is not in the hardware table, or a file cannot be written.
     """
     options = line.options
-    if not (options.plan or options.plan_json is not None or options.plan_picture is not None):
+    files = {
+        "the plan": options.plan_json,
+        "the picture": options.plan_picture,
+        "the trace": options.plan_trace,
+    }
+    if not options.plan and all(path is None for path in files.values()):
         return False
     if not is_heard():
         return True
-    for what, path in (("the plan", options.plan_json), ("the picture", options.plan_picture)):
+    for what, path in files.items():
         if path is not None:
             check_file(what, path)
     from planning.picture import draw_plan
@@ -62,7 +79,7 @@ def planned(line: CommandLine, needs_of: Callable[[RunConfig], Needs]) -> bool:
     from planning.text import as_text
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
-    made = report(line.preset, needs_of(line.config), target)
+    made = report(line.preset, needs_of(line.config, target.platform), target)
     if options.plan:
         print(as_text(made))
     if options.plan_json is not None:
@@ -70,6 +87,8 @@ def planned(line: CommandLine, needs_of: Callable[[RunConfig], Needs]) -> bool:
     if options.plan_picture is not None:
         draw_plan(made, Path(options.plan_picture))
         print(f"the picture is in {options.plan_picture}", file=sys.stderr)
+    if options.plan_trace is not None:
+        _write_trace(made, Path(options.plan_trace))
     return True
 
 
@@ -82,3 +101,13 @@ def default_machine(config: RunConfig) -> Machine:
 def _write_json(made: Report, path: Path) -> None:
     write_text("the plan", path, json.dumps(made.as_dict(), indent=2) + "\n")
     print(f"the plan is in {path}", file=sys.stderr)
+
+
+def _write_trace(made: Report, path: Path) -> None:
+    if made.timeline is None:
+        raise UserError(
+            f"--plan-trace: on {made.machine.title} devices share the host's memory, so nothing is "
+            "transferred: name a GPU with --machine"
+        )
+    write_text("the trace", path, json.dumps(made.timeline.trace()) + "\n")
+    print(f"the trace is in {path}: open it in ui.perfetto.dev", file=sys.stderr)

@@ -34,12 +34,14 @@ class Report:
 
     Attributes:
         rows: in order of execution.
+        timeline: a simulated run; None where host and devices share their memory.
     """
 
     preset: str
     needs: Needs
     machine: Machine
     rows: Sequence[Row]
+    timeline: popxl.plan.Timeline | None = None
 
     @property
     def plan(self) -> popxl.plan.Plan:
@@ -64,9 +66,16 @@ class Report:
             needed = plan.host + plan.device * plan.replicas
             return {"memory": (needed, machine.host_memory)}
         return {
-            "device memory": (plan.device, machine.memory),
+            "device memory": (self.device_bytes, machine.memory),
             "host memory": (self.bytes_per_host, machine.host_memory),
         }
+
+    @property
+    def device_bytes(self) -> int:
+        """Device bytes of one replica, what is on its way ahead of its use included."""
+        if self.timeline is None:
+            return self.plan.device
+        return self.plan.on_device + self.timeline.peak
 
     @property
     def fits(self) -> bool:
@@ -75,13 +84,26 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Estimated time of a run of the program."""
+        """Lower bound on the time of a run of the program."""
         return sum(row.times.seconds for row in self.rows)
 
     @property
     def utilisation(self) -> float:
-        """Part of the estimated time in which the matrix units work at their peak."""
-        return sum(row.times.compute for row in self.rows) / self.seconds if self.seconds else 0.0
+        """Fraction of that time in which the matrix units work at their peak."""
+        return self._utilisation(self.seconds)
+
+    @property
+    def simulated_utilisation(self) -> float | None:
+        """Fraction of the simulated run in which the matrix units work at their peak."""
+        return None if self.timeline is None else self._utilisation(self.timeline.seconds)
+
+    def _utilisation(self, seconds: float) -> float:
+        return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
+
+    def exposed(self, row: Row) -> popxl.plan.Exposed:
+        """Seconds of the simulated run in which nothing is computed in a phase."""
+        found = {} if self.timeline is None else self.timeline.exposed
+        return found.get(row.part.name, popxl.plan.Exposed())
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -99,28 +121,39 @@ class Report:
             "state_bytes": needs.state,
             "host_bytes": plan.host,
             "bytes_per_host": self.bytes_per_host,
-            "device_bytes": plan.device,
+            "device_bytes": self.device_bytes,
             "device_variables": plan.variables,
             "device_streams": plan.streams,
             "device_temporaries": plan.temporaries,
             "seconds": self.seconds,
             "samples_per_second": needs.samples / self.seconds if self.seconds else None,
             "utilisation": self.utilisation,
+            "simulated": None if self.timeline is None else _simulated(self, self.timeline),
             "execution": asdict(needs.config.execution),
-            "phases": [_row(row) for row in self.rows],
+            "phases": [_row(row) | {"exposed": asdict(self.exposed(row))} for row in self.rows],
         }
 
 
 def report(preset: str, needs: Needs, machine: Machine) -> Report:
     """Put a plan on a machine."""
-    replicas, dtype = needs.plan.replicas, needs.config.model.precision
-    one = machine.for_replicas(replicas)
+    rates = machine.rates(needs.config.model.precision, needs.plan.replicas)
     rows = []
     for part in needs.plan.parts:
         phase, _, direction = part.name.partition("/")
-        row = Row(phase or REST, direction, part, times(part, one, dtype, replicas))
+        row = Row(phase or REST, direction, part, times(part, rates))
         rows.append(row)
-    return Report(preset, needs, machine, rows)
+    timeline = None if machine.platform == "cpu" else needs.traced.timeline(rates)
+    return Report(preset, needs, machine, rows, timeline)
+
+
+def _simulated(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:
+    return {
+        "seconds": timeline.seconds,
+        "samples_per_second": report.needs.samples / timeline.seconds,
+        "utilisation": report.simulated_utilisation,
+        "exposed_transfers": timeline.exposed_transfers,
+        "window_bytes": timeline.window,
+    }
 
 
 def _row(row: Row) -> dict[str, Any]:

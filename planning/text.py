@@ -11,7 +11,7 @@ from planning.report import REST, Report, Row
 _LEGEND = """\
 One device, one run. device: bytes read and written in its memory; from host, to host: bytes between
 them; sent: to other devices; live: most intermediate values at a time; ms: of the resource that
-takes longest."""
+takes longest; waits: when a simulated run computes nothing, waiting for transfers or the host."""
 _INPUTS = "inputs: the step's batch, from the data's streams into buffers in host memory."
 _REST = {
     "finetuning": f"{REST}: buffers set to zero, the gradients' norm, the loops over layers.",
@@ -70,13 +70,39 @@ def _facts(report: Report) -> list[str]:
             f"{e.device_iterations} device iterations"
         )
     lines += [
-        f"device       {gigabytes(plan.device)} each: {gigabytes(plan.temporaries)} intermediate "
-        f"values, {gigabytes(plan.variables)} variables, {gigabytes(plan.streams)} host streams",
+        f"device       {gigabytes(report.device_bytes)} each: {', '.join(_on_device(report))}",
         f"work         {needs.flops_per_sample / 1e9:,.2f} GFLOP a sample in matrix products",
-        f"time         {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
+        f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    return lines
+    return [*lines, *_simulated(report)]
+
+
+def _on_device(report: Report) -> list[str]:
+    plan, timeline = report.plan, report.timeline
+    between = plan.temporaries if timeline is None else timeline.peak - plan.resident
+    on_its_way = "" if timeline is None else " and what is on its way"
+    kept = [] if not plan.resident else [f"{gigabytes(plan.resident)} of remote buffers"]
+    return [
+        f"{gigabytes(between)} intermediate values{on_its_way}",
+        *kept,
+        f"{gigabytes(plan.variables - plan.resident)} variables",
+        f"{gigabytes(plan.streams)} host streams",
+    ]
+
+
+def _simulated(report: Report) -> list[str]:
+    """What a simulated run adds to the bound."""
+    timeline = report.timeline
+    if timeline is None:
+        return []
+    dispatch = sum(found.dispatch for found in timeline.exposed.values())
+    return [
+        f"simulated    {timeline.seconds:,.3f} s a run, "
+        f"{report.needs.samples / timeline.seconds:,.1f} samples/s: matrix units busy "
+        f"{report.simulated_utilisation:.0%}; {timeline.exposed_transfers:,.3f} s waiting for "
+        f"transfers, {dispatch:,.3f} s for the host; loads up to {gigabytes(timeline.window)} ahead"
+    ]
 
 
 def _fits(report: Report) -> str:
@@ -89,7 +115,7 @@ def _fits(report: Report) -> str:
 
 def _table(report: Report) -> list[str]:
     units = _Units.fitting(report)
-    rows = [_head(units), *(_cells(row, units) for row in report.rows)]
+    rows = [_head(units), *(_cells(row, report, units) for row in report.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [_line(row, widths) for row in rows]
 
@@ -97,10 +123,10 @@ def _table(report: Report) -> list[str]:
 def _head(units: _Units) -> tuple[str, ...]:
     name = units.bytes[0]
     return ("phase", "", units.flops[0], f"device {name}", f"from host {name}", f"to host {name}",
-            f"sent {name}", "live MB", "ms", "bound by")  # fmt: skip
+            f"sent {name}", "live MB", "ms", "bound by", "waits ms")  # fmt: skip
 
 
-def _cells(row: Row, units: _Units) -> tuple[str, ...]:
+def _cells(row: Row, report: Report, units: _Units) -> tuple[str, ...]:
     part = row.part
     sent = sum(c.sent for c in part.collectives)
     per_flop, per_byte = units.flops[1], units.bytes[1]
@@ -109,6 +135,7 @@ def _cells(row: Row, units: _Units) -> tuple[str, ...]:
         f"{part.device_traffic / per_byte:.2f}", f"{part.host_to_device / per_byte:.3f}",
         f"{part.device_to_host / per_byte:.3f}", f"{sent / per_byte:.3f}",
         f"{part.device_bytes / 1e6:.1f}", f"{row.times.seconds * 1e3:.2f}", row.times.bound,
+        "" if report.timeline is None else f"{report.exposed(row).seconds * 1e3:.2f}",
     )  # fmt: skip
 
 
@@ -124,7 +151,7 @@ def _legend(report: Report) -> list[str]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    left = {0, 1, len(cells) - 1}
+    left = {0, 1, 9}  # names
     padded = (
         text.ljust(width) if i in left else text.rjust(width)
         for i, (text, width) in enumerate(zip(cells, widths, strict=True))

@@ -4,15 +4,56 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from records.throughput import Throughput
+
+class Throughput:
+    """Measures steps per second over the last `window` updates.
+
+    The time before the first update holds compilation, so it is left out.
+    """
+
+    def __init__(
+        self,
+        samples_per_step: int,
+        window: int = 50,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._samples_per_step = samples_per_step
+        self._clock = clock
+        self._marks: deque[tuple[float, int]] = deque(maxlen=window + 1)
+
+    def update(self, steps_done: int) -> None:
+        """Note that so many steps are done now."""
+        self._marks.append((self._clock(), steps_done))
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples per second; None while fewer than two updates show it."""
+        rate = self.steps_per_second
+        return None if rate is None else rate * self._samples_per_step
+
+    def seconds_for(self, steps: int) -> float | None:
+        """Seconds that so many more steps will take; None while unknown."""
+        rate = self.steps_per_second
+        return None if rate is None else steps / rate
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Steps per second; None while fewer than two updates show it."""
+        if len(self._marks) < 2:
+            return None
+        (start, before), (end, after) = self._marks[0], self._marks[-1]
+        if end <= start or after <= before:
+            return None
+        return (after - before) / (end - start)
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What is known of the machine and of the work.
+class Utilisation:
+    """What the use of a machine is measured by: its peak, and the work.
 
     Attributes:
         flops_per_step: operations that the model needs for an optimizer step, nothing computed
@@ -26,7 +67,7 @@ class Machine:
     device_bytes: Callable[[], int | None] = lambda: None
 
 
-def pace(throughput: Throughput, tokens: float | None, machine: Machine) -> dict[str, float]:
+def pace(throughput: Throughput, tokens: float | None, use: Utilisation) -> dict[str, float]:
     """The fields of a step.
 
     Args:
@@ -38,9 +79,9 @@ def pace(throughput: Throughput, tokens: float | None, machine: Machine) -> dict
         row["samples_per_second"] = samples
         if tokens is not None:
             row["tokens_per_second"] = tokens * steps
-        if machine.flops_per_step and machine.peak_flops:
-            row["mfu"] = machine.flops_per_step * steps / machine.peak_flops
-    host, device = peak_host_bytes(), machine.device_bytes()
+        if use.flops_per_step and use.peak_flops:
+            row["mfu"] = use.flops_per_step * steps / use.peak_flops
+    host, device = peak_host_bytes(), use.device_bytes()
     if host is not None:
         row["peak_host_bytes"] = host
     if device is not None:

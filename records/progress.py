@@ -11,7 +11,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from files.shown import shown_number
-from records.throughput import Throughput
+from records.pace import Throughput
 
 VALIDATION = "validation_"
 """What the names of an evaluation's metrics begin with."""

@@ -1,21 +1,41 @@
-"""Reporting a training run: each step goes to the run directory, the screen and W&B at once."""
+"""The records of a training run: each step goes to its directory, the screen and W&B at once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, Self
 
 from config.sections import RunConfig
-from records.lenient import Lenient
-from records.pace import Machine, pace
+from files.shown import shown_name
+from records.pace import Throughput, Utilisation, pace
 from records.progress import Progress
 from records.run_directory import RunDirectory
 from records.tensorboard_log import TensorBoardLog
-from records.throughput import Throughput
 from records.wandb_log import WandbLog
+from terminal.screen import say
 
 
-class ReportOptions(Protocol):
+class Lenient:
+    """Lets a run go on without a record that cannot be written, and says so once for each."""
+
+    def __init__(self) -> None:
+        self._failing: set[str] = set()
+
+    @contextmanager
+    def unless_it_fails(self, what: str) -> Iterator[None]:
+        """Turn a failure inside the context into a warning: no run ends for a record."""
+        try:
+            yield
+        except Exception as error:  # whatever the disk, Weights & Biases or Matplotlib raise
+            if what not in self._failing:
+                self._failing.add(what)
+                reason = " ".join(str(error).split()) or type(error).__name__
+                say(f"warning: {what} is not written, the run goes on: {shown_name(reason, 200)}")
+
+
+class RecordOptions(Protocol):
     """What else than the run directory a run is reported to; see `training.options`."""
 
     @property
@@ -32,10 +52,10 @@ class ReportOptions(Protocol):
 
 
 class Silence:
-    """A report that nobody sees: that of all but the first of several processes."""
+    """A recorder that writes nothing: that of all but the first of several processes."""
 
     def step(self, step: int, **values: object) -> None:
-        """Report nothing."""
+        """Record nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -44,20 +64,20 @@ class Silence:
         pass
 
 
-class Report:
+class Recorder:
     """Use it as a context, and call `step` after every optimizer step:
 
-    with Report(config, path, RunOptions("tiny")) as report:
-        report.step(0, loss=3.2, learning_rate=0.0)
+    with Recorder(config, path, RunOptions("tiny")) as records:
+        records.step(0, loss=3.2, learning_rate=0.0)
     """
 
     def __init__(
         self,
         config: RunConfig,
         path: Path,
-        options: ReportOptions,
+        options: RecordOptions,
         first_step: int = 0,
-        machine: Machine | None = None,
+        use: Utilisation | None = None,
     ) -> None:
         """Open the run directory `path`, and what else the options ask for.
 
@@ -69,7 +89,7 @@ class Report:
         self._directory = RunDirectory(path, config, first_step)
         self._wandb = WandbLog(config, options.wandb_name, path) if options.wandb else None
         self._tensorboard = TensorBoardLog(path, first_step) if options.tensorboard else None
-        self._machine = machine or Machine()
+        self._use = use or Utilisation()
         self._throughput = Throughput(config.training.global_batch_size)
         self._progress = Progress(config.training.steps, self._throughput, first_step)
 
@@ -94,7 +114,7 @@ class Report:
         self._throughput.update(step + 1)
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         row |= {name: float(value) for name, value in more.items()}
-        row |= pace(self._throughput, tokens, self._machine)
+        row |= pace(self._throughput, tokens, self._use)
         with self._lenient.unless_it_fails("metrics.jsonl"):
             self._directory.log(row)
         self._progress.update(row)

@@ -33,11 +33,11 @@ GPTJ = (
 _FINETUNING = """
 import sys
 import run_finetuning
-from data.task import Corpus
-from modelling import text
+from data.pipeline import Pipeline
+from data.texts import Corpus
 
-load = text.load_corpus
-text.load_corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
+load = Pipeline.corpus
+Pipeline.corpus = lambda *split: Corpus(load(*split).examples[:200], 0)
 sys.exit(run_finetuning.main(sys.argv[1:]))
 """
 

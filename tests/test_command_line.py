@@ -22,14 +22,12 @@ import run_export
 import run_finetuning
 import run_generation
 import run_validation
-import training.run
 from benchmarks import device as device_benchmark
 from benchmarks import finetuning as finetuning_benchmark
 from benchmarks import inference as inference_benchmark
 from checkpoints import load_checkpoint
-from config.sections import RunConfig
-from data.batches import Samples
-from modelling.spec import ModelFamily
+from data.pipeline import Pipeline
+from data.samples import Samples
 from records.metrics import read_metrics
 from tests.small_runs import MODEL, TRAINING
 
@@ -40,18 +38,18 @@ VALIDATION = (*MODEL, "--micro_batch_size", "32", "--evaluation.metrics", "accur
 @pytest.fixture(scope="module", autouse=True)
 def what_is_shared(executables) -> Iterator[None]:
     """Programs are compiled once, and in this process the corpus is encoded once."""
-    training_samples = training.run.training_samples
+    training_samples = Pipeline.training_samples
     encoded: dict[str, Samples] = {}
 
-    def once(config: RunConfig, family: ModelFamily) -> Samples:
-        key = repr((config.data, config.model))
+    def once(data: Pipeline) -> Samples:
+        key = repr((data.given.data, data.given.model))
         if key not in encoded:
-            encoded[key] = training_samples(config, family)
+            encoded[key] = training_samples(data)
         return encoded[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
-        patch.setattr(training.run, "training_samples", once)
+        patch.setattr(Pipeline, "training_samples", once)
         yield
 
 

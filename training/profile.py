@@ -19,8 +19,8 @@ from modelling.devices import described_devices
 from modelling.sessions.training import FineTuning
 from popxl import hardware
 from popxl.session import Timing
-from records.lenient import Lenient
 from records.phase_table import phase_table
+from records.recorder import Lenient
 from terminal.screen import say
 
 FOLDER, TABLE = "profile", "phases.txt"

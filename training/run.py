@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
 from data.batches import Loader
+from data.pipeline import Pipeline
 from evaluation.evaluator import Evaluator
 from files.lock import locked
 from files.shown import shown_path
@@ -23,26 +23,24 @@ from huggingface.folders import check_is_free
 from modelling.devices import announce_devices
 from modelling.export import export
 from modelling.memory import check_least
-from modelling.sessions.compiling import compiled
-from modelling.sessions.feeding import loader_of
+from modelling.sessions.running import compiled
 from modelling.sessions.training import FineTuning
 from modelling.spec import ModelFamily, family_of
 from modelling.start import Start, starting_point
-from modelling.text import training_samples
 from modelling.weights import without_optimizer
-from records.recorder import Report, Silence
+from records.progress import VALIDATION
+from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
 from terminal.screen import is_heard, say
 from training.best import FOLDER as BEST
 from training.best import Best
-from training.epochs import with_steps
 from training.options import RunOptions
 from training.profile import Profile, profiled_runs
 from training.saving import Checkpoints
-from training.schedule import Schedule
+from training.schedule import Schedule, check_iterations, with_steps
 from training.signals import StopSignal
 from training.skipped_steps import SkippedSteps
-from training.utilisation import machine_of
+from training.utilisation import utilisation_of
 
 
 def finetune(config: RunConfig, options: RunOptions) -> None:
@@ -71,7 +69,7 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
         raise ConfigError(
             "model.eval is true, which is for generation: a model that trains has it false"
         )
-    _check_iterations(config)
+    check_iterations(config)
     check_path(path)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
@@ -92,9 +90,9 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
 
 def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     family = family_of(config)
-    samples = training_samples(config, family)
-    loader = loader_of(config, samples)
-    config = with_steps(config, loader.samples)
+    data = Pipeline(config, family.shape)
+    loader = Loader.of(config, data.training_samples())
+    config = with_steps(data.config, loader.samples)
     start = starting_point(config, family.weights(config), options.fresh)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
@@ -150,8 +148,8 @@ class _Run:
             remove_run(Path(config.checkpoint.save))
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
-            report = self._report()
-            stack.enter_context(report)
+            records = self._records()
+            stack.enter_context(records)
             checkpoints = stack.enter_context(
                 Checkpoints(
                     config,
@@ -167,7 +165,7 @@ class _Run:
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
-            last = self._loop(report, checkpoints, profile, stop)
+            last = self._loop(records, checkpoints, profile, stop)
             if options.save_hf is not None and not stop.requested:
                 export(config, self.family, self.model.tensors(optimizer=False), options.save_hf)
         if stop.requested:
@@ -179,16 +177,16 @@ class _Run:
                 )
         say(f"records of the run are in {self.path}")
 
-    def _report(self) -> Report | Silence:
+    def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
         if not is_heard():
             return Silence()
         config, options = self.config, self.options
-        return Report(config, self.path, options, self.start.step, machine_of(config))
+        return Recorder(config, self.path, options, self.start.step, utilisation_of(config))
 
     def _loop(
         self,
-        report: Report | Silence,
+        records: Recorder | Silence,
         checkpoints: Checkpoints,
         profile: Profile,
         stop: StopSignal,
@@ -209,16 +207,17 @@ class _Run:
             profile.before_run()
             results = self.model.run(batches, rates, step)
             step += iterations
+            validation = self._evaluate(step)
             for s, learning_rate, result in zip(steps, rates, results, strict=True):
                 self.skipped.count(result)
-                report.step(
+                records.step(
                     s,
                     loss=result.loss,
                     learning_rate=learning_rate,
                     gradient_norm=result.gradient_norm,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
-                    **(self._evaluation(step) if s == step - 1 else {}),
+                    **(validation if s == step - 1 else {}),
                 )
             if self.skipped.too_many:
                 break
@@ -230,8 +229,9 @@ class _Run:
             self.best.say_over()
         return step
 
-    def _evaluation(self, step: int) -> Mapping[str, float]:
-        """Metrics of the validation split, if it is time for them after so many steps."""
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate, if it is time for that after so many steps, and keep the weights if they are
+        the best; returns the metrics to record."""
         every = self.config.evaluation.steps
         due = every is not None and (
             step % every < self.config.execution.device_iterations
@@ -241,7 +241,7 @@ class _Run:
             return {}
         metrics = self.evaluator.evaluate(self.model.tensors(), quiet=True).metrics
         self.best.consider(step, metrics, without_optimizer(self.model.tensors()))
-        return {f"validation_{name}": value for name, value in metrics.items()}
+        return {f"{VALIDATION}{name}": value for name, value in metrics.items()}
 
 
 def _say_done(config: RunConfig, family: ModelFamily, start: Start, options: RunOptions) -> None:
@@ -259,12 +259,3 @@ def _continue(loader: Loader, state: dict[str, Any]) -> None:
         loader.restore(state)
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def _check_iterations(config: RunConfig) -> None:
-    iterations = config.execution.device_iterations
-    if config.training.epochs is None and config.training.steps % iterations:
-        raise ConfigError(
-            f"training.steps {config.training.steps} must be divisible by "
-            f"execution.device_iterations {iterations}"
-        )

@@ -87,7 +87,7 @@ class Checkpoints:
             "skipped_steps": self._skipped.total,
             "best": self._best.state(),
             "config": self._config.to_dict(),
-            MODEL: self._family.hf_config(self._config),
+            MODEL: self._family.to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
         }
 

@@ -1,13 +1,14 @@
-"""The learning rate of each step, as `transformers.get_*_schedule_with_warmup` gives it, or
-`transformers.optimization.Adafactor` computes it."""
+"""How many steps there are, and the learning rate of each: as transformers'
+`get_*_schedule_with_warmup` gives it, or as its `Adafactor` computes it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from config.sections import Training
+from config.errors import ConfigError
+from config.sections import RunConfig, Training
 
 
 @dataclass(frozen=True)
@@ -50,3 +51,25 @@ class Schedule:
                 return 0.5 * (1.0 + math.cos(math.pi * done))
             case _:
                 return 1.0
+
+
+def with_steps(config: RunConfig, samples: int) -> RunConfig:
+    """The configuration with as many steps as `training.epochs` of `samples` samples take.
+
+    Rounded up to whole runs of `device_iterations` steps. Unchanged if epochs is not given.
+    """
+    epochs, iterations = config.training.epochs, config.execution.device_iterations
+    if epochs is None:
+        return config
+    runs = math.ceil(epochs * samples / (config.training.global_batch_size * iterations))
+    return replace(config, training=replace(config.training, steps=runs * iterations))
+
+
+def check_iterations(config: RunConfig) -> None:
+    """Raise ConfigError unless the steps are whole runs of the program."""
+    iterations = config.execution.device_iterations
+    if config.training.epochs is None and config.training.steps % iterations:
+        raise ConfigError(
+            f"training.steps {config.training.steps} must be divisible by "
+            f"execution.device_iterations {iterations}"
+        )

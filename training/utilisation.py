@@ -1,4 +1,4 @@
-"""What a run knows of its machine, for its records."""
+"""What a run knows of its devices and its work, for its records."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from modelling.devices import device_desc
 from planning.machines import machines
 from planning.needs import finetuning_needs
 from popxl import hardware
-from records.pace import Machine
+from records.pace import Utilisation
 
 
-def machine_of(config: RunConfig) -> Machine:
+def utilisation_of(config: RunConfig) -> Utilisation:
     """The devices' peak and the work of a step, where the hardware table knows the devices.
 
     The operations of a step are those of the plan with nothing computed twice.
@@ -26,11 +26,11 @@ def machine_of(config: RunConfig) -> Machine:
 
     rate = _peak_flops(hardware.device_kinds(desc, replicas, instances)[0], config.model.precision)
     if rate is None:
-        return Machine(device_bytes=peak)
+        return Utilisation(device_bytes=peak)
     execution = replace(config.execution, activations="keep", attention_serialisation=1)
     needs = finetuning_needs(replace(config, execution=execution))
     flops = needs.flops_per_sample * config.training.global_batch_size
-    return Machine(flops, rate * replicas, peak)
+    return Utilisation(flops, rate * replicas, peak)
 
 
 def _peak_flops(kind: str, precision: str) -> float | None:

@@ -113,7 +113,7 @@ class Program:
     def _naive(self) -> dict[str, popxl.Tensor]:
         """Means over all devices, one micro-batch after the other."""
         args = self.forward.args
-        grad = addons.autodiff(self.forward, [self.forward.graph.outputs[0]], args.tensors)
+        grad = addons.autodiff(self.forward, [self.forward.graph.outputs[0]], args.values_flat())
         sums = {n: ops.init(t.shape, popxl.float32, n) for n, t in args.to_dict().items()}
         counter = ops.init((), popxl.float32, "counter")
 
@@ -138,7 +138,7 @@ class Program:
         return call, popxl.constant(1, popxl.float32)
 
     def _loop(self, body, tensors) -> None:
-        weights = list(self.variables.tensors)
+        weights = self.variables.values_flat()
         graph = self.ir.create_graph(body, list(tensors), weights)
         ops.repeat(graph, self.micro_batches, *tensors, *weights)
 

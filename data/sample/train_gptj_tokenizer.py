@@ -13,8 +13,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.streams import training_text, with_extra_tokens
-from data.task import TASKS, Example
+from data.task import TASKS
 
 FOLDER = Path(__file__).parent / "gptj_tokenizer"
 END, PAD = "<|endoftext|>", "<|extratoken_1|>"
@@ -25,8 +24,8 @@ VOCAB_MULTIPLE = 64
 degree up to 64 that is a power of two shards it evenly."""
 
 
-def build_tokenizer(examples: list[Example]) -> PreTrainedTokenizerFast:
-    """Train on the texts of the examples; deterministic."""
+def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Train on texts; deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,7 +36,7 @@ def build_tokenizer(examples: list[Example]) -> PreTrainedTokenizerFast:
         special_tokens=[AddedToken(name, normalized=False) for name in (END, PAD)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator((training_text(example, "") for example in examples), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END,
@@ -46,14 +45,16 @@ def build_tokenizer(examples: list[Example]) -> PreTrainedTokenizerFast:
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
     )
-    return with_extra_tokens(fast, -(-len(fast) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)
+    more = -len(fast) % VOCAB_MULTIPLE
+    fast.add_tokens([f"<|extratoken_{i}|>" for i in range(2, more + 2)])
+    return fast
 
 
 def write(folder: Path) -> None:
     """Train on the committed training split and write the tokenizer's files into `folder`."""
     examples = TASKS["sample"].corpus("train").examples
-    asked = [Example(f"{e.prompt} target:", e.target) for e in examples]
-    build_tokenizer(asked).save_pretrained(folder)
+    texts = [f"{e.prompt} target: {e.target} " for e in examples]
+    build_tokenizer(texts).save_pretrained(folder)
 
 
 if __name__ == "__main__":

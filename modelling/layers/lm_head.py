@@ -48,7 +48,8 @@ class LMHead(Layer):
             return logits
         low = np.where(np.arange(padded) < self.vocabulary, 0, MASKED)
         mask = popxl.constant(low, popxl.float32, "vocabulary_padding")
-        return logits + ops.collectives.replicated_slice(mask, 0, self.groups.tp)
+        own = ops.collectives.replicated_slice(mask, 0, self.groups.tp)
+        return logits + own.reshape((shard,))
 
     def token_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum of the negative log-likelihoods of `labels`.

@@ -100,7 +100,7 @@ class Groups:
     def rank(self) -> Tensor:
         """This replica's position in its tensor-parallel group, int32 of shape (1,)."""
         ranks = popxl.constant(np.arange(self.tensor_parallel), popxl.int32, "tensor_parallel_rank")
-        return ops.collectives.replicated_slice(ranks, 0, self.tp)
+        return ops.collectives.replicated_slice(ranks, 0, self.tp).reshape((1,))
 
     def own_seed(self, seed: Tensor | None) -> Tensor | None:
         """A seed of this member's own, for random numbers inside a sharded computation."""

@@ -65,8 +65,8 @@ class SlicedAttention(addons.Module):
             inputs: list[Tensor],
             seed: Tensor | None,
         ) -> list[Tensor]:
-            part = _slice(dy, start, size)
-            found = gradient.call(part, *_cut(inputs, start, size), *_present(_own(seed, start)))
+            values = [*_cut(inputs, start, size), *_present(_own(seed, start))]
+            found = gradient.call(_slice(dy, start, size), args=_forward_values(gradient, values))
             pairs = zip(totals, found, strict=True)
             return [*(_add(total, start, g) for total, g in pairs), start + size]
 
@@ -85,7 +85,7 @@ class SlicedAttention(addons.Module):
     def _step_gradient(
         self, inputs: list[Tensor], seed: Tensor | None
     ) -> addons.GraphWithNamedArgs:
-        """The gradient of one slice. It takes the output's gradient, then the step's inputs."""
+        """The gradient of one slice. It takes the output's gradient and the step's inputs."""
         size = self._size(inputs[0])
         q, k, v, *biases = (
             TensorSpec((*t.shape[:QUERIES], size, *t.shape[QUERIES + 1 :]), t.dtype)
@@ -96,6 +96,16 @@ class SlicedAttention(addons.Module):
         _, step = self.step.create_graph(q, k, v, biases, seed)
         wanted = step.graph.inputs[: len(inputs)]
         return addons.recompute_graph(step.autodiff(grads_required=wanted))
+
+
+def _forward_values(
+    gradient: addons.GraphWithNamedArgs, values: Sequence[Tensor]
+) -> dict[Tensor, Tensor]:
+    """By input of a recomputing gradient graph: the values of the forward graph's inputs."""
+    info = gradient.grad_graph_info
+    by_input = dict(zip(info.forward_graph.inputs, values, strict=True))
+    expected = zip(info.graph.inputs, info.expected_inputs, strict=True)
+    return {t: by_input[c.fwd_tensor] for t, c in expected if c.fwd_tensor in by_input}
 
 
 def _moving(inputs: Sequence[Tensor]) -> list[bool]:

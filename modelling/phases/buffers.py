@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,8 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     """A buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
     count = 1 if shards is None else shards.group_size
+    if math.prod(spec.shape) % count:
+        count = 1
     return create_remote_buffer(spec, rows * settings.steps, shards, count)
 
 

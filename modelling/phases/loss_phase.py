@@ -44,7 +44,11 @@ class LossPhase(Phase):
             if port.grad is not None
         ]
         self._grad_facts, grad = addons.autodiff_with_accumulation(
-            forward, forward.args.tensors, grads_required=with_grad, mean=False
+            forward,
+            forward.args.tensors,
+            grads_required=with_grad,
+            mean=False,
+            accumulator_dtype=popxl.float32,
         )
         self._grad_facts.insert(_LOSS_SUM, addons.VariableFactory(0.0, popxl.float32, by_ref=True))
         both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])

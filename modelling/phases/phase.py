@@ -24,6 +24,8 @@ from popxl_addons.transforms.batch_serialisation import (
 )
 from popxl_addons.variable_factory import NamedVariableFactories
 
+_SEED = "seed"  # name of a gradient graph's seed among its arguments
+
 
 class Phase:
     """A layer's graphs, and its variables for each of `entries` layers of its kind.
@@ -100,6 +102,7 @@ class Phase:
                 grads_provided=[result],
                 grads_required=with_grad,
                 mean=False,
+                accumulator_dtype=popxl.float32,
             )
         # So keeping activations and computing them again give the same bits.
         popxl.transforms.compile_apart(forward.graph, _taken_from_inside(forward, grad))
@@ -111,10 +114,13 @@ class Phase:
         stores = {result: output.value}
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
+        named = forward.args.copy()
+        if seed is not None:  # so it is passed again, not stored with the activations
+            named.insert(_SEED, seed)
         fwd, bwd = batch_serialise_fwd_and_grad(
             forward,
             grad,
-            forward.args,
+            named,
             settings.steps,
             load_handles=loads,
             store_streams={},
@@ -155,7 +161,7 @@ class Phase:
         settings = self._settings
         groups = {n: self._store_of(n).shard_groups[n] for n in self.names}
         accumulated = self._accumulators(self.bwd.args)
-        self._reduce, _ = reduce_replica_sharded_graph(
+        self._reduce, self._reduced = reduce_replica_sharded_graph(
             accumulated,
             "mean",
             shard_groups=NamedReplicaGrouping.from_dict(groups),
@@ -272,8 +278,8 @@ class Phase:
             accumulators = self._grad_facts.init_zero()
             values = {**self._load(row).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
-            # Where activations are kept, so are the seeds of dropout: there is none to pass.
-            takes_seed = len(self.bwd.graph.inputs) - len(self.bwd.args.tensors) > 1
+            # Where activations are kept, so are the masks of dropout: there is no seed to pass.
+            takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
             bound.call(row, *(self._seed(row, seed) if takes_seed else []))
             return self._finish_gradients(row, accumulators)
 
@@ -283,7 +289,8 @@ class Phase:
         if self.fp8:
             self.fp8.observe(row, accumulators)
         accumulated = self._accumulators(accumulators)
-        reduced = dict(zip(self.names, self._reduce.bind(accumulated).call(), strict=True))
+        outputs = self._reduce.bind(accumulated).call()
+        reduced = dict(zip(self._reduced, outputs, strict=True))
         complete = {}
         for name, grad in reduced.items():
             foreign = name in self._owner

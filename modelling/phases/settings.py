@@ -59,6 +59,6 @@ class Settings:
         return next(row for row in self.table.layers[layer] if row.path == variable)
 
     def shards(self, nelms: int, grouping: popxl.ReplicaGrouping) -> int:
-        """Over how many replicas a variable of `nelms` elements is sharded."""
+        """Over how many replicas a variable of `nelms` elements is sharded: of a group, or 1."""
         small = nelms < self.config.execution.rts_weights_threshold
-        return 1 if small else grouping.group_size
+        return 1 if small or nelms % grouping.group_size else grouping.group_size

@@ -124,4 +124,4 @@ def _gradient_buffers(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteB
 
 def _float32_buffer(buffer: popxl.RemoteBuffer, entries: int) -> popxl.RemoteBuffer:
     spec = popxl.TensorSpec(buffer.tensor_shape, popxl.float32, buffer.meta_shape)
-    return create_remote_buffer(spec, entries)
+    return create_remote_buffer(spec, entries, shard_over=1)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from config.sections import RunConfig
+from data.batches import Deal
 from data.samples import EMPTY, lay_out, pack
 from modelling.generation import Strategy
 from modelling.generation.choice import generation_program
 from modelling.generation.strategies import strategy_of
-from modelling.sessions.feeding import deal_of
 from modelling.sessions.running import RunningModel
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Variables
@@ -45,7 +45,7 @@ class Inference(RunningModel):
         self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy
         self.program = generation_program(config, family, self._strategy)
-        self._deal = deal_of(config, self.program.ir.num_host_transfers)
+        self._deal = Deal.of(config, self.program.ir.num_host_transfers)
         super().__init__(config, self.program.ir)
 
     @property

@@ -9,12 +9,11 @@ import numpy as np
 
 import popdist
 from config.sections import RunConfig
-from data.batches import Samples
-from data.pairs import IGNORE_INDEX
+from data.batches import Deal
+from data.samples import IGNORE_INDEX, Batch, Samples, labelled_tokens
 from modelling.phases.evaluation import build_loss
-from modelling.sessions.feeding import deal_of
 from modelling.sessions.running import RunningModel
-from modelling.spec import Batch, ModelFamily
+from modelling.spec import ModelFamily
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Losses(RunningModel):
             model=replace(config.model, eval=True),
             training=replace(config.training, global_batch_size=batch),
         )
-        self._deal = deal_of(config)
+        self._deal = Deal.of(config)
         self._family, self._table = family, family.weights(config)
         self.program = build_loss(config, family.layout)
         super().__init__(config, self.program.ir)
@@ -83,16 +82,18 @@ class Losses(RunningModel):
             taken = samples.take(np.resize(indices, size)[own])
             batch = _with_labels_where(taken, own < len(indices))
             total += self._sum(batch)
-            tokens += self._family.target_tokens(self._deal.once(batch))
+            tokens += labelled_tokens(self._deal.once(batch))
             if on_progress is not None:
                 on_progress(len(indices))
         return Loss(total, sum(popdist.gather(tokens)))
 
     def _sum(self, batch: Batch) -> float:
         c = self.config
-        arrays = self._family.training_inputs(batch)
+        arrays = self._family.shape.streams(batch)
         own, streams = self._deal.own, self.program.inputs
-        inputs = {streams[name]: self._deal.to_replicas(x) for name, x in arrays.items()}
+        dealt = {streams[name]: x for name, x in arrays.items() if name in streams}
+        inputs = {stream: self._deal.to_replicas(x) for stream, x in dealt.items()}
+
         inputs[streams["weight"]] = np.ones(
             (c.gradient_accumulation, own.stop - own.start), np.float32
         )

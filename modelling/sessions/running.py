@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+import time
+from collections.abc import Callable
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -11,6 +13,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.memory import check_memory
+from terminal.screen import say
 
 
 class RunningModel:
@@ -60,3 +63,24 @@ class RunningModel:
 
     def __exit__(self, *exc: object) -> None:
         self.session.__exit__(*exc)
+
+
+Model = TypeVar("Model", bound=RunningModel)
+
+
+def compiled(make: Callable[[], Model], what: str) -> Model:
+    """The model that `make` makes; says on the screen that it takes a while, and what it took.
+
+    Args:
+        what: the program, for people.
+    """
+    say(f"compiling {what}")
+    start = time.perf_counter()
+    model = make()
+    startup = model.session.startup
+    how = "the executable came from the cache" if startup.from_cache else "compiled"
+    say(
+        f"ready after {time.perf_counter() - start:.1f} s: {how} "
+        f"({startup.traces} traces, {startup.compiles} compilations)"
+    )
+    return model

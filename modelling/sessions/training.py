@@ -12,12 +12,13 @@ import popdist
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
+from data.batches import Deal
+from data.samples import Batch, labelled_tokens
 from modelling.phases.training import build_training
-from modelling.sessions.feeding import deal_of
 from modelling.sessions.running import RunningModel
-from modelling.spec import Batch, ModelFamily, family_of
+from modelling.spec import ModelFamily, family_of
 from modelling.weights import HeldParts
-from popxl.random_seed import two_uint32_to_uint64
+from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class StepResult:
     Attributes:
         loss: mean over the target tokens of the global batch, before the update.
         gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
-        tokens, target_tokens: how many the global batch holds; see `ModelFamily`.
+        tokens, target_tokens: how many the global batch holds, without padding, and how many of
+            them have a label.
     """
 
     loss: float
@@ -54,7 +56,7 @@ class FineTuning(RunningModel):
             gradients: make the gradients of the last step readable.
         """
         self._family = family = family or family_of(config)
-        self._deal = deal_of(config)
+        self._deal = Deal.of(config)
         self._table = family.weights(config)
         self.program = build_training(config, family.layout, gradients, self._table)
         super().__init__(config, self.program.ir)
@@ -111,7 +113,7 @@ class FineTuning(RunningModel):
         """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
 
         Args:
-            batches: the samples for the replicas of this process (see `feeding.loader_of`), which
+            batches: the samples for the replicas of this process (`data.batches.Loader.of`), which
                 are all of a global batch where there is one process.
             first_step: number of the first step; what is random in dropout and stochastic rounding
                 depends on it.
@@ -128,22 +130,23 @@ class FineTuning(RunningModel):
         inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
         if self.program.seed is not None:
             inputs[self.program.seed] = self._seeds(first_step)
-        seed = popxl.create_seeds(self.config.model.seed, first_step)
+        (seed,) = counter_seeds(self.config.model.seed, first_step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
         return self._results(self._run(inputs), counts)
 
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Tokens and target tokens of each global batch, on all processes."""
         once = [self._deal.once(batch) for batch in batches]
-        own = [[self._family.tokens(self.config, b), self._family.target_tokens(b)] for b in once]
+        own = [[self._family.shape.tokens(b), labelled_tokens(b)] for b in once]
         totals = np.sum(popdist.gather(own), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
     def _feed(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
         """Samples as (micro-batches, own replicas, ...) arrays by stream name."""
         c, own = self.config, self._deal.own
-        arrays = self._family.training_inputs(batch)
-        fed = {name: self._deal.to_replicas(x) for name, x in arrays.items()}
+        arrays = self._family.shape.streams(batch)
+        wanted = self.program.inputs.keys() & arrays.keys()
+        fed = {name: self._deal.to_replicas(arrays[name]) for name in wanted}
         # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
         # so that the average is the mean over all target tokens of the global batch.
         share = c.gradient_accumulation * c.execution.data_parallel
@@ -170,9 +173,7 @@ class FineTuning(RunningModel):
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel
-        per_step = [
-            popxl.create_seeds(c.model.seed, step, replicas=copies).reshape(-1, 2) for step in steps
-        ]
+        per_step = [counter_seeds(c.model.seed, step, copies) for step in steps]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
         everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
         out[: len(per_step)] = everyones[:, self._deal.own]

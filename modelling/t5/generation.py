@@ -34,8 +34,6 @@ from popxl import Tensor, TensorSpec, ops
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
 
-START_TOKEN = 0
-SPECIAL_TOKENS = SpecialTokens(end=1, pad=0)
 RELATIVE_POSITION = "self_attention.relative_position"
 
 
@@ -259,11 +257,10 @@ class T5Step(Step):
 class T5Generator:
     """See `modelling.generation.Generator`."""
 
-    special = SPECIAL_TOKENS
-
     def __init__(self, config: T5Config, groups: Groups, sequences: int = 1) -> None:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
+        self.special = SpecialTokens(model.end_token, model.pad_token)
         self.prompt_length = model.sequence_length
         self.prompts_per_sample = config.data.examples_per_row
         self.output_length = model.decoder_sequence_length
@@ -301,7 +298,8 @@ class T5Generator:
         cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
         caches = [cache] * (2 * self._layers)
         step = bind_step(self._step, weights, len(caches), prepared)
-        first = popxl.constant([[START_TOKEN]] * self._sequences, popxl.int32, "start_tokens")
+        starts = [[self.special.pad]] * self._sequences  # T5 starts with its padding token
+        first = popxl.constant(starts, popxl.int32, "start_tokens")
         return decode(
             step, caches, first, prompted, self.output_length, search, inputs, self._groups
         )

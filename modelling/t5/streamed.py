@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
+from modelling.generation import SpecialTokens
 from modelling.generation.caches import continued
 from modelling.generation.passes import Pass, PhaseWeights, Stack, named_within
 from modelling.generation.streamed import At, Begun
@@ -20,8 +21,6 @@ from modelling.phases.settings import Settings
 from modelling.t5.ends import DecoderHead, EncoderHead
 from modelling.t5.generation import (
     RELATIVE_POSITION,
-    SPECIAL_TOKENS,
-    START_TOKEN,
     DecodingBlock,
     EncodedKeyValues,
     EncodingBlock,
@@ -110,7 +109,6 @@ class _Positions:
 class T5Streams:
     """See `modelling.generation.streamed.StreamedGenerator`."""
 
-    special = SPECIAL_TOKENS
     x: Port
 
     def __init__(self, settings: Settings, sequences: int) -> None:
@@ -121,6 +119,7 @@ class T5Streams:
         assert isinstance(settings.config, T5Config)
         self._settings, self._config, self._copies = settings, settings.config, sequences
         model = self._config.model
+        self.special = SpecialTokens(model.end_token, model.pad_token)
         self.prompt_length, self.output_length = (
             model.sequence_length,
             model.decoder_sequence_length,
@@ -133,7 +132,7 @@ class T5Streams:
 
     def begin(self, words: Tensor, mask: Tensor) -> Begun:
         """See `StreamedGenerator`."""
-        first = popxl.constant([[START_TOKEN]] * self.sequences, popxl.int32, "start_tokens")
+        first = popxl.constant([[self.special.pad]] * self.sequences, popxl.int32, "start_tokens")
         return Begun(self._packing.is_there(mask), first, [])
 
     # ---- passes ---------------------------------------------------------------------------------

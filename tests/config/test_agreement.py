@@ -24,8 +24,8 @@ from config.agreement import agree, agree_on_run
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import merge, preset_data
-from data.task import Example
-from modelling import text
+from data.pipeline import Pipeline
+from data.texts import Example
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
 data = preset_data("finetuning", "tiny")
@@ -33,9 +33,9 @@ data = preset_data("finetuning", "tiny")
 def run(changes):
     agree_on_run(config_class_of(data, "tiny").from_dict(merge(data, changes if index else {})))
 
-def tokenizer(more=""):
-    own = SimpleNamespace(to_str=lambda: "tokens" + more * index)
-    return SimpleNamespace(backend_tokenizer=own, special_tokens_map={"eos_token": "</s>"})
+def read(examples, more=""):
+    tokenizer = SimpleNamespace(state=["tokens" + more * index])
+    Pipeline.agree(SimpleNamespace(tokenizer=tokenizer), examples)
 
 def sources(own=agreement._sources):
     agreement._sources = lambda: str(index)
@@ -54,9 +54,9 @@ cases = {
     "rate": lambda: run({"training": {"optimizer": {"learning_rate": {"maximum": 0.5}}}}),
     "seed": lambda: run({"model": {"seed": 7}}),
     "model": lambda: run({"model": {"layers": 3}}),
-    "rows": lambda: text.agree_on_texts([Example("a", "b")] * (2 + index), tokenizer()),
-    "row": lambda: text.agree_on_texts([Example("a", "b" * (1 + index))], tokenizer()),
-    "tokenizer": lambda: text.agree_on_texts([Example("a", "b")], tokenizer("x")),
+    "rows": lambda: read([Example("a", "b")] * (2 + index)),
+    "row": lambda: read([Example("a", "b" * (1 + index))]),
+    "tokenizer": lambda: read([Example("a", "b")], "x"),
     "shared": lambda: check_shared(folder / "one"),
     "not shared": lambda: check_shared(folder / str(index)),
     "sources": sources,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from data.task import SAMPLE_FOLDER, TASKS, Example
+from data.task import SAMPLE_FOLDER, TASKS
+from data.texts import Example
+from data.tokens import Tokenizer
 from huggingface.hub import load_tokenizer
 
 SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._example(
@@ -27,3 +29,7 @@ def sample_examples(split: str, count: int | None = None, separator: str = "") -
 
 def sample_tokenizer(family: str = "t5") -> PreTrainedTokenizerFast:
     return load_tokenizer(str(SAMPLE_FOLDER / f"{family}_tokenizer"))
+
+
+def run_tokenizer(family: str = "t5") -> Tokenizer:
+    return Tokenizer(sample_tokenizer(family))

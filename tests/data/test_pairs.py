@@ -13,9 +13,11 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from data.generated import generated_examples
-from data.pairs import IGNORE_INDEX, encode, shift_right
-from data.task import NLI_LABELS, TASKS, Example
+from data.pairs import encode, generated_examples, shift_right
+from data.samples import IGNORE_INDEX
+from data.task import NLI_LABELS, TASKS
+from data.texts import Example
+from data.tokens import Tokenizer
 from huggingface import hub
 from huggingface.hub import DataUnavailable
 from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, sample_examples, sample_tokenizer
@@ -77,7 +79,7 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
         max_length=sequence_length,
         return_tensors="np",
     )
-    encoded = encode(examples, tokenizer, sequence_length, 4)
+    encoded = encode(examples, Tokenizer(tokenizer), sequence_length, 4)
     batch = encoded.take(np.arange(200))
     for name in ("input_ids", "attention_mask"):
         assert batch[name].dtype == np.int32
@@ -89,7 +91,7 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
 
 def test_batches_have_the_chosen_examples_in_order(tokenizer: PreTrainedTokenizerFast) -> None:
     examples = sample_examples("validation", 20)
-    encoded = encode(examples, tokenizer, 32, 4)
+    encoded = encode(examples, Tokenizer(tokenizer), 32, 4)
     batch = encoded.take([7, 0, 7])
     assert len(encoded) == 20
     for row, index in enumerate([7, 0, 7]):
@@ -103,7 +105,7 @@ def test_decoder_reads_what_hugging_face_s_model_would_give_it(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     examples = sample_examples("validation", 50)
-    batch = encode(examples, tokenizer, 32, 4).take(np.arange(50))
+    batch = encode(examples, Tokenizer(tokenizer), 32, 4).take(np.arange(50))
     config = T5Config(
         vocab_size=256, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1,
         decoder_start_token_id=0, pad_token_id=0,
@@ -116,11 +118,11 @@ def test_decoder_reads_what_hugging_face_s_model_would_give_it(
 
 def test_answers_that_do_not_fit_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="decoder_sequence_length is 1: set it to 2 or more"):
-        encode([SEED_DOCUMENT_EXAMPLE], tokenizer, 32, 1)
+        encode([SEED_DOCUMENT_EXAMPLE], Tokenizer(tokenizer), 32, 1)
 
 
 def test_no_examples_make_no_rows(tokenizer: PreTrainedTokenizerFast) -> None:
-    encoded = encode([], tokenizer, 32, 4)
+    encoded = encode([], Tokenizer(tokenizer), 32, 4)
     assert len(encoded) == 0
     assert encoded.take([])["input_ids"].shape == (0, 32)
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.lengths import Cuts
-from data.pairs import IGNORE_INDEX, EncodedExamples
-from data.samples import EMPTY, PackedExamples, lay_out, pack
+from data.pairs import EncodedExamples, PackedExamples
+from data.samples import EMPTY, IGNORE_INDEX, Cuts, lay_out, pack
 
 CAPACITY = 16
 

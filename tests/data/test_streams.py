@@ -13,25 +13,22 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from config.gptj import GPTJConfig
 from config.presets import load_config
+from data.pipeline import Pipeline
 from data.sample import train_gptj_tokenizer
-from data.streams import (
-    PackedTokens,
-    answer_ids,
-    pack,
-    pad,
-    prompts_of,
-    training_text,
-    with_extra_tokens,
-)
+from data.streams import STREAMS, PackedTexts, PackedTokens, joined, tokenised
+from data.texts import Example, Span
+from data.tokens import Tokenizer as RunTokenizer
 from huggingface import hub
-from modelling.spec import family_of
-from modelling.text import load_tokenizer
-from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, sample_examples, sample_tokenizer
+from tests.data.corpora import SEED_DOCUMENT_EXAMPLE, run_tokenizer, sample_examples
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return sample_tokenizer("gptj")
+def tokenizer() -> RunTokenizer:
+    return run_tokenizer("gptj")
+
+
+def text_of(example: Example) -> str:
+    return "".join(span.text for span in example.spans())
 
 
 def test_texts_are_the_documented_ones() -> None:
@@ -40,18 +37,25 @@ def test_texts_are_the_documented_ones() -> None:
         "premise: Your contribution helped make it possible for us to provide our students with a "
         "quality education. target:"
     )
-    asked = SEED_DOCUMENT_EXAMPLE._replace(prompt=SEED_DOCUMENT_EXAMPLE.prompt + " target:")
-    text = training_text(asked, "<|endoftext|>")
-    assert text == f"{prompt} contradiction <|endoftext|>"
+    asked = STREAMS.asked(GPTJConfig(), SEED_DOCUMENT_EXAMPLE.prompt)
+    assert text_of(Example(asked, SEED_DOCUMENT_EXAMPLE.target)) == f"{prompt} contradiction"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "target", "whole"),
+    [("a:", "b", "a: b"), ("a:", " b", "a: b"), ("a: ", "b", "a: b"), ("a:\n", "b", "a:\nb")],
+)
+def test_one_space_goes_between_prompt_and_target(prompt: str, target: str, whole: str) -> None:
+    assert text_of(Example(prompt, target)) == whole
 
 
 # ---- packing ------------------------------------------------------------------------------------
-def test_all_texts_follow_one_another_without_padding(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
-    packed = pack(examples, tokenizer, 32)
+    packed = joined(tokenised(examples, tokenizer), 32)
     batch = packed.take(np.arange(len(packed)))
-    end = tokenizer.eos_token
-    whole = tokenizer("".join(training_text(example, end) for example in examples))["input_ids"]
+    end = tokenizer.base.eos_token
+    whole = tokenizer.base("".join(text_of(example) + end for example in examples))["input_ids"]
     stream = batch["input_ids"].reshape(-1)
     assert len(stream) == (len(whole) - 1) // 32 * 32
     np.testing.assert_array_equal(stream, whole[: len(stream)])
@@ -69,14 +73,15 @@ def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_answers_alone_can_be_learnt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
     whole, answers = (
-        pack(examples, tokenizer, 1, only).take(range(1000)) for only in (False, True)
+        joined(tokenised(examples, tokenizer, only), 1, only).take(range(1000))
+        for only in (False, True)
     )
     np.testing.assert_array_equal(whole["input_ids"], answers["input_ids"])
     learnt = answers["labels"][answers["labels"] >= 0]
-    said = tokenizer.decode(learnt).split(" <|endoftext|>")
+    said = tokenizer.base.decode(learnt).split("<|endoftext|>")
     assert [word.strip() for word in said[:30]] == [e.target for e in examples[:30]]
     assert (answers["labels"] == np.where(answers["labels"] < 0, -100, whole["labels"])).all()
 
@@ -86,116 +91,158 @@ def test_what_fills_no_sample_is_left_out(tokens: int, samples: int) -> None:
     assert len(PackedTokens(np.zeros(tokens, np.int32), 10)) == samples
 
 
-def test_too_little_text_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_too_little_text_is_refused(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 2, " target:")
     with pytest.raises(ValueError, match=r"the 2 examples have \d+ tokens, but .* 128 \+ 1"):
-        pack(examples, tokenizer, 128)
+        joined(tokenised(examples, tokenizer), 128)
 
 
 # ---- padding ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answers_only", [False, True])
-def test_each_text_can_be_a_sample(tokenizer: PreTrainedTokenizerFast, answers_only: bool) -> None:
+def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) -> None:
     """Their collator pads inputs and labels alike; its loss shifts them."""
     examples = sample_examples("train", 40, " target:")
-    samples = pad(examples, tokenizer, 32, answers_only)
+    samples = PackedTexts.of(tokenised(examples, tokenizer, answers_only), 32, tokenizer.pad)
     assert (len(samples), samples.cuts.prompts) == (40, 0)
     order = np.random.default_rng(0).permutation(40)
     batch = samples.take(order)
-    texts = [training_text(examples[i], tokenizer.eos_token) for i in order]
-    whole = tokenizer(texts, padding="max_length", max_length=33, return_tensors="np")
+    texts = [text_of(examples[i]) + tokenizer.base.eos_token for i in order]
+    whole = tokenizer.base(texts, padding="max_length", max_length=33, return_tensors="np")
     ids, mask = whole["input_ids"], whole["attention_mask"]
     lengths = mask.sum(1, keepdims=True)
     read = np.arange(32) < lengths - 1  # the last token of a text is predicted, not read
     np.testing.assert_array_equal(batch["input_ids"], np.where(read, ids[:, :-1], 1))
-    learnt = read & (np.arange(32) >= lengths - 4) if answers_only else read
+    learnt = read & (np.arange(32) >= lengths - 3) if answers_only else read
     np.testing.assert_array_equal(batch["labels"], np.where(learnt, ids[:, 1:], -100))
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
 
 
-def test_long_texts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 20, " target:")
-    samples = pad(examples, tokenizer, 16)
+    samples = PackedTexts.of(tokenised(examples, tokenizer), 16, tokenizer.pad)
     assert samples.cuts.prompts == 20
     batch = samples.take(range(20))
-    for words, labels, example in zip(*batch.values(), examples, strict=True):
+    assert (batch["attention_mask"] == 1).all()
+    for words, labels, example in zip(batch["input_ids"], batch["labels"], examples, strict=True):
         np.testing.assert_array_equal(words[1:], labels[:-1])
-        text = training_text(example, tokenizer.eos_token)
-        assert text.endswith(tokenizer.decode([words[0], *labels]))
+        text = text_of(example) + tokenizer.base.eos_token
+        assert text.endswith(tokenizer.base.decode([words[0], *labels]))
+
+
+def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> None:
+    examples = sample_examples("train", 30, " target:")
+    stream = tokenised(examples, tokenizer, answers_only=True)
+    alone = PackedTexts.of(stream, 64, tokenizer.pad)
+    shared = PackedTexts.of(stream, 64, tokenizer.pad, most=3)
+    assert len(shared) < len(alone)
+    found = {name: shared.take(range(len(shared)))[name] for name in alone.take([0])}
+    each = alone.take(range(30))
+    for row, places in enumerate(shared.samples):
+        for number, index in enumerate(places[places >= 0], 1):
+            inside = found["attention_mask"][row] == number
+            own = each["attention_mask"][index] == 1
+            for name in ("input_ids", "labels"):
+                np.testing.assert_array_equal(found[name][row][inside], each[name][index][own])
+    assert (found["labels"][found["attention_mask"] == 0] == -100).all()
+
+
+# ---- what is learned ----------------------------------------------------------------------------
+def test_earlier_answers_are_learned_too(tokenizer: RunTokenizer) -> None:
+    earlier = (Span("Anna took the lamp.", False), Span(" entailment", True), Span(" Paul", False))
+    example = Example("".join(span.text for span in earlier), "neutral", earlier)
+    stream = tokenised([example], tokenizer, answers_only=True)
+    learned = tokenizer.base.decode(stream.targets[stream.targets >= 0])
+    assert learned == " entailment neutral<|endoftext|>"
+
+
+def test_a_token_over_a_border_belongs_to_its_last_character() -> None:
+    words = Tokenizer(models.WordLevel({"ab": 0, "c": 1, "</s>": 2}, unk_token="c"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    base = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
+    (found,) = RunTokenizer(base).marked([[Span("c a", False), Span("b c", True)]])
+    assert (found.ids.tolist(), found.learned.tolist()) == ([1, 0, 1, 2], [False, True, True, True])
 
 
 # ---- prompts ------------------------------------------------------------------------------------
-def test_prompts_are_padded_on_the_right(tokenizer: PreTrainedTokenizerFast) -> None:
+def prompts_of(texts: list[str], tokenizer: RunTokenizer, length: int):
+    config = GPTJConfig.from_dict({"model": {"sequence_length": length}})
+    fitted, prompts = STREAMS.prompts(config, texts, tokenizer)
+    assert fitted.model.sequence_length == prompts.words.shape[1]
+    return prompts
+
+
+def test_prompts_are_padded_on_the_right(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("validation", 100, " target:")
     texts = [example.prompt for example in examples]
-    prompts = prompts_of(texts, tokenizer, 128, 8)
-    expected = tokenizer(texts, padding=True, pad_to_multiple_of=8, return_tensors="np")
+    prompts = prompts_of(texts, tokenizer, 128)
+    expected = tokenizer.base(texts, padding=True, pad_to_multiple_of=8, return_tensors="np")
     np.testing.assert_array_equal(prompts.words, expected["input_ids"])
     np.testing.assert_array_equal(prompts.mask, expected["attention_mask"])
     assert (list(prompts.texts), prompts.truncated) == (texts, 0)
     assert (prompts.mask.min(), len(set(prompts.mask.sum(1))) > 3) == (0, True)
 
 
-def test_long_prompts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_long_prompts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("validation", 20, " target:")
-    prompts = prompts_of([e.prompt for e in examples], tokenizer, 16, 8)
+    prompts = prompts_of([e.prompt for e in examples], tokenizer, 16)
     assert prompts.truncated == 20
     for words, text in zip(prompts.words, prompts.texts, strict=True):
-        assert text.endswith(tokenizer.decode(words))
+        assert text.endswith(tokenizer.base.decode(words))
 
 
-def test_an_empty_prompt_is_the_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
-    prompts = prompts_of(["", "Anna"], tokenizer, 16, 1)
-    assert prompts.words[0, 0] == tokenizer.eos_token_id
+def test_an_empty_prompt_is_the_end_token(tokenizer: RunTokenizer) -> None:
+    prompts = prompts_of(["", "Anna"], tokenizer, 16)
+    assert prompts.words[0, 0] == tokenizer.end
     assert prompts.mask[0].sum() == 1
 
 
-def test_answers_are_what_follows_a_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_answers_are_what_follows_a_prompt(tokenizer: RunTokenizer) -> None:
     example = sample_examples("train", 1, " target:")[0]
-    (answer,) = answer_ids([example.target], tokenizer)
-    whole = tokenizer(training_text(example, tokenizer.eos_token))["input_ids"]
+    (answer,) = STREAMS.answers([example.target], tokenizer)
+    whole = tokenised([example], tokenizer).tokens
     np.testing.assert_array_equal(whole[-len(answer) :], answer)
-    assert len(answer) == 3
+    assert len(answer) == 2
 
 
 # ---- tokenizers ---------------------------------------------------------------------------------
-def test_words_of_the_corpus_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|extratoken_1|>"]) == [0, 1]
-    assert len(tokenizer) % 64 == 0
+def test_words_of_the_corpus_are_single_tokens(tokenizer: RunTokenizer) -> None:
+    assert tokenizer.base.convert_tokens_to_ids(["<|endoftext|>", "<|extratoken_1|>"]) == [0, 1]
+    assert len(tokenizer.base) % 64 == 0
     for example in sample_examples("validation", 300, " target:"):
         text = example.prompt
         marks = sum(text.count(mark) for mark in ".:")
-        assert len(tokenizer(text)["input_ids"]) == len(text.split()) + marks
+        assert len(tokenizer.base(text)["input_ids"]) == len(text.split()) + marks
 
 
 @pytest.mark.parametrize("text", ["Anna took the red lamp.", 'What\'s ~60%: "no"!', "naïve ☃"])
-def test_any_text_survives(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+def test_any_text_survives(tokenizer: RunTokenizer, text: str) -> None:
+    assert tokenizer.base.decode(tokenizer.base(text)["input_ids"]) == text
 
 
 def test_training_again_gives_the_committed_tokenizer(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    tokenizer: RunTokenizer, tmp_path: Path
 ) -> None:
     train_gptj_tokenizer.write(tmp_path)
     committed = train_gptj_tokenizer.FOLDER / "tokenizer.json"
     assert (tmp_path / "tokenizer.json").read_bytes() == committed.read_bytes()
 
 
-def test_extra_tokens_fill_the_vocabulary() -> None:
-    """As a GPT-2 tokenizer is filled up to GPT-J's embedding."""
+@pytest.mark.parametrize(
+    ("vocab_size", "pad"), [(6, ("<|extratoken_1|>", 3)), (3, ("<|endoftext|>", 2))]
+)
+def test_a_tokenizer_without_padding_gets_it(vocab_size: int, pad: tuple[str, int]) -> None:
+    """In a row of the embedding that nothing uses, else the end token."""
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<|endoftext|>": 2}, unk_token="a"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
-    filled = with_extra_tokens(tokenizer, 6)
-    assert len(filled) == 6
-    extra = [f"<|extratoken_{i}|>" for i in (1, 2, 3)]
-    assert filled.convert_tokens_to_ids(extra) == [3, 4, 5]
-    assert filled.pad_token_id == 3
-    again = with_extra_tokens(filled, 6)
-    assert (len(again), again.pad_token_id) == (6, 3)
+    base = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
+    found = RunTokenizer(base, vocab_size)
+    assert (found.base.pad_token, found.pad) == pad
+    assert found.rows <= vocab_size
+    assert RunTokenizer(found.base, vocab_size).pad == found.pad
 
 
 @pytest.mark.parametrize("tokens", [50257, 50400])
-def test_every_row_of_gpt_js_embedding_has_a_token(
+def test_gpt_js_padding_token_is_its_first_extra_one(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GPT-2's tokenizer has 50257 tokens; that of GPT-J's hub model has the extra ones already."""
@@ -205,11 +252,8 @@ def test_every_row_of_gpt_js_embedding_has_a_token(
     fake = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
     asked = []
     monkeypatch.setattr(hub, "load_tokenizer", lambda name: asked.append(name) or fake)
-    config = load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64")
-    filled = load_tokenizer(config, family_of(config))
+    data = Pipeline(load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64"), STREAMS)
+    assert (data.tokenizer.base.pad_token, data.tokenizer.pad) == ("<|extratoken_1|>", 50257)
     assert asked == ["EleutherAI/gpt-j-6b"]
-    assert len(filled) == config.model.embedding.vocab_size == 50400
-    assert (filled.pad_token, filled.pad_token_id) == ("<|extratoken_1|>", 50257)
-    assert filled.convert_ids_to_tokens(50399) == "<|extratoken_143|>"
-    model = config.model
-    assert (model.end_token, model.pad_token) == (filled.eos_token_id, filled.pad_token_id)
+    assert (data.config.model.end_token, data.config.model.pad_token) == (50256, 50257)
+    assert data.given == data.config  # the preset says the same

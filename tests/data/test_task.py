@@ -15,10 +15,11 @@ from config.sections import Data
 from data.pairs import encode
 from data.rows import HubDataset, source_of
 from data.sample import generate_tasks
-from data.streams import pad
-from data.task import SAMPLE_FOLDER, Example, task_of
+from data.streams import PackedTexts, tokenised
+from data.task import SAMPLE_FOLDER, task_of
 from data.template import Template
-from tests.data.corpora import sample_tokenizer
+from data.texts import Example
+from tests.data.corpora import run_tokenizer
 
 ROWS = [{"text": 'a "quoted", text', "summary": "a"}, {"text": "naïve ☃\nline", "summary": "b 2"}]
 
@@ -179,23 +180,23 @@ LONG = [Example("Anna took", "the red lamp"), Example("Paul took", "the")]
 
 
 def test_long_targets_are_refused_cut_or_dropped():
-    tokenizer = sample_tokenizer()
+    tokenizer = run_tokenizer()
     with pytest.raises(ValueError, match="'the red lamp' has 4 tokens .* decoder_sequence_length"):
         encode(LONG, tokenizer, 8, 3)
     cut = encode(LONG, tokenizer, 8, 3, "cut")
     assert (len(cut), cut.cuts.targets, cut.cuts.dropped) == (2, 1, 0)
-    assert tokenizer.decode(cut.targets[0]) == "the red lamp"
+    assert tokenizer.texts([cut.targets[0]]) == ["the red lamp"]
     dropped = encode(LONG, tokenizer, 8, 3, "drop")
     assert (len(dropped), dropped.cuts.dropped) == (1, 1)
     assert dropped.cuts.notes(8) == ["1 dropped, whose target is too long"]
 
 
 def test_a_language_model_learns_targets_after_the_separator():
-    tokenizer = sample_tokenizer("gptj")
+    tokenizer = run_tokenizer("gptj")
     asked = [Example(f"{e.prompt} target:", e.target) for e in LONG]
-    batch = pad(asked, tokenizer, 16, answers_only=True).take([0, 1])
-    said = [tokenizer.decode(row[row != -100]) for row in batch["labels"]]
-    assert said == [" the red lamp <|endoftext|>", " the <|endoftext|>"]
+    batch = PackedTexts.of(tokenised(asked, tokenizer, True), 16, tokenizer.pad).take([0, 1])
+    said = [tokenizer.base.decode(row[row != -100]) for row in batch["labels"]]
+    assert said == [" the red lamp<|endoftext|>", " the<|endoftext|>"]
 
 
 # ---- the small tasks ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from checkpoints import CheckpointStore
 from config.presets import load_config
 from config.t5 import T5Config
 from data.task import NLI_LABELS
-from evaluation.outcome import MOST_EXAMPLES, NO_LABEL, Answer, Report
+from evaluation.outcome import MOST_EXAMPLES, NO_LABEL, Answer, Outcome
 from huggingface.folders import write_hf_directory
 from modelling.t5.weights import weight_table
 from tests.data.corpora import sample_examples, sample_tokenizer
@@ -125,7 +125,7 @@ def test_report_counts_and_examples(tmp_path):
     ]
     total = len(answers)
     metrics = {"accuracy": 1 / total, "loss": 2.5e-5}
-    report = Report(metrics, answers, ("yes", "no"), {"step": 3})
+    report = Outcome(metrics, answers, ("yes", "no"), {"step": 3})
     assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})\nloss: 2.5e-05"
     data = json.loads(report.write(tmp_path / "new").read_text(encoding="utf-8"))
     assert data["confusion"] == {
@@ -188,6 +188,6 @@ def test_no_room_for_the_answer(tmp_path, capsys):
 def test_report_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot write .*validation.json"):
-        Report({"accuracy": 1.0}, [Answer("a", "yes", "yes")], ("yes",), {}).write(
+        Outcome({"accuracy": 1.0}, [Answer("a", "yes", "yes")], ("yes",), {}).write(
             tmp_path / "file"
         )

@@ -18,7 +18,8 @@ import run_finetuning
 from checkpoints import CheckpointStore
 from config.sections import RunConfig
 from data.task import NLI_LABELS
-from evaluation.outcome import Report
+from data.tokens import Tokenizer as RunTokenizer
+from evaluation.outcome import Outcome
 from evaluation.validate import validate
 from modelling.spec import family_named, family_of
 from terminal.command_line import read_command_line
@@ -47,7 +48,7 @@ def noisy(config: RunConfig) -> dict[str, np.ndarray]:
             for n, w in weights.items()}  # fmt: skip
 
 
-def validated(arguments: list[str], out: Path, count: int | None) -> Report:
+def validated(arguments: list[str], out: Path, count: int | None) -> Outcome:
     """The report on the first `count` examples."""
     few = ["--evaluation.samples", str(count or "null"), "--evaluation.metrics", "accuracy"]
     line = read_command_line("", "inference", "tiny", [*arguments, *few])
@@ -61,7 +62,8 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
     # As many tokens as the longest answer has, with the end token.
     family = "t5" if model.config.is_encoder_decoder else "gptj"
-    most = max(map(len, family_named(family).answers(list(NLI_LABELS), tokenizer)))
+    shape = family_named(family).shape
+    most = max(map(len, shape.answers(list(NLI_LABELS), RunTokenizer(tokenizer))))
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
         batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")
@@ -74,7 +76,7 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     return answers
 
 
-def check(preset, run, flags, folder, layouts, count) -> Report:
+def check(preset, run, flags, folder, layouts, count) -> Outcome:
     """Export `run`; compare transformers' answers and those of all `layouts` with the first's."""
     arguments = command(preset, run, *flags)
     assert run_export.main([*arguments, "--save-hf", str(folder / "hf")]) == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.pairs import EncodedExamples, shift_right
-from data.streams import PaddedTexts
+from data.streams import PackedTexts, TokenStream
 from modelling.sessions.losses import Losses
 from modelling.spec import family_of
 from tests.modelling.gptj import hf as gptj
@@ -52,7 +52,8 @@ def gptj_case(dp: int, tp: int):
     lengths = rng.integers(2, model.sequence_length + 1, SAMPLES, endpoint=True)
     tokens = rng.integers(3, model.embedding.vocab_size, lengths.sum(), np.int32)
     starts = np.cumsum([0, *lengths])
-    samples = PaddedTexts(tokens, tokens, starts, model.sequence_length, model.pad_token)
+    stream = TokenStream(tokens, tokens, starts)
+    samples = PackedTexts.of(stream, model.sequence_length, model.pad_token)
     hf, total = gptj.hf_model(config), 0.0
     for start, end in pairwise(starts):
         ids = torch.tensor(tokens[start:end][None]).long()

@@ -53,7 +53,7 @@ def test_a_folder_may_be_called_random(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = config_of("tiny", "./random", SMALL)
     table = family_of(config).weights(config)
-    write_hf_directory("random", table.initial(7), family_of(config).hf_config(config))
+    write_hf_directory("random", table.initial(7), family_of(config).to_config_json(config))
     assert starting_point(config, table).source == "./random"
 
 

@@ -56,7 +56,7 @@ def test_the_slowest_resource_decides() -> None:
         device_to_host=int(50 * GB),
         collectives=(Collective("all_gather", 4, True, 2, int(80 * GB)),),
     )
-    found = times(part, ONE, "float32", 8)
+    found = times(part, ONE.rates("float32", 8))
     # A ring of 4 sends 3 of 4 shards; its neighbours share a host.
     assert vars(found) == {"compute": 3.0, "memory": 2.0, "host": 5.0, "network": 60 / 50}
     assert (found.seconds, found.bound) == (5.0, "host")
@@ -65,8 +65,8 @@ def test_the_slowest_resource_decides() -> None:
 def test_products_in_fp8_have_a_rate_of_their_own_where_there_is_one() -> None:
     part = Part("", flops=10 * 10**12, float8_flops=8 * 10**12)
     bfloat16, float8 = (machine("h100").flops[t] / 1e12 for t in ("bfloat16", "float8"))
-    assert times(part, machine("h100"), "bfloat16", 1).compute == 2 / bfloat16 + 8 / float8
-    assert times(part, machine("a100"), "bfloat16", 1).compute == 10 / 312
+    assert times(part, machine("h100").rates("bfloat16", 1)).compute == 2 / bfloat16 + 8 / float8
+    assert times(part, machine("a100").rates("bfloat16", 1)).compute == 10 / 312
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_groups_that_leave_a_host_use_the_network(
     nbytes = 64 * 10**9
     part = Part("", collectives=(Collective("all_reduce", group, consecutive, 1, nbytes),))
     sent = 2 * nbytes * (group - 1) / group
-    assert times(part, ONE, "float32", 8).network == pytest.approx(sent / (rate * GB))
+    assert times(part, ONE.rates("float32", 8)).network == pytest.approx(sent / (rate * GB))
 
 
 def test_virtual_devices_divide_the_machine() -> None:
@@ -124,8 +124,8 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rtx4090", "NO: [23]... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory"),
-        ("l40s", "yes: [23]... GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host memory"),
+        ("rtx4090", "NO: [89]... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory"),
+        ("l40s", "yes: [89]... GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host memory"),
         ("laptop", "NO: 1(49|50)... GB of 16.00 GB memory"),
     ],
 )

@@ -37,8 +37,8 @@ def test_the_current_graph_follows_the_with_blocks(ir):
         assert popxl.gcg() is graph
         assert popxl.gmg() is ir.main_graph
         other = popxl.Ir()
-        with other.main_graph:
-            assert popxl.gir() is other
+        with pytest.raises(RuntimeError, match="of another Ir"), other.main_graph:
+            pass
         assert popxl.gcg() is graph
     assert popxl.gcg() is ir.main_graph
 
@@ -103,8 +103,63 @@ def test_ops_are_placed_and_results_follow_their_inputs(ir):
     y = x * x
     assert y.location_info == (2, "compute")
     assert placed(popxl.variable(1.0)).location_info == (3, "io")
+    assert (popxl.variable(1.0) * 2.0).ipu == 0
+
+
+def test_ops_without_an_ipu_make_tensors_of_unknown_place(ir):
     with popxl.ipu(None):
-        assert (popxl.variable(1.0) * 2.0).ipu == 0
+        x = popxl.variable(1.0) * 2.0
+    with pytest.raises(UndefinedValue):
+        _ = x.ipu
+    with pytest.raises(ValueError, match="give `source`"):
+        ops.ipu_copy(x, 1)
+    assert ops.ipu_copy(x, 1, source=2).ipu == 1
+
+
+def test_a_copy_is_where_it_was_copied_to_and_says_where_its_source_is(ir):
+    x, v = popxl.variable(1.0), popxl.variable(2.0)
+    with popxl.ipu(1):
+        assert ops.ipu_copy(x + 1.0, 3).ipu == 3
+        ops.ipu_copy(v, 3, source=2)
+    assert v.ipu == 2
+
+
+def test_an_input_is_where_its_argument_is_or_where_it_is_used(ir):
+    with popxl.ipu(4):
+        argument = popxl.variable(1.0) + 1.0
+    called = ir.create_graph(lambda x: popxl.ipu(2)(lambda: x * 2.0)(), argument)
+    (used,) = called.inputs
+    assert used.ipu == 2  # where an op takes it, as long as there is no call
+    with popxl.ipu(None):
+        ops.call(called, argument)
+    assert used.ipu == 4
+    free = ir.create_graph(lambda x, unused: x, argument, argument).inputs
+    for t in free:
+        with pytest.raises(UndefinedValue):
+            _ = t.ipu
+
+
+def test_calls_take_inputs_from_anywhere(ir):
+    with popxl.ipu(0):
+        a = popxl.variable(1.0) + 1.0
+    with popxl.ipu(1):
+        b = popxl.variable(2.0) + 1.0
+    with popxl.io_tiles():
+        c = popxl.variable(3.0) + 1.0
+    graph = ir.create_graph(lambda x, y, z: x + y + z, a, b, c)
+    for build in (
+        lambda: ops.call(graph, a, b, c),
+        lambda: ops.repeat(graph, 2, a, b, c),
+        lambda: ops.conditional(popxl.constant(True), graph, graph, [a, b, c], [c, b, a]),
+    ):
+        assert len(build()) == 1
+    with pytest.raises(ValueError, match="on IPU"):
+        a + b
+
+
+def test_a_mode_of_none_is_no_mode(ir):
+    with pytest.raises(TypeError, match="not None"):
+        popxl.in_sequence(None)
 
 
 def test_a_bare_variable_has_no_place(ir):

@@ -97,8 +97,12 @@ def test_wrong_uses_are_errors(ir):
         ops.remote_load(buffer, x)
     with pytest.raises(ValueError, match="at least 1 entry, got 0"):
         popxl.remote_buffer((2,), popxl.float32, 0)
-    other = popxl.Ir()
-    with other.main_graph, pytest.raises(ValueError, match="belongs to another Ir"):
+
+
+def test_a_buffer_belongs_to_one_ir():
+    with popxl.Ir().main_graph:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 3)
+    with popxl.Ir().main_graph, pytest.raises(ValueError, match="belongs to another Ir"):
         ops.remote_load(buffer, 0)
 
 

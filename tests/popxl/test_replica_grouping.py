@@ -175,7 +175,26 @@ def test_equal_partitions_are_equal_however_made():
     a, b = ir.replica_grouping(2, 2), ir.replica_grouping_from_assignments([0, 1, 0, 1])
     assert a == b
     assert len({a, b, ir.replica_grouping(1, 2)}) == 2
-    assert repr(a) == "ReplicaGrouping(num_groups=2, stride=2, group_size=2)"
+    assert repr(a) == ("ReplicaGrouping(num_replicas=4, stride=2, group_size=2, num_groups=2)")
+    odd = ir.replica_grouping_from_assignments([0, 1, 1, 0])
+    assert repr(odd) == "ReplicaGrouping(assignment=[0, 1, 1, 0])"
+
+
+def test_replicas_are_counted_by_the_session_options():
+    """As PopART's launcher sets them; programs may do so without one."""
+    ir = popxl.Ir(replication=2)
+    options = ir._pb_ir.getSessionOptions()
+    assert (options.enableReplicatedGraphs, options.replicatedGraphCount) == (True, 2)
+    options.enableDistributedReplicatedGraphs = True
+    options.globalReplicationFactor = 8
+    assert (ir.replication_factor, ir.instance_replication_factor) == (8, 2)
+    with ir.main_graph:
+        assert ir.replica_grouping().group_size == 8
+        assert popxl.replica_sharded_buffer((16,), popxl.float32, shard_over=4).tensor_shape == (4,)
+    options.replicatedGraphCount = 4
+    assert ir.instance_replication_factor == 4
+    options.enableDistributedReplicatedGraphs = False
+    assert ir.replication_factor == 4
 
 
 def test_groupings_cannot_be_made_directly():

@@ -37,12 +37,12 @@ EXPECTED = """\
 ir replicas=2 host_transfers=1
 RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4]
 graph @main() -> () {
-  %layer/w: float32[2, 3] = variable ReplicaGrouping(num_groups=1, stride=1, group_size=2) one_per_group
-  %layer/r: float16[3] = variable ReplicaGrouping(num_groups=1, stride=1, group_size=2) one_per_group in RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] at 1
+  %layer/w: float32[2, 3] = variable ReplicaGrouping(num_replicas=2, stride=1, group_size=2, num_groups=1) one_per_group
+  %layer/r: float16[3] = variable ReplicaGrouping(num_replicas=2, stride=1, group_size=2, num_groups=1) one_per_group in RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] at 1
   %layer/half: float32[] = constant 0.5
   %layer/t__t1: float32[2, 2] = call(%layer/w, %layer/w) graph=@_program.fn_subgraph(0) modifies=[0, 1]
   %layer/t__t0: float32[] = repeat(%layer/half) graph=@_program.<lambda>_subgraph(0) count=3 carried=1  # ipu=1 io
-  %layer/t: float32[] = replicated_all_reduce(%layer/half) op=mean group=ReplicaGrouping(num_groups=2, stride=1, group_size=1)
+  %layer/t: float32[] = replicated_all_reduce(%layer/half) op=mean group=ReplicaGrouping(num_replicas=2, stride=1, group_size=1, num_groups=2)
   %layer/t__t2: float16[3] = remote_load() buffer=RemoteBuffer[1 popxl.dtypes.float16 (3,) entries=4] offset=2
 }
 graph @_program.fn_subgraph(0)(%a: float32[2, 3], %total: &float32[2, 3]) -> (%t__t1) {

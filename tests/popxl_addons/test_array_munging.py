@@ -51,7 +51,7 @@ def test_repeats():
     a = np.array([1, 2])
     assert repeat(a, 3).tolist() == [[1, 2]] * 3
     assert repeat(a, 2, axis=1).tolist() == [[1, 1], [2, 2]]
-    assert repeat_axis(a, 2).tolist() == [1, 1, 2, 2]
+    assert repeat_axis(a, 2).tolist() == [1, 2, 1, 2]
 
 
 def test_repeated_shards_in_both_orders():
@@ -74,17 +74,33 @@ def test_tensor_parallel_groups_get_one_sample_each():
 
 
 def test_members_of_a_group_may_differ():
-    samples = np.array([[10.0], [20.0]])
-    offset = lambda x, n: np.stack([x + i for i in range(n)])  # noqa: E731
+    samples, calls = np.array([[10.0], [20.0]]), []
+
+    def offset(x, i):
+        calls.append((x.shape, i))
+        x += i  # a copy of its own, for each member
+        return x
+
     laid_out = tensor_parallel_input(samples, 2, 2, offset)
-    assert laid_out.reshape(2, 2).tolist() == [[10, 11], [20, 21]]
+    assert calls == [((2, 1, 1), 0), ((2, 1, 1), 1)]
+    assert laid_out.tolist() == [[[10], [11]], [[20], [21]]]
+    assert samples.tolist() == [[10], [20]]
     both = tensor_parallel_output(laid_out, 2, 2, 2, (1,), tp_identical=False)
     assert both.tolist() == [[[10], [11]], [[20], [21]]]
     first = tensor_parallel_output(laid_out, 2, 2, 2, (1,), true_num_host_transfers=1)
     assert first.tolist() == [[10]]
 
 
+def test_axes_of_one_transfer_or_one_replica_are_dropped():
+    one = np.arange(5)[None]
+    assert tensor_parallel_input(one, 2, 2).shape == (2, 5)
+    assert tensor_parallel_input(one, 1, 1).shape == (5,)
+    assert tensor_parallel_input(np.zeros((3, 1, 5)), 1, 1).shape == (3, 1, 5)
+
+
 def test_layouts_must_fit():
+    with pytest.raises(ValueError, match="does not divide"):
+        tensor_parallel_input(X, 4, 2)
     with pytest.raises(ValueError, match="does not divide"):
         tensor_parallel_input(X, 3, 4)
     with pytest.raises(ValueError, match="multiple of the 3"):

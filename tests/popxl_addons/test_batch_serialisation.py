@@ -223,23 +223,63 @@ def test_inputs_are_the_row_the_seed_and_the_rest_in_order(rows):
         assert others == [remapped.s, remapped.a, remapped.b]
 
 
-def test_the_gradient_graph_takes_the_row_and_the_seed_first():
+def with_dropout(ir, named_inputs):
+    """Dropout of x * w + table, serialised; `named_inputs(x, w, table, seed)` are named."""
+    vector, seed = popxl.TensorSpec((4,), popxl.float32), popxl.TensorSpec((2,), popxl.uint32)
+
+    def build(x, w, table, s):
+        return ops.dropout(ops.tanh(x * w + table), s, p=0.5)
+
+    fwd = named(ir.create_graph(build, vector, vector, vector, seed))
+    x, w, table, s = fwd.graph.inputs
+    fwd.args.insert("w", w)
+    _, grad = autodiff_with_accumulation(fwd, [w], grads_required=[x])
+    grad = recompute_graph(grad)
+    x_buffer, dx_buffer = (batch_serial_buffer(x, STEPS, 2) for _ in range(2))
+    f, b = batch_serialise_fwd_and_grad(
+        fwd, grad, named_inputs(x, w, table, s), STEPS,
+        load_handles={x: (x_buffer, 0), grad.graph.inputs[0]: (dx_buffer, 1)},
+        store_streams={}, store_buffers={grad.graph.outputs[0]: (dx_buffer, 0)},
+        seed_input=s, rows=2,
+    )  # fmt: skip
+    return fwd.graph.inputs, f, b
+
+
+def test_the_gradient_graph_takes_the_row_and_named_arguments_and_nothing_else():
+    """Passed-through inputs and the seed of a step are stored by the forward graph."""
     ir = popxl.Ir()
     with ir.main_graph:
-        w, seed = popxl.TensorSpec((4,), popxl.float32), popxl.TensorSpec((2,), popxl.uint32)
-        fwd = named(ir.create_graph(lambda x, w, s: ops.dropout(x * w, s, p=0.5), w, w, seed))
-        x, w, s = fwd.graph.inputs
-        grad = recompute_graph(fwd.autodiff(grads_required=[x]))
-        stream = popxl.h2d_stream((4,), popxl.float32)
-        f, b = batch_serialise_fwd_and_grad(
-            fwd, grad, NamedTensors(w=w), 2,
-            load_handles={x: stream, grad.graph.inputs[0]: stream},
-            store_streams={}, store_buffers={}, seed_input=s,
-        )  # fmt: skip
-        for result in (f, b):
-            dtypes = [t.dtype for t in result.graph.graph.inputs]
-            assert dtypes == [popxl.int32, popxl.uint32, popxl.float32]
-        assert b.graph.args.w is b.graph.graph.inputs[2]
+        (_, _, table, s), f, b = with_dropout(ir, lambda x, w, table, s: NamedTensors(w=w))
+        assert [t.dtype for t in f.graph.graph.inputs[:2]] == [popxl.int32, popxl.uint32]
+        assert set(f.stored_buffers) == {table, s}
+        assert f.stored_buffers[s].buffer.tensor_shape == (2,)
+        assert f.stored_buffers[s].buffer.entries == 2 * STEPS
+        row, *others = b.graph.graph.inputs
+        assert (row.dtype, row.shape) == (popxl.int32, ())
+        assert set(others) == set(b.graph.args.tensors)
+        assert b.graph.args.keys_flat() == ["w", "accum.w", "mean_accum_counter"]
+
+
+def test_named_inputs_of_the_forward_graph_come_first_and_a_named_seed_is_not_stored():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        _, f, b = with_dropout(
+            ir, lambda x, w, table, s: NamedTensors(seed=s, unused=x, table=table, w=w)
+        )
+        assert f.stored_buffers == {}
+        found = ["seed", "table", "w", "accum.w", "mean_accum_counter"]
+        assert [n for n in b.graph.args.keys_flat() if n != "unused"] == found
+
+
+def test_a_gradient_without_a_handle_is_refused():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        fwd = named(ir.create_graph(lambda x: x * x, SPEC))
+        stream = popxl.h2d_stream(SPEC.shape, SPEC.dtype)
+        with pytest.raises(ValueError, match="where the gradient of .* comes from"):
+            batch_serialise_fwd_and_grad(
+                fwd, fwd.autodiff(), NamedTensors(), 2, {fwd.graph.inputs[0]: stream}, {}, {}
+            )
 
 
 def test_a_step_s_entry_follows_from_its_row():
@@ -307,10 +347,9 @@ def test_steps_draw_their_own_numbers_alike_forwards_and_backwards():
             store_streams={y: outs[0], grad.graph.outputs[0]: outs[1]},
             store_buffers={}, seed_input=s,
         )  # fmt: skip
-        assert list(f.stored_buffers) == [x]  # it came from a stream: kept for the backward pass
-        value = popxl.constant(np.array([1, 2], np.uint32))
-        f.graph.call(0, value)
-        b.graph.call(0, value)
+        assert set(f.stored_buffers) == {x, s}  # kept for the backward pass
+        f.graph.call(0, popxl.constant(np.array([1, 2], np.uint32)))
+        b.graph.call(0)
     data_in = np.ones((STEPS, 64), np.float32)
     with popxl.Session(ir) as session:
         out = session.run({data: data_in, d_data: data_in})
@@ -329,8 +368,8 @@ def test_a_group_asks_for_a_sharded_buffer():
         stream = popxl.h2d_stream(SPEC.shape, SPEC.dtype)
         f, _ = batch_serialise_fwd_and_grad(
             fwd, grad, NamedTensors(), STEPS,
-            load_handles={fwd.graph.inputs[0]: stream}, store_streams={},
-            store_buffers={y: ir.replica_grouping()},
+            load_handles={fwd.graph.inputs[0]: stream, grad.graph.inputs[0]: stream},
+            store_streams={}, store_buffers={y: ir.replica_grouping()},
         )  # fmt: skip
         assert f.stored_buffers[y].buffer.tensor_shape == (BATCH * WIDTH // 2,)
 

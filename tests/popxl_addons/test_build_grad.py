@@ -241,7 +241,7 @@ def test_gradients_come_first_and_then_those_of_variables_in_order(ir):
 
 
 def test_fewer_gradients_may_be_provided(ir):
-    fwd = returning(same)
+    fwd = returning(same, same)
     first, second = fwd.graph.outputs
     info = fwd.autodiff(grads_provided=[first]).grad_graph_info
     assert connections(info.expected_inputs) == [(GRAD, first)]
@@ -254,10 +254,12 @@ def test_fewer_gradients_may_be_provided(ir):
     [
         ((same, same, same), {}, "returns 3 gradients, but those of 2 inputs"),
         ((same, same), {"required": [0, 2]}, "returns 2 gradients, but those of 1 inputs"),
-        ((lambda t: ops.sum(t, axis=0),), {}, r"for 'a' must have shape \(2, 4\)"),
+        ((lambda t: ops.sum(t, axis=0), same), {}, r"for 'a' must have shape \(2, 4\)"),
         ((lambda t: None,), {"required": [0]}, r"no gradient of \['a'\]"),
         ((), {"provided": []}, "does not take the gradients of 0 outputs"),
-        ((), {"provided": [0, 1, 0]}, "does not take the gradients of 3 outputs"),
+        ((), {"provided": [0, 1, 0]}, "grads_provided has .* twice"),
+        ((), {"required": [0, 1, 0]}, "grads_required has .* twice"),
+        ((same,), {}, "returns 1 gradients, but those of 2 inputs"),
     ],
 )
 def test_what_does_not_fit_is_refused(ir, results, choice, message):
@@ -276,16 +278,35 @@ def test_what_does_not_fit_is_refused(ir, results, choice, message):
 
 def test_a_variable_without_a_gradient_is_refused(ir):
     class Lazy(Affine):
+        more = (None,)
+
         def build_grad(self, dy):
-            return dy @ self.aux["w"].T
+            return dy @ self.aux["w"].T, *self.more
 
     _, fwd = Lazy().create_graph(SPEC, S)
     x, b = fwd.graph.inputs[0], fwd.args.b
     with pytest.raises(ValueError, match=r"no gradient of \['w', 'b'\]"):
         fwd.autodiff()
+    Lazy.more = ()
     with pytest.raises(ValueError, match=r"no gradient of \['b'\]"):
         fwd.autodiff(grads_required=[x, b])
     fwd.autodiff(grads_required=[x])
+
+
+@pytest.mark.parametrize(
+    "build_grad",
+    [lambda self, *grads: grads, lambda self, dy, **kw: dy, lambda self, dy, *, scale=1.0: dy],
+)
+def test_parameters_of_build_grad_are_positional(ir, build_grad):
+    made = type("Made", (Module,), {"build": lambda self, x: x * 1.0, "build_grad": build_grad})
+    _, fwd = made().create_graph(SPEC)
+    with pytest.raises(TypeError, match="not a positional one"):
+        fwd.autodiff()
+
+
+def test_a_module_with_its_own_gradient_has_no_cache(ir):
+    with pytest.raises(ValueError, match="cannot have a cache"):
+        Affine(cache=True)
 
 
 @pytest.mark.parametrize("what", ["grads_provided", "grads_required"])

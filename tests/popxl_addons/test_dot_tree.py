@@ -46,8 +46,8 @@ def test_insert_creates_levels_and_refuses_to_replace(tree):
         tree.insert("a", 4)
     tree.insert("a", 4, overwrite=True)
     assert tree.a == 4
-    with pytest.raises(ValueError, match="leaf"):
-        tree.insert("a.below", 1, overwrite=True)
+    tree.insert("a.below", 1, overwrite=True)  # the leaf becomes a level
+    assert tree.a.to_dict() == {"below": 1}
 
 
 def test_the_first_part_of_a_key_must_be_new():
@@ -100,17 +100,43 @@ def test_pop_removes(tree):
     assert tree.keys_flat() == ["b.x", "a"]
 
 
-def test_update_merges_trees(tree):
+def test_negative_numbers_count_from_the_largest():
+    tree = DotTree(layers=DotTree())
+    tree.insert("layers.0", "a", overwrite=True)
+    tree.insert("layers.10", "b", overwrite=True)
+    assert tree.layers[-1] == tree.get("layers.-1") == "b"
+    assert tree.layers.get(-11) == "a"
+    with pytest.raises(KeyError):  # 9 is a gap
+        tree.layers[-2]
+    with pytest.raises(ValueError, match="no key of a tree"):
+        tree.layers.insert(-1, "c")
+    with pytest.raises(KeyError):
+        DotTree(a=1)[-1]
+
+
+def test_update_replaces_what_is_on_the_first_level(tree):
     tree.update(DotTree(c=DotTree(x=1, y=2)))
     with pytest.raises(ValueError, match=r"\['b'\] exist already"):
         tree.update(DotTree(new=0, b=DotTree(z=9)))
     assert "new" not in tree
     tree.update(DotTree(b=DotTree(z=9), a=0), overwrite=True)
-    assert tree.to_dict() == {"b.x": 1, "b.deep.y": 2, "b.z": 9, "a": 0, "c.x": 1, "c.y": 2}
+    assert tree.to_dict() == {"b.z": 9, "a": 0, "c.x": 1, "c.y": 2}
 
 
-def test_filter_keys_takes_leaves_and_levels_in_tree_order(tree):
-    assert tree.filter_keys(["a", "b.deep", "missing"]).keys_flat() == ["b.deep.y", "a"]
+def test_filter_keys_takes_leaves_and_levels_in_the_order_asked_for(tree):
+    assert tree.filter_keys(["a", "b.deep"]).keys_flat() == ["a", "b.deep.y"]
+    with pytest.raises(KeyError, match="missing"):
+        tree.filter_keys(["a", "missing"])
+    with pytest.raises(ValueError, match="twice"):
+        tree.filter_keys(["a", "b", "a"])
+
+
+def test_unpacking_sorts_and_other_views_keep_the_order_of_insertion():
+    tree = DotTree(b=DotTree(z=1, a=2), a=3)
+    assert tree.unpack() == (["a", "b.a", "b.z"], [3, 2, 1])
+    assert tree.keys() == ["b", "a"]
+    assert list(tree.to_dict()) == ["b.z", "b.a", "a"]
+    assert tree.values()[1] == 3
 
 
 def test_copy_shares_leaves_but_no_levels(tree):
@@ -121,9 +147,9 @@ def test_copy_shares_leaves_but_no_levels(tree):
 
 def test_dicts_and_lists_there_and_back(tree):
     assert DotTree.from_dict(tree.to_dict()).to_dict() == tree.to_dict()
-    assert DotTree.pack(*tree.unpack()).to_dict() == tree.to_dict()
-    with pytest.raises(ValueError, match="zip"):
-        DotTree.pack(["a"], [1, 2])
+    assert dict(DotTree.pack(*tree.unpack()).to_dict()) == dict(tree.to_dict())
+    assert DotTree.pack(["a"], [1, 2]).to_dict() == {"a": 1}
+    assert DotTree.pack(["a", "b"], [1]).to_dict() == {"a": 1}
 
 
 def test_map_keeps_class_and_names():

@@ -117,8 +117,8 @@ def test_the_largest_of_all_micro_batches_and_replicas_counts_once(replicas, rec
             if "product" in n
         }
         program = Step(stream, graph, grad, grad_facts, facts, out, micro_batches)
-        ops.repeat(ir.create_graph(program, variables.tensors, variables.keys_flat()), steps,
-                   *variables.tensors)  # fmt: skip
+        ops.repeat(ir.create_graph(program, variables.values_flat(), variables.keys_flat()), steps,
+                   *variables.values_flat())  # fmt: skip
         weight = variables.get("weight")
     with popxl.Session(ir, "cpu") as session:
         w = session.get_tensor_data(weight)

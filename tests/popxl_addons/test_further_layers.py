@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from transformers.models.gptj.modeling_gptj import (
     apply_rotary_pos_emb,
     create_sinusoidal_positions,
@@ -11,7 +12,7 @@ from transformers.models.gptj.modeling_gptj import (
 import popxl
 from popxl import ops
 from popxl_addons import Module, autodiff
-from popxl_addons.layers import Conv2D, GroupNorm
+from popxl_addons.layers import Conv2D, GroupNorm, LayerNorm
 from popxl_addons.layers.layer_norm_distributed import LayerNormDistributed
 from popxl_addons.layers.linear_gq import LinearGQ
 from popxl_addons.ops.cross_entropy_sharded_wr_loss import cross_entropy_sharded_wr_loss
@@ -274,6 +275,37 @@ def test_packed_tensors_must_fit(shape, scale, dim, message):
             group_quantize_decompress(words, half, half, dim)
 
 
+def test_variables_of_a_quantised_linear_have_the_names_of_checkpoints_and_start_as_zeros():
+    with popxl.Ir().main_graph:
+        for dtype in (popxl.float16, popxl.float32):
+            facts, _ = LinearGQ(12, group_size=4).create_graph(popxl.TensorSpec((3, 8), dtype))
+            specs = {n: (f.dtype, f.shape) for n, f in facts.to_dict().items()}
+            assert specs == {
+                "weight_compressed": (popxl.uint16, (8, 3, 1)),
+                "weight_decompression_scale": (dtype, (8, 3, 1)),
+                "weight_decompression_bias": (dtype, (8, 3, 1)),
+                "bias": (dtype, (12,)),
+            }
+            assert not any(f.next_data().any() for f in facts.values_flat())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e5])
+def test_what_is_not_finite_has_no_4_bit_form(value):
+    with pytest.raises(ValueError, match="4-bit form"):
+        group_quantize_compress_numpy(np.array([[0.0, 1.0, value, 2.0]]), 4)
+
+
+def test_norms_over_several_axes_and_biases_of_convolutions_are_mapped():
+    norm, conv = torch.nn.LayerNorm((2, 3)), torch.nn.Conv2d(2, 4, 1)
+    with popxl.Ir().main_graph:
+        flat = LayerNorm().create_graph(popxl.TensorSpec((5, 6), popxl.float32))[0].init("n")
+        ours = Conv2D(4, 1).create_graph(popxl.TensorSpec((1, 2, 3, 3), popxl.float32))[0].init("c")
+    assert LayerNorm.torch_mapping(flat, norm)[flat.weight].shape == (6,)
+    assert ours.bias.shape == (1, 4, 1, 1)
+    bias = Conv2D.torch_mapping(ours, conv)[ours.bias]
+    np.testing.assert_array_equal(bias.ravel(), conv.bias.detach())
+
+
 @pytest.mark.parametrize("dim", [-1, 0])
 def test_quantised_linear(dim):
     layer = torch.nn.Linear(8, 12)
@@ -284,14 +316,24 @@ def test_quantised_linear(dim):
         weights=lambda v: LinearGQ.torch_mapping(v, layer, group_size=4, dim=dim),
     )
     weight = layer.weight.detach().numpy().T
-    rounded = group_quantize_decompress_numpy(*group_quantize_compress_numpy(weight, 4, dim), dim)
-    wanted = x @ rounded.astype(np.float32) + layer.bias.detach().numpy()
+    words, scale, low = group_quantize_compress_numpy(weight, 4, dim)
+
+    def everywhere(words, factor, offset):
+        return group_quantize_decompress_numpy(words, factor, offset, dim).astype(np.float32)
+
+    levels = everywhere(words, np.ones_like(scale), np.zeros_like(low))
+    kept = levels * everywhere(words * 0, low, scale) + everywhere(words * 0, scale, low)
+    wanted = x @ kept + layer.bias.detach().numpy()
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
 
 
 # ---- sparse and layout --------------------------------------------------------------------------
 def test_sparse_product():
-    sparse = random_sparse(rng.normal(size=(6, 4)).astype(np.float32), density=0.3)
+    dense = rng.normal(size=(6, 4))
+    before = dense.copy()
+    assert random_sparse(dense, density=0.3) is dense
+    assert np.array_equal(dense, np.where(dense == 0, 0, before))
+    sparse = csr_matrix(dense)
     x = rng.normal(size=(3, 6)).astype(np.float32)
     assert 0 < sparse.nnz < 24
 
@@ -301,6 +343,11 @@ def test_sparse_product():
 
     (y,) = run_module(Product(), TensorInput(x))
     np.testing.assert_allclose(y, x @ sparse.toarray(), rtol=1e-5, atol=1e-6)
+    (y,) = run_module(Product(), TensorInput(x.astype(np.float16)))
+    np.testing.assert_allclose(y, x @ sparse.toarray(), rtol=1e-2, atol=1e-2)
+    with pytest.raises(RuntimeError, match="takes float16 and float32"):
+        run_module(Product(), TensorInput(x.astype(np.int32)))
+    assert np.count_nonzero(random_sparse(np.ones((5, 5)), density=0.0)) == 1
     with pytest.raises(ValueError, match="needs a matrix"):
         run_module(Product(), TensorInput(x[:, :5]))
 

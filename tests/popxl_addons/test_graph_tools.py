@@ -19,6 +19,7 @@ from popxl_addons.ops.replicated_strided_collectives import (
 )
 from popxl_addons.performance_utils import (
     evaluate_FLOPs,
+    evaluate_ir_FLOPs,
     format_flops_scientific,
     print_FLOPs,
     total_FLOPs,
@@ -89,31 +90,81 @@ def test_the_tensor_must_be_on_the_way():
             route_tensor_into_graph(t, inner)
 
 
-# ---- counting -----------------------------------------------------------------------------------
-def test_products_and_loops_are_counted(capsys):
+def test_a_tensor_comes_by_one_input_however_often_it_is_routed():
     ir = popxl.Ir()
+    with ir.main_graph:
+        middle, inner = nested(ir)
+        ops.call(middle, popxl.constant(0.0))
+        t, other = popxl.variable(1.0), popxl.variable(2.0)
+        found = [route_tensor_into_graph(t, inner) for _ in range(3)]
+        assert found == [found[0]] * 3
+        assert route_tensor_into_graph(other, inner) is not found[0]
+        assert len(inner.inputs) == len(middle.inputs) == 3
+        changed = route_tensor_into_graph(other, inner, modified=True)
+        assert route_tensor_into_graph(other, inner) is changed
+    verify_ir(ir)
+
+
+# ---- counting -----------------------------------------------------------------------------------
+def test_products_and_loops_are_counted_by_kind(capsys):
+    ir = popxl.Ir(replication=2)
     with ir.main_graph:
         x = popxl.constant(np.ones((2, 3), np.float32))
         w = popxl.constant(np.ones((3, 3), np.float32))
         step = ir.create_graph(lambda x, w: x @ w + 1.0, x, w)
+        ops.exp(x)  # counts nothing
         ops.repeat(step, 5, x, w)
+        _ = x @ popxl.constant(np.ones(3, np.float32))
         flops = evaluate_FLOPs(ir.main_graph)
-    product, addition = 2 * 2 * 3 * 3, 2 * 3
-    assert total_FLOPs(ir) == sum(flops.values()) == 5 * (product + addition)
-    assert any(key.endswith(".matmul") for key in flops)
+    product, addition, vector = 2 * 2 * 3 * 3, 2 * 3, 2 * 3 * 2
+    assert flops.keys() == {"MatMul", "Add", "TOT"}
+    assert flops["TOT"] == 5 * (product + addition) + vector
+    nested, plain = flops["MatMul"].values()
+    assert list(nested.values()) == [5 * product]
+    assert plain == vector
+    assert [list(v.values()) for v in flops["Add"].values()] == [[5 * addition]]
+    assert all(isinstance(k, int) for k in evaluate_FLOPs(step)["MatMul"])
+    assert total_FLOPs(ir) == evaluate_ir_FLOPs(ir)["TOT"] == 2 * flops["TOT"]
     print_FLOPs(flops)
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[0] == "matmul: 180.000 FLOPs"
-    assert printed.splitlines()[-1] == "total: 210.000 FLOPs"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["MatMul: 0.192E+03", "Add: 30.000E+00", "TOT: 0.222E+03"]
     print_FLOPs(flops, mode="flat", numerical_format="K")
-    assert "0.180 KFLOPs" in capsys.readouterr().out
+    assert "0.180E+03" in capsys.readouterr().out
 
 
-def test_flops_are_written_in_the_unit_they_reach():
-    assert format_flops_scientific(2.5e9) == "2.500 GFLOPs"
-    assert format_flops_scientific(2.5e9, "T") == "0.003 TFLOPs"
+def test_the_dearer_branch_and_norms_count():
+    ir = popxl.Ir()
+    spec = popxl.TensorSpec((2, 4), popxl.float32)
+    with ir.main_graph:
+        weight = popxl.constant(np.ones(4, np.float32))
+        cheap = ir.create_graph(lambda x: x - x, spec)
+        dear = ir.create_graph(lambda x: x * x / x, spec)
+        x = popxl.constant(np.ones((2, 4), np.float32))
+        branch = popxl.constant(True, popxl.bool)
+        ops.conditional(branch, cheap, dear, then_inputs=[x], else_inputs=[x])
+        ops.group_norm(x, weight, weight, 2)
+    flops = evaluate_FLOPs(ir.main_graph)
+    assert flops.keys() == {"Mul", "Div", "GroupNormalization", "TOT"}
+    assert flops["TOT"] == 2 * 8 + 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (9072, "K", "9.072E+03"),
+        (2.5e9, "T", "0.003E+12"),
+        (2.5e9, "nearest3", "2.500E+09"),
+        (500000, "nearest3", "0.500E+06"),
+        (50000, "nearest3", "50.000E+03"),
+        (0, "nearest3", "0.000E+00"),
+        (7e6, "M", "7.000E+06"),
+        (7e6, "G", "0.007E+09"),
+    ],
+)
+def test_flops_are_written_with_an_exponent_of_three(value, unit, text):
+    assert format_flops_scientific(value, unit) == text
     with pytest.raises(ValueError, match="unknown format"):
-        format_flops_scientific(1, "P")
+        format_flops_scientific(value, "P")
 
 
 # ---- pipelines ----------------------------------------------------------------------------------
@@ -147,12 +198,42 @@ def test_a_pipeline_takes_each_micro_batch_through_all_stages():
     assert session.get_tensor_data(accumulator) == (x**2).sum()
 
 
-def test_stages_do_not_nest():
+def test_of_nested_stages_the_inner_counts():
     ir = popxl.Ir()
     with ir.main_graph, pipelined_execution(2) as pipeline, pipeline.stage(0):
-        inner = pipeline.stage(1)
-        with pytest.raises(ValueError, match="inside stage 0"):
-            inner.__enter__()
+        with pipeline.stage(3):
+            ops.init((), popxl.float32)
+        ops.init((), popxl.float32)
+        assert {i: len(made) for i, made in pipeline.ops.items()} == {3: 1, 0: 1}
+
+
+def test_ops_and_stashes_outside_stages_are_refused():
+    ir = popxl.Ir()
+    one = popxl.TensorSpec((), popxl.float32)
+    with ir.main_graph:
+        w = popxl.variable(1.0)
+        with pytest.raises(RuntimeError, match="in none of its stages"), pipelined_execution(2):
+            ops.exp(w)
+        with pipelined_execution(2) as pipeline:
+            ir.create_graph(lambda t: t + 1.0, one)  # ops of another graph belong to no stage
+            with pipeline.stage(0):
+                x = ops.exp(w)
+                with pytest.raises(TypeError, match="comes from stage 0 itself"):
+                    pipeline.stash_and_restore_tensor(x)
+                with pytest.raises(RuntimeError, match="from_stage"):
+                    pipeline.stash_and_restore_tensor(w)
+            with pipeline.stage(1):
+                assert pipeline.stash_and_restore_tensor(x) is x
+                assert pipeline.stash_and_restore_tensor(w, from_stage=0) is w
+                with pytest.raises(TypeError, match="comes from stage 1"):
+                    pipeline.stash_and_restore_tensor(w, from_stage=1)
+            with pytest.raises(RuntimeError, match="outside a stage"):
+                pipeline.stash_and_restore_tensor(x)
+        ops.exp(w)  # behind the pipeline there are no stages
+
+
+def test_a_pipeline_has_a_step():
+    ir = popxl.Ir()
     none = pipelined_execution(0)
     with ir.main_graph, pytest.raises(ValueError, match="at least 1 step"):
         none.__enter__()

@@ -18,7 +18,7 @@ from popxl_addons.variable_factory import NamedVariableFactories, VariableFactor
 
 def factories(**kwargs):
     return NamedVariableFactories(
-        w=VariableFactory(lambda: np.arange(6, dtype=np.float32).reshape(2, 3), name="w", **kwargs),
+        w=VariableFactory(lambda: np.arange(8, dtype=np.float32).reshape(2, 4), name="w", **kwargs),
         deep=NamedVariableFactories(b=VariableFactory(1.0, name="b")),
     )
 
@@ -38,7 +38,7 @@ def test_entries_are_loaded_and_stored_by_name(use_io_tiles):
         store.bind(changed).call(1)
     with popxl.Session(ir) as session:
         session.run()
-    w = np.arange(6).reshape(2, 3)
+    w = np.arange(8).reshape(2, 4)
     np.testing.assert_array_equal(session.get_tensor_data(rows[0].w), w)
     np.testing.assert_array_equal(session.get_tensor_data(rows[1].w), w * 2 + 1)
     assert session.get_tensor_data(rows[1].deep.b) == 3
@@ -65,12 +65,16 @@ def test_buffers_are_sharded_as_asked():
             buffers = named_variable_buffers(facts, shard_over_dict=wanted)
             return [b.tensor_shape for b in buffers.values_flat()]
 
-        assert shapes(True) == [(2,), ()]  # 6 elements over 4 replicas; a scalar stays whole
-        assert shapes(False) == shapes(1) == [(2, 3), ()]
-        assert shapes(2) == [(3,), ()]
-        assert shapes({"w": 2}) == [(3,), ()]
-        assert shapes({"deep.b": 4}) == [(2, 3), ()]
-        for threshold, w in ((6, (2,)), (7, (2, 3))):
+        assert shapes(True) == [(), (2,)]  # 8 elements over 4 replicas; a scalar stays whole
+        assert shapes(False) == shapes(1) == [(), (2, 4)]
+        assert shapes(2) == [(), (4,)]
+        assert shapes({"w": 2}) == [(), (4,)]
+        assert shapes({"deep.b": 4}) == shapes({}) == [(), (2,)]  # w has no number: over all
+        assert shapes({"w": False}) == [(), (2, 4)]
+        for wrong in (0, 5, -1, "all", None, {"w": 0}):
+            with pytest.raises(ValueError, match="from 1 to 4"):
+                shapes(wrong)
+        for threshold, w in ((8, (2,)), (9, (2, 4))):
             small = named_variable_buffers(facts, sharded_threshold=threshold)
             assert small.w.tensor_shape == w
             by_name = named_variable_buffers(
@@ -79,11 +83,22 @@ def test_buffers_are_sharded_as_asked():
             assert by_name.w.tensor_shape == w
 
 
+def test_variables_that_replicas_cannot_share_evenly_stay_whole():
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        facts = NamedVariableFactories(b=VariableFactory(lambda: np.zeros((3, 2))))
+        for over in (True, 4):
+            assert named_variable_buffers(facts, shard_over_dict=over).b.tensor_shape == (3, 2)
+        assert named_variable_buffers(facts, shard_over_dict=2).b.tensor_shape == (3,)
+
+
 def test_factories_of_shards_know_their_number():
     ir = popxl.Ir(replication=4)
     with ir.main_graph:
-        buffers = named_variable_buffers(factories(shard_over=2), shard_over_dict=False)
-        assert (buffers.w.tensor_shape, buffers.w.meta_shape) == ((3,), (2, 3))
+        facts = factories()
+        facts.w = VariableFactory(lambda: np.zeros((2, 4)), shard_over=2)
+        buffers = named_variable_buffers(facts, shard_over_dict=False)
+        assert (buffers.w.tensor_shape, buffers.w.meta_shape) == ((4,), (2, 4))
 
 
 def test_a_variable_is_sharded_within_its_group():
@@ -91,19 +106,30 @@ def test_a_variable_is_sharded_within_its_group():
     with ir.main_graph:
         pairs = ir.replica_grouping(group_size=2)
         buffers = named_variable_buffers(factories(replica_grouping=pairs))
-        assert buffers.w.tensor_shape == (3,)
+        assert buffers.w.tensor_shape == (4,)
 
 
 def test_buffers_of_tensors_and_specs():
-    ir = popxl.Ir(replication=2)
+    ir = popxl.Ir(replication=4)
+    half = popxl.TensorSpec((2, 4), popxl.float16)
     with ir.main_graph:
         shard = ops.init((3,), popxl.float32, meta_shape=(2, 3))
-        buffer = named_buffers(NamedTensors(x=shard), entries=3).x
-        assert (buffer.tensor_shape, buffer.meta_shape, buffer.entries) == ((3,), (2, 3), 3)
-        whole = create_remote_buffer(popxl.TensorSpec((2, 3), popxl.float16), 2)
-        assert (whole.tensor_shape, whole.meta_shape) == ((2, 3), ())
-        cut = create_remote_buffer(popxl.TensorSpec((2, 3), popxl.float16), shard_over=2)
-        assert (cut.tensor_shape, cut.meta_shape) == ((3,), (2, 3))
+        for buffer in (
+            named_buffers(NamedTensors(x=shard), entries=3).x,
+            create_remote_buffer(shard.spec, 3, shard_over=7),  # of shards, however many
+        ):
+            assert (buffer.tensor_shape, buffer.meta_shape, buffer.entries) == ((3,), (2, 3), 3)
+        assert named_buffers(NamedTensors(x=popxl.constant(1.0))).x.tensor_shape == ()
+        whole = create_remote_buffer(half, 2, shard_over=1)
+        assert (whole.tensor_shape, whole.meta_shape) == ((2, 4), ())
+        cut = create_remote_buffer(half)  # over all replicas
+        assert (cut.tensor_shape, cut.meta_shape) == ((2,), (2, 4))
+        pairs = ir.replica_grouping(group_size=2)
+        assert create_remote_buffer(half, 1, pairs).tensor_shape == (4,)
+        with pytest.raises(ValueError, match="equal parts"):
+            create_remote_buffer(popxl.TensorSpec((3, 2), popxl.float16))
+        with pytest.raises(ValueError, match="must divide the group size"):
+            create_remote_buffer(half, 1, pairs, shard_over=4)
 
 
 @pytest.mark.parametrize("graph_of", [load_remote_graph, store_remote_graph])

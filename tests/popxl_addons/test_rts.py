@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 import popxl
-from popxl_addons import NamedTensors
+from popxl import ops
+from popxl_addons import NamedTensors, NamedVariableFactories, VariableFactory
 from popxl_addons.named_replica_grouping import (
     NamedReplicaGrouping,
     fill_none_group,
@@ -23,7 +24,8 @@ from popxl_addons.sharding import shards_of
 from tests.popxl_addons.helpers import replicas_run
 
 REPLICAS = 4
-GRADS = np.random.default_rng(0).normal(size=(REPLICAS, 3, 3)).astype(np.float32)
+GRADS = np.random.default_rng(0).normal(size=(REPLICAS, 3, 4)).astype(np.float32)
+ODD = GRADS[:, :, :3]
 GROUPS = {"pairs": (1, 2), "halves": (2, 2), "all": (1, 4), "none": (1, 1)}
 
 
@@ -43,7 +45,7 @@ def test_reduce_then_gather_is_an_all_reduce(op, shard, over):
         shard_group = grouping(shard)
         part = reduce_replica_sharded_tensor(g, op, groups["over"], shard_group)
         size = shard_group.group_size
-        assert part.shape == ((-(-9 // size),) if size > 1 else (3, 3))
+        assert part.shape == ((12 // size,) if size > 1 else (3, 4))
         return [gather_replica_sharded_tensor(part, replica_group=shard_group)]
 
     # Replicas that share parts but are not reduced together must have equal values before.
@@ -75,6 +77,18 @@ def repeat_over(data, over, shard):
     return out
 
 
+@pytest.mark.parametrize("shard", ["pairs", "all"])
+def test_what_replicas_cannot_share_evenly_stays_whole(shard):
+    def build(g):
+        part = reduce_replica_sharded_tensor(g, "add", None, grouping(shard))
+        assert (part.shape, part.meta_shape) == ((3, 3), ())
+        return [part]
+
+    (result,) = replicas_run(REPLICAS, build, {"g": ODD})
+    for replica in range(REPLICAS):
+        np.testing.assert_allclose(result[replica], ODD.sum(0), rtol=1e-5, atol=1e-6)
+
+
 def test_fewer_shards_than_replicas_share_a_tensor():
     def build():
         ir = popxl.gir()
@@ -97,11 +111,11 @@ def test_graphs_reduce_and_gather_by_name():
         groups = NamedReplicaGrouping.build_groups(["w", "deep.s"], pairs)
         reduce, names = reduce_replica_sharded_graph(tensors, shard_groups=groups)
         parts = NamedTensors.pack(names, reduce.bind(tensors).call())
-        assert (parts.w.shape, parts.w.meta_shape, parts.deep.s.shape) == ((5,), (3, 3), ())
+        assert (parts.w.shape, parts.w.meta_shape, parts.deep.s.shape) == ((6,), (3, 4), ())
         gather, names = all_gather_replica_sharded_graph(parts, replica_groups=groups)
         return list(gather.bind(parts).call())
 
-    w, s = replicas_run(REPLICAS, build, {"g": GRADS})
+    s, w = replicas_run(REPLICAS, build, {"g": GRADS})
     np.testing.assert_allclose(w[2], GRADS.sum(0), rtol=1e-5)
     assert s.tolist() == [8] * REPLICAS
 
@@ -122,26 +136,67 @@ def test_io_tiles_change_no_result(use_io_tiles):
 def test_spec_of_a_part():
     ir = popxl.Ir(replication=4)
     with ir.main_graph:
-        w = popxl.constant(np.zeros((3, 3), np.float16))
-        spec = replica_sharded_spec(w, ir.replica_grouping())
-        assert spec == popxl.TensorSpec((3,), popxl.float16, (3, 3))
-        tiny = popxl.constant(np.zeros(3, np.float16))
-        assert replica_sharded_spec(tiny, ir.replica_grouping()) == tiny.spec
+        everyone = ir.replica_grouping()
+        w = popxl.constant(np.zeros((3, 4), np.float16))
+        spec = replica_sharded_spec(w, everyone)
+        assert spec == popxl.TensorSpec((3,), popxl.float16, (3, 4))
+        for shape in ((3,), (3, 3), ()):
+            whole = popxl.constant(np.zeros(shape, np.float16))
+            assert replica_sharded_spec(whole, everyone) == whole.spec
+        assert replica_sharded_spec(w, ir.replica_grouping(group_size=1)) == w.spec
+        part = ops.init((6,), popxl.float16, meta_shape=(3, 4))  # cut already: not cut again
+        assert replica_sharded_spec(part, everyone) == part.spec
         with pytest.raises(ValueError, match="4 shards, which groups of 2 replicas do not hold"):
             shards_of(spec, 2)
 
 
+def test_graphs_are_written_from_factories():
+    ir = popxl.Ir(replication=REPLICAS)
+    with ir.main_graph:
+        cut = VariableFactory(lambda: np.zeros((2, 4), np.float16), name="cut", shard_over=4)
+        whole = VariableFactory(lambda: np.zeros((2, 4)), popxl.float32, name="whole")
+        facts = NamedVariableFactories(b=cut, a=whole)
+        for made, shapes in (
+            (reduce_replica_sharded_graph(facts), [(2,), (2,)]),
+            (all_gather_replica_sharded_graph(facts), [(2, 4), (2, 4)]),
+        ):
+            graph, names = made
+            assert names == ["a", "b"]
+            assert [(t.shape, t.dtype) for t in graph.graph.inputs] == [
+                ((2, 4), popxl.float32), ((2,), popxl.float16)
+            ]  # fmt: skip
+            assert graph.args.b.meta_shape == (2, 4)
+            assert [t.shape for t in graph.graph.outputs] == shapes
+
+
 # ---- groupings ----------------------------------------------------------------------------------
-def test_one_instance_is_one_link_domain():
+def test_link_domains_are_told_by_the_launcher(monkeypatch):
     ir = popxl.Ir(replication=4)
     with ir.main_graph:
         strided = ir.replica_grouping(stride=2)
         assert get_ild_replica_grouping(strided) is strided
         assert get_instance_replica_grouping() == ir.replica_grouping()
         assert get_ild_size_from_popdist() == 4
+        monkeypatch.setenv("POPLAR_TARGET_OPTIONS", '{"ipuLinkDomainSize": 2}')
+        assert get_ild_size_from_popdist() == 2
+        assert get_ild_replica_grouping().groups == ((0, 1), (2, 3))
+        assert is_cross_ild(ir.replica_grouping())
+        monkeypatch.setenv("POPLAR_TARGET_OPTIONS", '{"ipuLinkDomainSize": 1}')
+        with pytest.raises(ValueError, match="one link domain of 1"):
+            get_ild_replica_grouping(strided)
+        monkeypatch.setenv("POPLAR_TARGET_OPTIONS", "ipuLinkDomainSize=2")
+        with pytest.raises(ValueError, match="POPLAR_TARGET_OPTIONS"):
+            get_ild_size_from_popdist()
+        monkeypatch.delenv("POPLAR_TARGET_OPTIONS")
         assert not is_cross_ild(strided)
         assert fill_none_group(None, strided) is strided
         assert fill_none_group(ir.replica_grouping(), strided) == ir.replica_grouping()
+
+
+def test_at_most_64_replicas_are_one_link_domain_by_default():
+    ir = popxl.Ir(replication=128)
+    with ir.main_graph:
+        assert get_ild_size_from_popdist() == 64
 
 
 def test_groups_are_cut_at_instances(monkeypatch):

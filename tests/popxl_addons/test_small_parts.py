@@ -1,6 +1,8 @@
 """Streams by name, seeds, prints, cross entropy, and utilities."""
 
 import logging
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -172,11 +174,15 @@ def test_ordered_dict_by_position():
     assert (d.idx(0), d.idx(-1)) == (1, 2)
 
 
-def test_timer_logs_its_title(caplog):
+def test_timer_logs_its_title_at_the_start_and_the_end(caplog, monkeypatch):
+    run = types.SimpleNamespace(summary={})
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=run))
     caplog.set_level(logging.INFO)
-    with timer("Loading"):
-        pass
-    assert "Loading duration: 0.00 mins" in caplog.text
+    with timer("Loading all weights"):
+        assert "Loading all weights" in caplog.text
+        assert "duration" not in caplog.text
+    assert "Loading all weights duration: 0.00 mins" in caplog.text
+    assert list(run.summary) == ["loading_all_weights_mins"]
 
 
 def test_names_of_derived_graphs():

@@ -89,6 +89,7 @@ def test_checkpoints_bring_everything_back(tmp_path):
         s.run({s.inputs.x: 2.0})
     fresh = session()
     fresh.dataloader = Loader()
+    fresh.add_session_state_info({"epoch": 0})
     fresh.load_checkpoint(str(tmp_path / "step_1"), report_missing="error")
     assert values(fresh) == {"part.a": 3, "part.b": 3}
     assert (fresh.session_state["steps"], fresh.session_state["epoch"]) == (1, 2)
@@ -171,23 +172,66 @@ def test_old_checkpoints_of_the_session_are_removed(tmp_path):
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["y"]
 
 
-def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path):
-    """A folder without session_info.json is none; the old one lies beside it."""
+def test_other_files_of_the_folder_stay(tmp_path):
+    (tmp_path / "config.yml").write_text("lr: 1")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    for value in (2.0, 3.0):
+        s = session(value)
+        s.save_checkpoint(str(tmp_path))
+    assert (tmp_path / "config.yml").read_text() == "lr: 1"
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    fresh = session()
+    fresh.load_checkpoint(str(tmp_path), "error")
+    assert values(fresh) == {"part.a": 3, "part.b": 3}
+    assert not [p.name for p in (tmp_path / "model").iterdir() if p.name.startswith(".")]
+
+
+def test_a_save_that_fails_while_it_writes_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     s = session(2.0)
     s.save_checkpoint(str(tmp_path / "c"))
-    s.dataloader = types.SimpleNamespace(save=lambda filename: 1 / 0, resume=print)
-    with pytest.raises(ZeroDivisionError):
+    s.write_variable_data(s.state.part.a, np.float32(9))
+
+    save = np.savez
+
+    def fail(file, **arrays):
+        if "part.b" in arrays:
+            raise OSError("disk full")
+        save(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="disk full"):
         s.save_checkpoint(str(tmp_path / "c"))
     fresh = session()
-    with pytest.raises(ValueError, match="is no checkpoint"):
-        fresh.load_checkpoint(str(tmp_path / "c"))
-    fresh.load_checkpoint(str(tmp_path / ".c.old"), "error")
+    fresh.load_checkpoint(str(tmp_path / "c"), "error")
     assert values(fresh) == {"part.a": 2, "part.b": 2}
 
 
-def test_a_folder_must_be_a_checkpoint(tmp_path):
+def test_a_map_that_lives_in_the_checkpoint_stays_where_it_is(tmp_path):
+    s = session(5.0, memmap_dir=str(tmp_path / "model"))
+    s.save_checkpoint(str(tmp_path))
+    fresh = session(memmap_dir=str(tmp_path / "maps"))
+    fresh.load_checkpoint(str(tmp_path), "error")
+    assert values(fresh) == {"part.a": 5, "part.b": 5}
+
+
+def test_a_folder_must_be_a_checkpoint_but_may_lack_the_session_state(tmp_path, caplog):
     with pytest.raises(ValueError, match="is no checkpoint"):
         session().load_checkpoint(str(tmp_path))
+    saved = session(4.0)
+    saved.add_session_state_info({"epoch": 3})
+    saved.save_checkpoint(str(tmp_path / "c"))
+    plain = session()
+    with pytest.raises(ValueError, match="epoch"):  # a key too many
+        plain.load_checkpoint(str(tmp_path / "c"), "error")
+    assert values(plain)["part.a"] == 1
+    (tmp_path / "c" / "session_info.json").unlink()
+    with pytest.raises(ValueError, match="epoch"):  # and one missing
+        saved.load_checkpoint(str(tmp_path / "c"), "error")
+    saved.session_state["steps"] = 7
+    saved.load_checkpoint(str(tmp_path / "c"))
+    assert "epoch" in caplog.text
+    assert saved.session_state == {"steps": 0}
 
 
 def test_state_info_must_be_json():
@@ -222,7 +266,7 @@ def test_memory_maps_are_copied_as_files(tmp_path):
     assert values(mapped) == {"part.a": 1, "part.b": 1}
     mapped.load_checkpoint(str(tmp_path / "c"), "error")
     assert values(mapped) == {"part.a": 5, "part.b": 5}
-    assert np.load(tmp_path / "maps" / "a.v.npy") == 5
+    assert np.fromfile(tmp_path / "maps" / "a.v.npy", np.float32).tolist() == [5]
 
 
 def test_many_variables_are_written_with_progress(caplog):

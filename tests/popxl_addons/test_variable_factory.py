@@ -69,25 +69,42 @@ def test_items_must_keep_their_shape(ir):
 
 
 def test_items_must_be_arrays(ir):
-    with pytest.raises(TypeError, match="'w' must be arrays"):
+    with pytest.raises(ValueError, match="'w' must be arrays"):
         VariableFactory(lambda: object(), name="w")
+    with pytest.raises(ValueError, match="a callable, an iterable or an array"):
+        VariableFactory(None)
+
+
+def test_what_a_callable_raises_is_told_at_once_and_without_a_graph():
+    def fail():
+        raise KeyError("no such weight")
+
+    with pytest.raises(ValueError, match=r"'w' cannot be made: KeyError: .*no such weight"):
+        VariableFactory(fail, name="w")
 
 
 def test_sharded_input_is_flat_and_keeps_the_whole_shape(ir):
     with ir.create_empty_graph("g"):
-        t, factory = add_replica_sharded_variable_input("w", lambda: np.zeros((3, 3)))
-        assert (t.shape, t.meta_shape) == ((3,), (3, 3))
-        tiny, small = add_replica_sharded_variable_input("s", lambda: np.zeros(3))
-        assert (tiny.shape, tiny.meta_shape) == ((3,), ())
-    assert factory.shape_on_host == (3, 3)
-    assert not small.replica_sharded
-    with pytest.raises(ValueError, match="init_remote"):
-        factory.create_tensor()
+        t, factory = add_replica_sharded_variable_input("w", lambda: np.zeros((2, 4)))
+        assert (t.shape, t.meta_shape) == ((8 // ir.replication_factor,), (2, 4))
+    assert factory.shape_on_host == (2, 4)
 
 
-def test_shards_must_divide_the_group(ir):
-    with ir.create_empty_graph("g"), pytest.raises(ValueError, match="shard_over=3 must divide"):
-        add_replica_sharded_variable_input("w", lambda: np.zeros(8), shard_over=3)
+@pytest.mark.parametrize(("shape", "shards", "part"), [((8,), 2, 4), ((5, 3), 2, 7), ((9,), 3, 3)])
+def test_a_factory_of_shards_makes_ordinary_variables_too(ir, shape, shards, part):
+    """The number of shards need not divide the elements, nor the size of the group."""
+    factory = VariableFactory(lambda: np.ones(shape), name="w", shard_over=shards)
+    assert (factory.shape, factory.meta_shape) == ((part,), shape)
+    variable = factory.create_tensor()
+    assert (variable.shape, variable.meta_shape) == (shape, ())
+    assert variable.shape_on_host == factory.shape_on_host == shape
+
+
+def test_shards_must_not_exceed_the_group(ir):
+    size = ir.replication_factor
+    for wrong in (0, size + 1):
+        with pytest.raises(ValueError, match=f"shard_over={wrong} must be from 1 to {size}"):
+            VariableFactory(lambda: np.zeros(8), shard_over=wrong)
 
 
 def test_inputs_by_reference(ir):
@@ -172,5 +189,38 @@ def test_a_read_only_map_is_not_written(tmp_path, ir):
 
 def test_a_map_of_another_variable_is_refused(tmp_path, ir):
     VariableFactory(np.ones(2)).next_memmap(str(tmp_path), "w")
-    with pytest.raises(ValueError, match=r"needs float32 \(3,\)"):
+    with pytest.raises(ValueError, match=r"of float32 \(3,\) needs 12"):
         VariableFactory(np.ones(3)).next_memmap(str(tmp_path), "w")
+
+
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16, popxl.float16])
+def test_a_map_holds_the_elements_alone_with_the_groups_in_front(tmp_path, dtype):
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        alone = ir.replica_grouping(group_size=1)
+        draws = iter(np.arange(6.0).reshape(2, 3))
+        factory = VariableFactory(draws, dtype, "w", replica_grouping=alone)
+        mapped = factory.next_memmap(str(tmp_path), "w")
+    mapped.flush()
+    raw = np.fromfile(tmp_path / "w.npy", dtype.as_numpy())
+    assert raw.astype(np.float32).tolist() == list(range(6))
+    assert mapped.shape == (2, 3)
+    np.asarray([7] * 6, dtype.as_numpy()).tofile(tmp_path / "w.npy")
+    with ir.main_graph:
+        again = factory.next_memmap(str(tmp_path), "w")
+    assert np.asarray(again, np.float32).tolist() == [[7] * 3] * 2
+
+
+def test_a_seeded_generator_gives_the_same_data_whatever_the_order_of_the_tree(ir):
+    found = []
+    for names in (["a", "b.c", "b.a"], ["b.a", "b.c", "a"]):
+        draws = iter(np.arange(10.0))
+        facts = NamedVariableFactories.from_dict({n: VariableFactory(0.0, name=n) for n in names})
+        for factory in facts.values_flat():
+            factory.data_iter = draws
+        variables = facts.init()
+        assert variables.keys_flat() == facts.keys_flat()
+        with popxl.Session(ir) as session:
+            values = {n: float(session.get_tensor_data(t)) for n, t in variables.to_dict().items()}
+        found.append(values)
+    assert found[0] == found[1] == {"a": 0, "b.a": 1, "b.c": 2}

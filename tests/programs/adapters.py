@@ -113,13 +113,13 @@ class Magma:
         args = grad.grad_graph_info.inputs_dict(head_info)
         (dx,) = grad.call(popxl.constant(1.0), args=args)
         x, adapter = layer.graph.inputs[0], layer.args.adapter
-        grad = addons.autodiff(layer, grads_required=[x, *adapter.tensors])
+        grad = addons.autodiff(layer, grads_required=[x, *adapter.values_flat()])
         for i in reversed(range(LAYERS)):
             args = grad.grad_graph_info.inputs_dict(infos[i])
             dx, *rest = grad.call(dx, args=args)
             names = (f"layer{i}.adapter.{n}" for n in adapter.keys_flat())
             self.grads.update(zip(names, rest, strict=True))
-        grad = addons.autodiff(prefix, grads_required=prefix.args.tensors)
+        grad = addons.autodiff(prefix, grads_required=prefix.args.values_flat())
         d_prefix = ops.slice(dx, stop=IMAGE, axis=1)
         found = grad.call(d_prefix, args=grad.grad_graph_info.inputs_dict(prefix_info))
         names = (f"prefix.{n}" for n in prefix.args.keys_flat())

@@ -51,7 +51,7 @@ class Layer(addons.Module):
         super().__init__()
         self.ln = LayerNorm()
         self.qkv, self.output = Linear(3 * HIDDEN), Linear(HIDDEN)
-        self.attention = Attention(cache=True)
+        self.attention = Attention()
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         def heads(t: popxl.Tensor) -> popxl.Tensor:

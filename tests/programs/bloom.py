@@ -15,7 +15,7 @@ import popxl_addons as addons
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons import NamedTensors
-from popxl_addons.array_munging import pad_axis, repeat, shard, tensor_parallel_input
+from popxl_addons.array_munging import pad_axis, shard, tensor_parallel_input
 from popxl_addons.layers import Embedding, LayerNorm, Linear
 from popxl_addons.ops.replicated_all_reduce_TP import replicated_all_reduce
 from popxl_addons.patterns import apply_pre_alias_patterns
@@ -190,8 +190,7 @@ class Bloom:
             session.write_variables_data(self.weights(hf))
             # Each replica of the one tensor-parallel group gets the same batch.
             feeds = {
-                s: tensor_parallel_input(a[None].astype(np.int32), n, n, repeat)
-                for s, a in data.items()
+                s: tensor_parallel_input(a[None].astype(np.int32), n, n) for s, a in data.items()
             }
             logits = session.run(feeds)[self.outputs.logits]
         np.testing.assert_array_equal(logits[0], logits[-1])

@@ -24,7 +24,7 @@ def training_session() -> addons.TaskSession:
         image, label, lr = (ops.host_load(s) for s in (inputs.image, inputs.label, inputs.lr))
 
         facts, net = Net().create_graph(image)
-        grad = addons.autodiff(net, grads_required=net.args.tensors)
+        grad = addons.autodiff(net, grads_required=net.args.values_flat())
         state = addons.NamedTensors(fwd=facts.init(), optim=addons.NamedTensors())
         call = net.bind(state.fwd).call_with_info(image)
         loss, dlogits = addons.ops.cross_entropy_with_grad(call.outputs[0], label)

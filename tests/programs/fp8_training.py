@@ -54,7 +54,7 @@ class Program:
             x, label = (ops.host_load(s) for s in self.inputs)
             facts, fwd = Net(metric).create_graph(x)
             self.variables = facts.init()
-            grad = addons.autodiff(fwd, grads_required=fwd.args.tensors)
+            grad = addons.autodiff(fwd, grads_required=fwd.args.values_flat())
             info = fwd.bind(self.variables).call_with_info(x)
             loss, dlogits = addons.cross_entropy_with_grad(info.outputs[0], label)
             grads = grad.call(dlogits, args=grad.grad_graph_info.inputs_dict(info))

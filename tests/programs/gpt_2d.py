@@ -175,7 +175,7 @@ class Program:
             words, labels = (ops.host_load(s) for s in self.inputs)
             facts, fwd = Loss(c).create_graph(words, labels)
             self.variables = facts.init()
-            grad = addons.autodiff(fwd, grads_required=fwd.args.tensors)
+            grad = addons.autodiff(fwd, grads_required=fwd.args.values_flat())
             info = fwd.bind(self.variables).call_with_info(words, labels)
             (loss,) = info.outputs[:1]
             grads = grad.call(popxl.constant(1.0), args=grad.grad_graph_info.inputs_dict(info))

@@ -106,7 +106,7 @@ class GPTJ:
     def quantised(self, variables: NamedTensors, weight: np.ndarray) -> addons.WeightsDict:
         """A matrix (inputs, outputs) for the variables of a LinearGQ."""
         parts = group_quantize_compress_numpy(weight, self.config.group_size, dim=0)
-        names = "weight", "weight_decompression_scale", "weight_decompression_bias"
+        names = "weight_compressed", "weight_decompression_scale", "weight_decompression_bias"
         return addons.WeightsDict({variables.get(n): a for n, a in zip(names, parts, strict=True)})
 
     def weights(self, hf) -> addons.WeightsDict:

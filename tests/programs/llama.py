@@ -151,7 +151,7 @@ class Generator:
             step = popxl.constant(0, popxl.int32)
             facts, self.model = Llama(c).create_graph(token, step, caches)
             self.variables = facts.init()
-            weights = list(self.variables.tensors)
+            weights = self.variables.values_flat()
             graph = ir.create_graph(self.one_token, words, step, caches, weights)
             words, *_ = ops.repeat(graph, c.length - 1, words, step, *caches, *weights)
             ops.host_store(out_stream, words)

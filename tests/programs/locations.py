@@ -80,7 +80,7 @@ class Training:
             getattr(self, place)(x, y)
 
     def gradients(self, variables: NamedTensors, x: popxl.Tensor, y: popxl.Tensor) -> NamedTensors:
-        grad = addons.autodiff(self.fwd, grads_required=self.fwd.args.tensors)
+        grad = addons.autodiff(self.fwd, grads_required=self.fwd.args.values_flat())
         info = self.fwd.bind(variables).call_with_info(x)
         loss, dlogits = addons.cross_entropy_with_grad(info.outputs[0], y)
         ops.host_store(self.outputs.loss, loss)
@@ -95,7 +95,7 @@ class Training:
     def device(self, x: popxl.Tensor, y: popxl.Tensor) -> None:
         self.variables = self.facts.init()
         grads = self.gradients(self.variables, x, y)
-        for g in grads.tensors:
+        for g in grads.values_flat():
             ops.collectives.replicated_all_reduce_(g, op="mean")
         self.descend(self.variables, grads)
 
@@ -136,7 +136,7 @@ class Training:
         (logits,) = self.fwd.bind(loaded).call(x)
         ops.host_store(self.outputs.loss, addons.cross_entropy(logits, y))
         _, plain = Net().create_graph(x)
-        grad = addons.autodiff(plain, grads_required=plain.args.tensors)
+        grad = addons.autodiff(plain, grads_required=plain.args.values_flat())
         info = plain.bind(loaded.map(gather_replica_sharded_tensor)).call_with_info(x)
         _, dlogits = addons.cross_entropy_with_grad(info.outputs[0], y)
         grads = grad.call(dlogits, args=grad.grad_graph_info.inputs_dict(info))

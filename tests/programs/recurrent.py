@@ -54,7 +54,7 @@ class Recurrent(addons.Module):
             row = h.reshape((1, BATCH, HIDDEN))
             return h, i + 1, ops.dynamic_update(states, i, row, [0], [1], True)
 
-        i, weights = popxl.constant(0, popxl.int32), list(variables.tensors)
+        i, weights = popxl.constant(0, popxl.int32), variables.values_flat()
         body = ir.create_graph(step, h, i, states, xs, weights)
         return ops.repeat(body, LENGTH, h, i, states, xs, *weights)[2]
 
@@ -82,7 +82,7 @@ def loss_and_gradients(weights: dict[str, np.ndarray], words: np.ndarray, labels
         inputs = [t for _, _, t in fed]
         facts, fwd = Model().create_graph(*inputs)
         variables = facts.init()
-        grad = addons.autodiff(fwd, grads_required=fwd.args.tensors)
+        grad = addons.autodiff(fwd, grads_required=fwd.args.values_flat())
         info = fwd.bind(variables).call_with_info(*inputs)
         grads = grad.call(popxl.constant(1.0), args=grad.grad_graph_info.inputs_dict(info))
         loss = addons.host_store(info.outputs[0])

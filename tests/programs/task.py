@@ -72,7 +72,7 @@ def training_session(dropout: float = 0.1, **kwargs) -> addons.TaskSession:
         now, following = ops.split_random_seed(seed)
         ops.var_updates.copy_var_update_(seed, following)
         facts, fwd = Net(dropout).create_graph(image, now)
-        grad = addons.autodiff(fwd, grads_required=fwd.args.tensors)
+        grad = addons.autodiff(fwd, grads_required=fwd.args.values_flat())
         variables = facts.init()
         info = fwd.bind(variables).call_with_info(image, now)
         loss, dlogits = addons.cross_entropy_with_grad(info.outputs[0], label)

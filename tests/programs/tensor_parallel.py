@@ -73,7 +73,7 @@ def run(x: np.ndarray, dy: np.ndarray, weights: dict[str, np.ndarray], tp: int):
         dy_stream = popxl.h2d_stream((rows, hidden), popxl.float32, name="dy")
         x_t, dy_t = ops.host_load(x_stream), ops.host_load(dy_stream)
         facts, layer = FeedForward(hidden, len(weights["up.bias"]), tp).create_graph(x_t)
-        required = [*layer.graph.inputs[:1], *layer.args.tensors]
+        required = [*layer.graph.inputs[:1], *layer.args.values_flat()]
         grad = addons.autodiff(layer, grads_required=required)
         variables = facts.init(empty=True)
 

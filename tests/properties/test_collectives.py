@@ -111,7 +111,8 @@ def one_replica(case: Case, xs: np.ndarray, rank: int) -> np.ndarray:
     if case.kind == "stack":
         return np.stack(list(xs), case.axis)
     if case.kind == "slice":
-        return np.split(xs[rank], size, case.axis)[rank]
+        own = np.split(xs[rank], size, case.axis)[rank]
+        return own.squeeze(case.axis) if own.shape[case.axis] == 1 else own
     flat = (reduced if case.kind == "reduce_scatter" else xs[rank]).ravel()
     length = -(-flat.size // size)
     return np.pad(flat, (0, length * size - flat.size))[rank * length : (rank + 1) * length]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
+from records.pace import Throughput
 from records.progress import Progress
-from records.throughput import Throughput
 
 
 class Terminal(io.StringIO):

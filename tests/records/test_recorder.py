@@ -16,7 +16,7 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.t5 import T5Config
 from records.metrics import read_metrics
-from records.recorder import Report
+from records.recorder import Recorder
 from records.run_directory import choose_path
 from training.options import RunOptions
 
@@ -55,7 +55,7 @@ def runs(monkeypatch):
 
 def test_a_run_leaves_its_records(tmp_path, config, capsys):
     path = tmp_path / "deep" / "run"
-    with Report(config, path, RunOptions("tiny")) as report:
+    with Recorder(config, path, RunOptions("tiny")) as report:
         for step in range(3):
             report.step(step, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5, tokens=9)
     assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
@@ -78,7 +78,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
 
 
 def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
-    with Report(config, tmp_path, RunOptions("tiny")):
+    with Recorder(config, tmp_path, RunOptions("tiny")):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yml", "metrics.jsonl"]
 
@@ -86,7 +86,7 @@ def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
 def test_a_directory_that_cannot_be(tmp_path, config):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the run directory .*file"):
-        Report(config, tmp_path / "file", RunOptions("tiny"))
+        Recorder(config, tmp_path / "file", RunOptions("tiny"))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_directory_that_cannot_be(tmp_path, config):
 )
 def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, project):
     config = load_config(family, "finetuning", preset)
-    with Report(config, tmp_path, RunOptions("tiny", wandb=True, wandb_name="mine")) as report:
+    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True, wandb_name="mine")) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
     (run,) = runs
     assert run.settings["project"] == project
@@ -109,7 +109,7 @@ def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, pr
 
 
 def fail_after_a_step(config, path):
-    with Report(config, path, RunOptions("tiny", wandb=True)) as report:
+    with Recorder(config, path, RunOptions("tiny", wandb=True)) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
         raise RuntimeError("the device is gone")
 
@@ -127,7 +127,7 @@ def test_wandb_without_login(tmp_path, config, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(UserError, match=r"No API key.*WANDB_MODE=offline, or leave out --wandb$"):
-        Report(config, tmp_path, RunOptions("tiny", wandb=True))
+        Recorder(config, tmp_path, RunOptions("tiny", wandb=True))
 
 
 def test_wandb_not_installed(tmp_path, config, monkeypatch):
@@ -140,7 +140,7 @@ def test_wandb_not_installed(tmp_path, config, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(UserError, match="pip install wandb"):
-        Report(config, tmp_path, RunOptions("tiny", wandb=True))
+        Recorder(config, tmp_path, RunOptions("tiny", wandb=True))
 
 
 def warnings_in(stderr: str) -> list[str]:
@@ -151,7 +151,7 @@ def test_a_run_goes_on_without_wandb(tmp_path, config, runs, monkeypatch, capsys
     """It fails in the middle, and is not asked again: not at the end of the process either."""
     ends = []
     monkeypatch.setattr(wandb, "teardown", lambda exit_code: ends.append(exit_code))
-    with Report(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
+    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
         monkeypatch.setattr(FakeRun, "log", raise_connection_error)
         for step in (1, 2):
@@ -172,7 +172,7 @@ import os, signal, sys, time
 from pathlib import Path
 from config.presets import load_config
 from config.t5 import T5Config
-from records.recorder import Report
+from records.recorder import Recorder
 from training.options import RunOptions
 
 def its_process():
@@ -185,7 +185,7 @@ def its_process():
             pass
 
 config = load_config(T5Config, "finetuning", "tiny", {"training": {"steps": 6}})
-with Report(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as report:
+with Recorder(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as report:
     for step in range(6):
         report.step(step, loss=2.0, learning_rate=1e-3)
         if step == 2:
@@ -196,7 +196,7 @@ with Report(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as report
 
 @pytest.mark.slow
 def test_wandb_offline_for_real(tmp_path, config):
-    with Report(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
+    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
         report.step(0, loss=2.0, learning_rate=1e-3)
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 

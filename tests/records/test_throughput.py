@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from records.throughput import Throughput
+from records.pace import Throughput
 
 
 def test_rate_over_the_last_updates_without_compilation():

@@ -181,7 +181,7 @@ def weights(seed: int = 1) -> dict[str, np.ndarray]:
 
 CONFIG = T5Config.from_dict(SMALL)
 DATA = {"seed": 1, "epoch": 0, "position": 4, "samples": 10}
-METADATA = {"data": DATA, "skipped_steps": 0, MODEL: family_of(CONFIG).hf_config(CONFIG)}
+METADATA = {"data": DATA, "skipped_steps": 0, MODEL: family_of(CONFIG).to_config_json(CONFIG)}
 
 
 def save_steps(path: Path) -> Path:
@@ -244,7 +244,7 @@ def test_files_of_a_checkpoint(cases, forks, model):
 @middling
 def test_files_of_a_hugging_face_model(cases, forks, model):
     folder = model / "load"
-    described = family_of(CONFIG).hf_config(CONFIG)
+    described = family_of(CONFIG).to_config_json(CONFIG)
     write_hf_directory(folder, weights(), described, shard_bytes=2000)
     files = {path: path.read_bytes() for path in folder.iterdir()}
     _try_changes(cases, files, lambda: forks.run("weights", path=str(model)))

@@ -18,13 +18,13 @@ from safetensors.numpy import load_file, save_file
 
 import run_finetuning
 import run_validation
-import training.run
 from checkpoints import CheckpointError, CheckpointStore
 from config.errors import ConfigError, Notice
 from config.gptj import GPTJConfig
 from config.presets import load_config, preset_data
 from config.t5 import T5Config
 from data.batches import Loader
+from data.pipeline import Pipeline
 from data.rows import DataError
 from evaluation.generate import lines_of_standard_input
 from files.errors import FileError, WriteError
@@ -36,7 +36,7 @@ from huggingface.hub import DataUnavailable, load_tokenizer
 from modelling.spec import family_of
 from modelling.start import MODEL, load_weights, starting_point
 from records.metrics import MetricsFile, read_metrics
-from records.recorder import Report
+from records.recorder import Recorder
 from training.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def refused(capsys, monkeypatch) -> Callable[..., str]:
     def no_data(*_: object) -> None:
         raise AssertionError("data are read before the mistake is said")
 
-    monkeypatch.setattr(training.run, "training_samples", no_data)
+    monkeypatch.setattr(Pipeline, "training_samples", no_data)
 
     def run(main: Callable[..., int], *arguments: str) -> str:
         assert main([*TINY, *arguments]) == 2
@@ -93,7 +93,7 @@ def config() -> T5Config:
 
 def test_a_run_goes_on_without_records_that_cannot_be_written(tmp_path, config, capsys):
     """/dev/full gives what a full disk gives; the picture's place is taken by a folder."""
-    with Report(config, tmp_path, RunOptions("tiny")) as report:
+    with Recorder(config, tmp_path, RunOptions("tiny")) as report:
         (tmp_path / "metrics.jsonl").unlink()
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         (tmp_path / "loss_curve.png").mkdir()
@@ -398,7 +398,7 @@ def initial(config: GPTJConfig) -> dict[str, np.ndarray]:
 def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path):
     """All shapes are equal, and every number that comes out would be wrong."""
     made = gptj(2, 4)
-    description = family_of(made).hf_config(made)
+    description = family_of(made).to_config_json(made)
     if kind == "checkpoint":
         with CheckpointStore(tmp_path) as store:
             store.save(1, initial(made), {MODEL: description}, wait=True)
@@ -414,7 +414,7 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_not_finite(value, tmp_path):
     config = gptj(2, 4, load=str(tmp_path / "hf"))
-    table, description = family_of(config).weights(config), family_of(config).hf_config(config)
+    table, description = family_of(config).weights(config), family_of(config).to_config_json(config)
     write_hf_directory(tmp_path / "hf", initial(config), description)
     file = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(file)

@@ -17,17 +17,17 @@ import modelling.export
 import run_export
 import run_finetuning
 import run_validation
-import training.run
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from data.batches import Loader
+from data.pairs import PAIRS
+from data.pipeline import Pipeline
 from data.rows import File
 from data.task import TASKS
 from files.lock import locked
 from modelling.spec import family_of
 from modelling.start import load_weights, starting_point
-from modelling.text import load_tokenizer
 from records.metrics import MetricsFile, read_metrics
 from terminal.entry_point import entry_point
 
@@ -55,7 +55,7 @@ def _accept(*_: object, **__: object) -> None:
 
 
 # The work begins where weights and data are read; what is checked before stays.
-training.run.training_samples = _accept
+Pipeline.training_samples = _accept
 evaluation.validate.load_weights = _accept
 modelling.export.load_weights = _accept
 
@@ -124,8 +124,7 @@ def _metrics(path: Path) -> None:
 def _tokenizer(path: Path) -> None:
     data = {"family": "t5", "data": {"dataset": "sample", "tokenizer": str(path)}}
     config = T5Config.from_dict(data)
-    tokenizer = load_tokenizer(config, family_of(config))
-    tokenizer(["mnli hypothesis: a b c", ""])["input_ids"]
+    list(Pipeline(config, PAIRS).tokenizer.ids(["mnli hypothesis: a b c", ""]))
 
 
 def _rows(path: Path) -> None:

@@ -21,7 +21,7 @@ from checkpoints.tensor_files import digest
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
-from modelling.sessions.feeding import loader_of
+from data.batches import Loader
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
 from modelling.sessions.training import FineTuning
@@ -58,8 +58,8 @@ def train(case: str, folder: Path) -> dict[str, object]:
     """Train a few steps, evaluate, and save; what was found."""
     config = config_of(case)
     family = family_of(config)
-    samples = family.generate(config, 16, None)
-    loader = loader_of(config, samples)
+    samples = family.shape.generated(config, 16, None)
+    loader = Loader.of(config, samples)
     model = FineTuning(config, family)
     model.write(family.weights(config).initial(0))
     with model, CheckpointStore(folder / case) as store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config.t5 import T5Config
-from training.epochs import with_steps
+from training.schedule import with_steps
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 
 from checkpoints import CheckpointStore
 from config.sections import RunConfig
-from modelling.spec import Batch, family_of
+from data.samples import Batch
+from modelling.spec import family_of
 from modelling.start import starting_point
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import test_training as gptj_training

@@ -22,7 +22,11 @@ def checkpoints(tmp_path, monkeypatch, clock, **checkpoint) -> Checkpoints:
     config = config_class_of(data, "tiny").from_dict(data)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stub = SimpleNamespace(
-        hf_config=lambda config: {}, tensors=lambda optimizer: TENSORS, state=dict, total=0
+        hf_config=lambda config: {},
+        to_config_json=lambda config: {},
+        tensors=lambda optimizer: TENSORS,
+        state=dict,
+        total=0,
     )
     return Checkpoints(config, stub, stub, stub, stub, stub, 0)
 

@@ -59,6 +59,11 @@ class Context(threading.local):
         return self._ipus[-1] if self._ipus else None
 
     @property
+    def has_no_ipu(self) -> bool:
+        """Whether ops are made in `with popxl.ipu(None)`."""
+        return bool(self._ipus) and self._ipus[-1] is None
+
+    @property
     def io_tile_set(self) -> bool:
         return bool(self._io and self._io[-1])
 
@@ -163,7 +168,12 @@ def in_sequence(mode: bool | Literal["pass"] = True) -> _Pushed:
     """Keep the ops created inside in program order.
 
     Program order is execution order in this runtime, so the mode is recorded only.
+
+    Raises:
+        TypeError: `mode` is None.
     """
+    if mode is None:
+        raise TypeError("in_sequence takes True, False or 'pass', not None")
     return _Pushed("_in_sequence", _CONTEXT.in_sequence if mode == "pass" else bool(mode))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from popxl import dtypes
+from popxl.utils import to_numpy
 
 max_scaling_bias = 31
 min_scaling_bias = -31
@@ -39,6 +40,7 @@ ieee_fp16_denorms = FpDef(5, 10, 15, True, True)
 float8_152_def = FpDef(5, 2, 16, True, False)
 float8_143_def = FpDef(4, 3, 8, True, False)
 
+_WIDE = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 _FLOAT8 = {dtypes.float8_143: float8_143_def, dtypes.float8_152: float8_152_def}
 
 
@@ -54,10 +56,12 @@ def _largest(dtype: dtypes.dtype) -> float:
     return (2 - 2.0**-fp_def.mantissa_size) * 2.0 ** find_exponential_range(fp_def)[1]
 
 
-def _check(dtype: dtypes.dtype | None, log2_scale: int = 0) -> dtypes.dtype:
+def _check(
+    dtype: dtypes.dtype | None, log2_scale: int = 0, error: type[Exception] = ValueError
+) -> dtypes.dtype:
     found = dtypes.float8_143 if dtype is None else dtype
     if found not in _FLOAT8:
-        raise ValueError(f"{found!r} is no float8 dtype: use popxl.float8_143 or float8_152")
+        raise error(f"{found!r} is no float8 dtype: use popxl.float8_143 or float8_152")
     if not -32 <= log2_scale < 32:
         raise ValueError(f"log2_scale must be in [-32, 32), but is {log2_scale}")
     return found
@@ -73,22 +77,29 @@ def host_pow2scale_cast_to_fp8(
     """Round src * 2^log2_scale to float8, to nearest even.
 
     Args:
-        src: float data.
+        src: float16, float32 or float64 data: an array, a tensor of PyTorch, or a list.
         dtype: `popxl.float8_143` (default) or `popxl.float8_152`.
         log2_scale: in [-32, 32).
         nan_on_overflow: values out of range become NaN; otherwise the largest finite value.
+            Infinity always becomes NaN.
 
     Returns:
         Array of the structured dtype of one byte that stands for float8 on the host.
 
     Raises:
-        ValueError: no float8 dtype, or a scale out of range.
+        RuntimeError: no float8 dtype, or data of another type.
+        ValueError: a scale out of range.
     """
-    dtype = _check(dtype, log2_scale)
-    scaled = np.ldexp(np.asarray(src, np.float32), int(log2_scale))
-    if not nan_on_overflow:
-        scaled = np.clip(scaled, -_largest(dtype), _largest(dtype))
+    dtype = _check(dtype, log2_scale, RuntimeError)
+    data = to_numpy(src, downcast=False, copy=False)
+    if data.dtype not in _WIDE:
+        raise RuntimeError(f"float16, float32 and float64 data become float8, not {data.dtype}")
     with np.errstate(invalid="ignore", over="ignore"):
+        finite = np.isfinite(data)
+        scaled = np.ldexp(data.astype(np.float32), int(log2_scale))
+        if not nan_on_overflow:
+            most = _largest(dtype)
+            scaled = np.where(finite, np.clip(scaled, -most, most), np.float32(np.nan))
         return np.asarray(scaled).astype(dtype.as_jax()).view(dtype.as_numpy())
 
 
@@ -99,16 +110,21 @@ def host_pow2scale_cast_from_fp8(
 
     Args:
         src: float8 data in the host's structured dtype.
-        dtype: dtype of the result; default float32.
+        dtype: dtype of the result: float16, float32 or float64.
         log2_scale: in [-32, 32).
 
     Raises:
-        ValueError: `src` is not float8, or the scale is out of range.
+        RuntimeError: `src` is not float8, or `dtype` is another one or not given.
+        ValueError: the scale is out of range.
     """
-    source = _check(dtypes.dtype.as_dtype(src.dtype), log2_scale)
-    values = src.view(source.as_jax()).astype(np.float32)
-    target = dtypes.float32 if dtype is None else dtype
-    return np.ldexp(values, int(log2_scale)).astype(target.as_numpy())
+    if dtype is None or dtype.as_numpy() not in _WIDE:
+        raise RuntimeError(f"float8 becomes float16, float32 or float64, not {dtype!r}")
+    data = np.asarray(src)
+    source = next((t for t in _FLOAT8 if t.as_numpy() == data.dtype), None)
+    if source is None:
+        raise RuntimeError(f"the data to cast from must be float8, but is {data.dtype}")
+    values = data.view(_check(source, log2_scale).as_jax()).astype(np.float32)
+    return np.ldexp(values, int(log2_scale)).astype(dtype.as_numpy())
 
 
 # ---- choice of a scale --------------------------------------------------------------------------
@@ -181,4 +197,13 @@ def _counts(values: np.ndarray) -> list[int]:
     return np.bincount(places[places >= 0], minlength=len(EXPONENTS)).tolist()
 
 
-host_fp8_mse_scale_pb = host_fp8_mse_scale
+def host_fp8_mse_scale_pb(src: np.ndarray, dtype: dtypes.dtype | None = None) -> int:
+    """The scale of `host_fp8_mse_scale`, without its cost.
+
+    Raises:
+        RuntimeError: as there, or `dtype` is not given.
+        ValueError: `dtype` is no float8 dtype.
+    """
+    if dtype is None:
+        raise RuntimeError("a scale is for one dtype: pass popxl.float8_143 or popxl.float8_152")
+    return host_fp8_mse_scale(src, dtype)[1]

@@ -10,7 +10,7 @@ from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
-    from popxl._core.apart import Apart
+    from popxl._core.functional import Functional, Outlined
     from popxl._core.op import Op
     from popxl.ir import Ir
 
@@ -26,10 +26,13 @@ class Graph:
     _tensors: dict[str, Tensor]  # by name, in order of creation
     _taken: dict[str, int]  # how many numbered names there are of a name
     _call_sites: list[Op]  # ops that run this graph
+    _users: dict[Graph, None]  # graphs that run this one, or differentiate it
+    _routed: dict[tuple[Tensor, bool], Tensor]  # inputs for tensors of callers; by reference or not
+    _known: dict[Any, Any]  # what analyses found: see `_core.known`
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
     _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
-    _apart: Apart | None  # compiled by itself, wherever it is called
+    _outlined: Outlined | None  # an executable of its own, wherever it is called
 
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")
@@ -39,7 +42,8 @@ class Graph:
         self = object.__new__(cls)
         self._ir_, self._name = ir, name
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
-        self._tensors, self._taken, self._hooks, self._apart = {}, {}, {}, None
+        self._tensors, self._taken, self._hooks, self._outlined = {}, {}, {}, None
+        self._users, self._known, self._routed = {}, {}, {}
         self._gradient_is_written, self._written_gradients = False, {}
         return self
 
@@ -110,6 +114,13 @@ class Graph:
         """Graphs run by ops of this graph, in order of first use."""
         return tuple(dict.fromkeys(g for op in self._ops for g in op.called_graphs()))
 
+    @property
+    def functional(self) -> Functional:
+        """The graph as it is scheduled and compiled: nothing in it changes a value."""
+        from popxl._core.functional import functionalise
+
+        return functionalise(self)
+
     def get_tensor(self, tensor_id: str) -> Tensor:
         """The tensor with that id (or name). Raises ValueError if there is none."""
         name = tensor_id.removeprefix(self._prefix)
@@ -132,16 +143,16 @@ class Graph:
         return unique
 
     def _add_input(self, spec: TensorSpec, name: str | None, by_ref: bool = False) -> Tensor:
-        if self is self.main_graph:
-            raise ValueError("the main graph has no inputs: use a host stream or a variable")
         tensor: Tensor = Tensor._make(self, spec, name)
         tensor._by_ref = by_ref
         self._inputs.append(tensor)
+        self._changes()
         return tensor
 
     def _add_output(self, tensor: Tensor) -> int:
         """Append an output; call sites that exist already gain it too. Returns its index."""
         from popxl._core.op import add_outputs
+        from popxl._core.regions import regions
 
         if self is self.main_graph:
             raise ValueError("the main graph has no outputs: use ops.host_store")
@@ -149,8 +160,9 @@ class Graph:
             raise ValueError(f"{tensor!r} cannot be an output of graph {self.id!r}: it belongs to "
                              f"graph {tensor._graph.id!r}")  # fmt: skip
         self._outputs.append(tensor)
+        self._changes()
         for site in self._call_sites:
-            if "then" in site.attrs:
+            if any(region.kind == "branch" for region in regions(site)):
                 raise SpecError(
                     f"graph {self.id!r} is a branch of a conditional at {site.location} and "
                     "cannot gain outputs any more"
@@ -165,9 +177,28 @@ class Graph:
             self._ops.insert(self._ops.index(before), op)
         for graph in op.called_graphs():
             graph._call_sites.append(op)
+        self._takes(op)
         context.get_current_context()._op_created(op)
         for fn in list(self._hooks.values()):
             fn(op)
+
+    def _takes(self, op: Op) -> None:
+        """An op is now one of this graph's."""
+        from popxl._core.regions import regions
+
+        for region in regions(op):
+            region.graph._users[self] = None
+        self._changes()
+
+    def _changes(self) -> None:
+        """Forget what is known of this graph, and of those that run it."""
+        self._ir_._changes += 1
+        waiting = [self]
+        while waiting:
+            graph = waiting.pop()
+            if graph._known:  # what is known of a graph rests on what is known of those it runs
+                graph._known = {}
+                waiting += graph._users
 
     def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
         """Call `fn(op)` for each op created in this graph from now on; returns a handle."""
@@ -180,7 +211,18 @@ class Graph:
 
     # ---- Python ---------------------------------------------------------------------------------
     def __enter__(self) -> Graph:
-        context.get_current_context().push_graph(self)
+        """Make this the current graph.
+
+        Raises:
+            RuntimeError: the current graph belongs to another Ir.
+        """
+        current = context.get_current_context()
+        if current._graphs and current.graph.ir is not self.ir:
+            raise RuntimeError(
+                f"graph {self.id!r} is of another Ir than the current graph {current.graph.id!r}: "
+                "leave that one first"
+            )
+        current.push_graph(self)
         return self
 
     def __exit__(self, *exc: object) -> None:

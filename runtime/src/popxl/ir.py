@@ -46,12 +46,11 @@ class Ir:
         self._streams: dict[str, Stream] = {}
         self._buffers: list[RemoteBuffer] = []
         self._host_values: WeakSet[HostValues] = WeakSet()  # of its sessions
+        self._changes = 0  # of graphs, so far
         self._num_host_transfers = 1
         if replication == "popdist":
-            self._instances = popdist.getNumInstances()
+            self._distribute(popdist.getNumInstances())
             replication = popdist.getNumTotalReplicas()
-        else:
-            self._instances = 1
         self.replication_factor = replication
         self._main_graph = self._new_graph("main")
 
@@ -73,19 +72,41 @@ class Ir:
 
     @property
     def replication_factor(self) -> int:
-        """Number of replicas, over all instances."""
-        return self._replicas
+        """Number of replicas, over all instances.
+
+        It is the session option `globalReplicationFactor` where `enableDistributedReplicatedGraphs`
+        is set, otherwise `replicatedGraphCount`. Programs may set these options before they make
+        variables.
+        """
+        options = self._pb_ir.getSessionOptions()
+        if options.enableDistributedReplicatedGraphs:
+            return int(options.globalReplicationFactor)
+        return int(options.replicatedGraphCount)
 
     @replication_factor.setter
     def replication_factor(self, value: int) -> None:
         if value < 1:
             raise ValueError(f"replication_factor must be at least 1, got {value}")
-        self._replicas = int(value)
+        options, count = self._pb_ir.getSessionOptions(), int(value)
+        if options.enableDistributedReplicatedGraphs:
+            instances = options.globalReplicationFactor // options.replicatedGraphCount
+            options.globalReplicationFactor, count = count, count // instances
+        options.enableReplicatedGraphs, options.replicatedGraphCount = count > 1, count
+
+    def _distribute(self, instances: int) -> None:
+        """Count replicas over so many instances, each with one until their number is set."""
+        options = self._pb_ir.getSessionOptions()
+        options.enableDistributedReplicatedGraphs = True
+        options.globalReplicationFactor = instances
 
     @property
     def instance_replication_factor(self) -> int:
         """Number of replicas that this process runs."""
-        return self._replicas // self._instances
+        return int(self._pb_ir.getSessionOptions().replicatedGraphCount)
+
+    @property
+    def _instances(self) -> int:
+        return self.replication_factor // self.instance_replication_factor
 
     @property
     def id(self) -> int:
@@ -107,8 +128,8 @@ class Ir:
 
         Raises:
             TypeError: a list or tuple holds tensors or specs and other things.
-            ValueError: `fn` returns something that is no tensor, or a tensor of another graph; or a
-                tensor of another Ir is passed.
+            ValueError: the arguments do not fit `fn`; it returns something that is no tensor, or a
+                tensor of another graph; or a tensor of another Ir is passed.
         """
         from popxl._core.create_graph import build_graph
 

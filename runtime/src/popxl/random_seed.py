@@ -15,11 +15,14 @@ def create_seeds(
     gradient_accumulation_factor: int = 1,
     replicas: int = 1,
 ) -> np.ndarray:
-    """Create distinct seeds, one for each use in a run of a session.
+    """Create seeds, one for each use in a run of a session.
+
+    They are the numbers of `numpy.random.default_rng(seed + offset)`: runs with equal sums of the
+    two draw the same ones. `counter_seeds` tells all parents and runs apart.
 
     Args:
         seed: parent seed, 0 <= seed < 2**64. Equal parents give equal results.
-        offset: skips the first `offset` runs' worth of seeds, to continue a stopped job.
+        offset: another number for each run, to continue a stopped job.
         batches_per_step: number of batches in a run.
         gradient_accumulation_factor: number of micro-batches in a batch.
         replicas: number of replicas.
@@ -28,16 +31,38 @@ def create_seeds(
         uint32 array of shape (batches_per_step, gradient_accumulation_factor, replicas, 2) with
         dimensions equal to 1, except the last, removed.
     """
+    shape = (batches_per_step, gradient_accumulation_factor, replicas)
+    generator = np.random.default_rng(_checked(seed) + offset)
+    raw = generator.integers(0, MAX_UINT64, shape, np.uint64, endpoint=True)
+    return _as_pairs(raw).squeeze()
+
+
+def counter_seeds(seed: int, offset: int = 0, count: int = 1) -> np.ndarray:
+    """The `count` seeds of run number `offset`, distinct over runs and parents.
+
+    They come from a counter-based generator (Philox, Salmon et al., 2011), so that skipping runs
+    costs nothing.
+
+    Args:
+        seed: parent seed, 0 <= seed < 2**64.
+
+    Returns:
+        uint32 (count, 2).
+    """
+    skipped, rest = divmod(offset * count, 4)  # a count of Philox gives four draws
+    generator = np.random.Philox(key=_checked(seed)).advance(skipped)
+    return _as_pairs(generator.random_raw(rest + count)[rest:])
+
+
+def _checked(seed: int) -> int:
     if not 0 <= seed <= MAX_UINT64:
         raise ValueError(f"seed must be in [0, 2**64), but is {seed}")
-    shape = (batches_per_step, gradient_accumulation_factor, replicas)
-    count = int(np.prod(shape))
-    # Philox is counter based, four draws to a count: skipping costs nothing, however far.
-    skipped, rest = divmod(offset * count, 4)
-    raw = np.random.Philox(key=seed).advance(skipped).random_raw(rest + count)[rest:]
-    pairs = np.stack([raw >> np.uint64(32), raw & np.uint64(_MASK32)], axis=-1).astype(np.uint32)
-    kept = tuple(n for n in shape if n != 1)
-    return pairs.reshape((*kept, 2))
+    return seed
+
+
+def _as_pairs(raw: np.ndarray) -> np.ndarray:
+    """64-bit numbers as their upper and lower halves, along a further axis."""
+    return np.stack([raw >> np.uint64(32), raw & np.uint64(_MASK32)], axis=-1).astype(np.uint32)
 
 
 def uint64_to_two_uint32(num: int) -> tuple[int, int]:

@@ -215,8 +215,9 @@ class ReplicaGrouping:
     def __repr__(self) -> str:
         if self.is_const:
             return (
-                f"ReplicaGrouping(num_groups={self.num_groups}, stride={self.stride}, "
-                f"group_size={self.group_size})"
+                f"ReplicaGrouping(num_replicas={self._ir.replication_factor}, "
+                f"stride={self.stride}, group_size={self.group_size}, "
+                f"num_groups={self.num_groups})"
             )
         return f"ReplicaGrouping(assignment={list(self._assignment)})"
 

@@ -41,7 +41,7 @@ from popxl.errors import popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
 from popxl.plan import Plan, memory_use, plan_of_program
-from popxl.random_seed import create_seeds, uint64_to_two_uint32
+from popxl.random_seed import counter_seeds, uint64_to_two_uint32
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, HostTensor, Variable
 
@@ -98,6 +98,7 @@ class Session:
         self._pb_session = SessionHandle(self)
         self._state: State | None = None
         self._values = HostValues(ir)
+        self._changes = ir._changes
         self._seed_random_numbers(0)
         _check_patterns(ir)
         check_replicas(ir)
@@ -117,8 +118,14 @@ class Session:
         self._program.compile()
 
     def _ensure_compiled(self) -> None:
-        if self._epoch != backend_epoch():
-            self._compile()
+        if self._epoch == backend_epoch():
+            return
+        if self._changes != self.ir._changes:
+            raise popart_exception(
+                "the program was changed after this session was made, and has to be compiled anew, "
+                "since JAX's devices were started anew: make a new session"
+            )
+        self._compile()
 
     # ---- properties -----------------------------------------------------------------------------
     @property
@@ -263,7 +270,7 @@ class Session:
         """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
         uint64_to_two_uint32(seed)  # refuses what is no seed
         # Not the numbers that programs make of the same seed, for dropout for example.
-        self._seeds = map(partial(create_seeds, seed ^ _ROUNDING), count())
+        self._seeds = (counter_seeds(seed ^ _ROUNDING, run)[0] for run in count())
 
     def _next_seed(self) -> jax.Array | None:
         """The seed of a run for rounding at random; None if the program has no use for one."""
@@ -406,7 +413,7 @@ class Session:
 
         Other processes are not asked, as `read_variable_data` asks them. Not of PopXL.
         """
-        self._values.check_known(variable)
+        self._check_readable(variable)
         if self._state is not None and variable in self._values.stale:
             found = placed.part_here(self._program, self._state, variable, part.replicas)
         else:

@@ -11,10 +11,11 @@ import numpy as np
 from popxl import context, dtypes
 from popxl._core import operators
 from popxl._core.log import logger
+from popxl._core.regions import regions
 from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.errors import UndefinedValue
 from popxl.typing_ import NewAliasAnnotation
-from popxl.utils import to_numpy
+from popxl.utils import downcast_np_dtypes, to_numpy
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -127,6 +128,8 @@ class Tensor(operators.Operators):
     def _place(self, op: Op) -> None:
         known = [t._ipu for t in op.inputs if t._ipu is not None]
         self._ipu = op.ipu if op.ipu is not None else (known[0] if known else 0)
+        if context.get_current_context().has_no_ipu:
+            self._ipu = None
         sets = [t._tile_set for t in op.inputs if t._tile_set is not None]
         self._tile_set = "io" if op.io else (sets[0] if sets else "compute")
 
@@ -178,9 +181,9 @@ class Tensor(operators.Operators):
         return math.prod(self.shape)
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
-        """Elements between neighbours along each axis of a C-ordered array of `shape`."""
-        dims = tuple(self.shape if shape is None else shape)
-        return tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
+        """Bytes between neighbours along each axis of a C-ordered array of `shape`."""
+        dims, size = tuple(self.shape if shape is None else shape), self.dtype.as_numpy().itemsize
+        return tuple(math.prod(dims[i + 1 :]) * size for i in range(len(dims)))
 
     # ---- placement ------------------------------------------------------------------------------
     @property
@@ -189,10 +192,35 @@ class Tensor(operators.Operators):
 
     @property
     def ipu(self) -> int:
-        """Virtual device. Raises UndefinedValue while no op has placed the tensor."""
-        if self._ipu is None:
+        """Virtual device: that of the op that makes the tensor; that of a call's argument, for an
+        input of the called graph; or else that of an op that takes it.
+
+        Raises:
+            UndefinedValue: there is none.
+        """
+        found = self._known_ipu()
+        if found is None:
             raise UndefinedValue(f"the IPU of {self.id!r} is not known: no op has placed it yet")
-        return self._ipu
+        return found
+
+    def _known_ipu(self) -> int | None:
+        if self._ipu is not None or self._producer is not None:
+            return self._ipu
+        return next((ipu for ipu in self._ipus_around() if ipu is not None), None)
+
+    def _ipus_around(self) -> Iterator[int | None]:
+        """Where calls take an input from, then where ops use the tensor."""
+        if self in self._graph._inputs:
+            at = self._graph._inputs.index(self)
+            for site in self._graph._call_sites:
+                for region in regions(site):
+                    given = region.inputs[at] if region.graph is self._graph else None
+                    if given is not None:
+                        yield site.inputs[given]._known_ipu()
+        for op in self._graph._ops:
+            if self in op.inputs:
+                yield op.attrs["source"] if op.defn.name == "ipu_copy" else op.ipu
+                yield from (t._ipu for t in op.outputs[:1] if op.defn.name != "ipu_copy")
 
     @property
     def tile_set(self) -> Literal["compute", "io"]:
@@ -582,7 +610,7 @@ def _host_data(
     """A variable's host array, and its grouping. A memory map is the array itself.
 
     Raises:
-        ValueError: the data is a memory map of another dtype.
+        ValueError: the data is a memory map of another dtype, of 64-bit elements, or not C-ordered.
     """
     grouping = _grouping(replica_grouping)
     if not isinstance(data, np.memmap):
@@ -591,6 +619,16 @@ def _host_data(
         raise ValueError(
             f"the data is a memory map of {data.dtype}, which is used in place: its dtype cannot "
             f"be {dtype!r}"
+        )
+    if data.dtype in downcast_np_dtypes:
+        raise ValueError(
+            f"the data is a memory map of {data.dtype}, which is used in place, but devices have "
+            f"no such elements: make a map of {downcast_np_dtypes[data.dtype]}"
+        )
+    if not data.flags.c_contiguous:
+        raise ValueError(
+            "the data is a memory map that is not contiguous in C order, so it cannot be used in "
+            "place: map the whole file, or pass a copy"
         )
     if grouping.is_const:
         return data, grouping

@@ -60,7 +60,8 @@ def to_numpy(
         from popxl import fp8_utils
 
         nan = True if nan_on_overflow is None else nan_on_overflow
-        return fp8_utils.host_pow2scale_cast_to_fp8(array, dtype, log2_scale or 0, nan)
+        numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
+        return fp8_utils.host_pow2scale_cast_to_fp8(numbers, dtype, log2_scale or 0, nan)
     if array.dtype == object:
         raise ValueError(f"cannot make an array of {type(x).__name__} data")
     if copy and array.nbytes and _is_one_zero(array):

@@ -53,8 +53,8 @@ def repeat(x: np.ndarray, n: int, axis: int = 0) -> np.ndarray:
 
 
 def repeat_axis(x: np.ndarray, n: int, axis: int = 0) -> np.ndarray:
-    """Each slice of an existing axis n times in a row: [a, b] -> [a, a, b, b]."""
-    return np.repeat(x, n, axis)
+    """The whole array n times along an existing axis: [a, b] -> [a, b, a, b]."""
+    return np.concatenate([x] * n, axis)
 
 
 def split2D(  # noqa: N802 - PopXL's name
@@ -98,7 +98,7 @@ def repeat_shard(
     if sharded_tensor == "contiguous":
         return np.concatenate([shards] * n_repeats)
     if sharded_tensor == "strided":
-        return repeat_axis(shards, n_repeats)
+        return np.repeat(shards, n_repeats, 0)
     raise ValueError(f"sharded_tensor must be 'contiguous' or 'strided', but is {sharded_tensor!r}")
 
 
@@ -123,22 +123,26 @@ def tensor_parallel_input(
             transfer, then of the second, and so on.
         tp: replicas in a tensor-parallel group.
         rf: number of replicas.
-        repeat_fn: `repeat_fn(input_data, tp)` gives (tp, *input_data.shape), the data of each
-            member of a group; default: `repeat`, the same for all.
+        repeat_fn: `repeat_fn(x, i)` gives the data of member i of each group, where x is a copy of
+            the data of shape (n, 1, *shape), as is the result; default: all members get the same.
 
     Returns:
-        (host_transfers, rf, *shape).
+        (host_transfers, rf, *shape), without those of the first two axes that have length 1.
+
+    Raises:
+        ValueError: `tp` does not divide `rf`, or the samples fill no whole number of transfers.
     """
     dp = _data_parallel(tp, rf)
-    input_data = np.asarray(input_data)
-    if input_data.shape[0] % dp:
+    data = np.asarray(input_data)
+    if data.shape[0] % dp:
         raise ValueError(
-            f"the first axis of the data, {input_data.shape}, must be a multiple of the {dp} "
+            f"the first axis of the data, {data.shape}, must be a multiple of the {dp} "
             "data-parallel instances"
         )
-    members = (repeat_fn or repeat)(input_data, tp)  # (tp, transfers * dp, *shape)
-    by_sample = np.moveaxis(members, 0, 1)  # (transfers * dp, tp, *shape)
-    return by_sample.reshape(input_data.shape[0] // dp, rf, *by_sample.shape[2:])
+    copies = (data[:, None].copy() for _ in range(tp))
+    members = [x if repeat_fn is None else repeat_fn(x, i) for i, x in enumerate(copies)]
+    joined = np.concatenate(members, axis=1)
+    return squeeze_safe(joined.reshape(-1, rf, *joined.shape[2:]), (0, 1))
 
 
 def tensor_parallel_output(

@@ -14,6 +14,7 @@ V = TypeVar("V")
 CLS = TypeVar("CLS", bound="DotTree[Any]")
 
 _UNSAFE = re.compile(r"\W")
+_NEGATIVE = re.compile(r"-[0-9]+", re.ASCII)
 
 
 def sanitise(name: str | int) -> str:
@@ -35,7 +36,7 @@ def _parts(key: str | int) -> list[str]:
     return str(key).split(".")
 
 
-def _checked_parts(key: str | int) -> list[str]:
+def checked_parts(key: str | int) -> list[str]:
     """Raises ValueError unless each part is a Python identifier or a number of digits."""
     parts = _parts(key)
     for part in parts:
@@ -51,7 +52,8 @@ class DotTree(Generic[L]):
     """Nested names with leaves of one type, in order of insertion.
 
     `tree.a.b`, `tree["a.b"]` and `tree.get("a.b")` are the same leaf; integers name the children
-    of lists: `tree[0]` is `tree["0"]`. Subtrees have the class of the tree.
+    of lists: `tree[0]` is `tree["0"]`, and negative ones count from the largest: `tree[-1]`.
+    Subtrees have the class of the tree.
 
     Example:
         >>> tree = DotTree(a=1, b=DotTree(c=2))
@@ -95,6 +97,8 @@ class DotTree(Generic[L]):
         """
         node: Any = self
         for part in _parts(key):
+            if isinstance(node, DotTree) and _NEGATIVE.fullmatch(part):
+                part = str(1 + max(map(int, filter(str.isdigit, node._map)), default=0) + int(part))
             if not isinstance(node, DotTree) or part not in node._map:
                 names = list(node._map) if isinstance(node, DotTree) else []
                 raise KeyError(
@@ -108,13 +112,13 @@ class DotTree(Generic[L]):
 
         Args:
             overwrite: replace what is there; levels of a dotted key that exist gain the new name
-                and keep the others.
+                and keep the others, and a leaf on the way becomes a level.
 
         Raises:
-            ValueError: a part of the key is neither a Python name nor digits; the first part
-                exists already and `overwrite` is not set; or the key goes through a leaf.
+            ValueError: a part of the key is neither a Python name nor digits; or the first part
+                exists already and `overwrite` is not set.
         """
-        *path, last = parts = _checked_parts(key)
+        *path, last = parts = checked_parts(key)
         if parts[0] in self._map and not overwrite:
             raise ValueError(
                 f"{parts[0]!r} exists already, so {str(key)!r} cannot be inserted: pass "
@@ -122,9 +126,9 @@ class DotTree(Generic[L]):
             )
         node: Any = self
         for part in path:
-            node = node._map.setdefault(part, type(self)())
-            if not isinstance(node, DotTree):
-                raise ValueError(f"cannot insert {str(key)!r}: {part!r} is a leaf")
+            if not isinstance(node._map.get(part), DotTree):
+                node._map[part] = type(self)()
+            node = node._map[part]
         node._map[last] = value
 
     def pop(self, key: str | int) -> Any:
@@ -144,7 +148,10 @@ class DotTree(Generic[L]):
 
     # ---- whole trees ----------------------------------------------------------------------------
     def update(self, values: DotTree[L] | Mapping[str, L], overwrite: bool = False) -> None:
-        """Insert every leaf of `values`.
+        """Insert the leaves and subtrees of the first level of `values`.
+
+        Args:
+            overwrite: replace those of the same name, as a whole.
 
         Raises:
             ValueError: as for `insert`; without `overwrite` no name of the first level may be in
@@ -154,8 +161,8 @@ class DotTree(Generic[L]):
         both = [key for key in new._map if key in self._map]
         if both and not overwrite:
             raise ValueError(f"{both} exist already: pass overwrite=True to replace them")
-        for key, leaf in new.to_dict().items():
-            self.insert(key, leaf, overwrite=True)
+        for key, value in new.copy()._map.items():
+            self._map[key] = value
 
     def copy(self: CLS) -> CLS:
         """A tree with the same leaves and subtrees of its own."""
@@ -169,17 +176,17 @@ class DotTree(Generic[L]):
         return out
 
     def filter_keys(self: CLS, keys: Iterable[str | int]) -> CLS:
-        """The tree of those leaves that `keys` names, themselves or by a level above them.
+        """The tree of those leaves and subtrees that `keys` names, in the order of `keys`.
 
-        The order stays that of this tree. Names it does not have are ignored.
+        Raises:
+            KeyError: there is no such name.
+            ValueError: a name is given twice.
         """
-        wanted = {str(key) for key in keys}
-        chosen = {
-            name: leaf
-            for name, leaf in self.to_dict().items()
-            if any(prefix in wanted for prefix in _prefixes(name))
-        }
-        return self.from_dict(chosen)
+        names = [str(key) for key in keys]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{names} has a name twice")
+        out = self.from_dict({name: self.get(name) for name in names})
+        return out.copy()
 
     # ---- flat views -----------------------------------------------------------------------------
     def _flat(self) -> Iterator[tuple[str, Any]]:
@@ -222,7 +229,7 @@ class DotTree(Generic[L]):
         """The tree with these leaves or subtrees; keys may be dotted.
 
         Raises:
-            ValueError: a key is none, as for `insert`, or lies below a leaf.
+            ValueError: a key is none, as for `insert`.
         """
         out = cls()
         for key, value in d.items():
@@ -230,13 +237,15 @@ class DotTree(Generic[L]):
         return out
 
     def unpack(self) -> tuple[list[str], list[L]]:
-        """(dotted names, leaves) in the same order. The inverse of `pack`."""
-        return self.keys_flat(), self.values_flat()
+        """(dotted names, leaves), sorted by name. The inverse of `pack`."""
+        flat = self.to_dict()
+        names = sorted(flat)
+        return names, [flat[name] for name in names]
 
     @classmethod
     def pack(cls: type[CLS], keys: Iterable[str], values: Iterable[Any]) -> CLS:
-        """The tree of `values` under `keys`. Raises ValueError if their numbers differ."""
-        return cls.from_dict(OrderedDict(zip(keys, values, strict=True)))
+        """The tree of `values` under `keys`; where one has more, the rest is left out."""
+        return cls.from_dict(OrderedDict(zip(keys, values, strict=False)))
 
     def to_mapping(self, values: DotTree[V]) -> dict[L, V]:
         """Map each leaf of this tree to the leaf of the same name in `values`.
@@ -249,11 +258,6 @@ class DotTree(Generic[L]):
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={leaf!r}" for name, leaf in self._flat())
         return f"{type(self).__name__}({body})"
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    return (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
 def to_mapping(key: DotTree[K], value: DotTree[V]) -> dict[K, V]:

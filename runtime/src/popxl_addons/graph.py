@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import popxl
 from popxl import ops
@@ -197,9 +197,9 @@ class GraphWithNamedArgs:
 
     @property
     def grad_graph_info(self) -> GradGraphInfo:
-        """Of a gradient graph: what it expects and returns. Raises ValueError otherwise."""
+        """Of a gradient graph: what it expects and returns. Raises AttributeError otherwise."""
         if self._grad_graph_info is None:
-            raise ValueError(f"graph {self.graph.id!r} is no gradient graph")
+            raise AttributeError(f"graph {self.graph.id!r} is no gradient graph")
         return self._grad_graph_info
 
     @grad_graph_info.setter
@@ -239,8 +239,12 @@ class GraphWithNamedArgs:
             force: differentiate even though it has been done before.
 
         Raises:
-            ValueError: it has been done before, or the module has no `build_grad`.
+            ValueError: it has been done before, the method is unknown, or the module has no
+                `build_grad`.
         """
+        if method not in get_args(AutodiffMethod):
+            known = ", ".join(get_args(AutodiffMethod))
+            raise ValueError(f"unknown method {method!r} of autodiff: use one of {known}")
         if self.autodiff_applied and not force:
             raise ValueError(
                 f"graph {self.graph.id!r} has been differentiated already: reuse that gradient "
@@ -279,9 +283,9 @@ class GraphWithNamedArgs:
         out.autodiff_applied = self.autodiff_applied
         return out
 
-    def print_schedule(self) -> None:
-        """Print the graph in execution order."""
-        print(self.graph)
+    def print_schedule(self) -> str:
+        """The graph in execution order, as text to print."""
+        return str(self.graph)
 
     def __repr__(self) -> str:
         return f"GraphWithNamedArgs({self.graph!r}, args={self.args.keys_flat()})"

@@ -9,6 +9,7 @@ from typing import Any
 
 import popxl
 from popxl import Tensor, TensorSpec, ops
+from popxl.context import get_current_context
 from popxl_addons.utils import OrderedDict
 
 
@@ -26,7 +27,8 @@ def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
 
 
 def argument_hash(arg: Any) -> Hashable:
-    """A key that is equal for arguments which give the same graph.
+    """A key that is equal for arguments which give the same graph: objects that have a hash of
+    their own but no equality are alike if their hashes are.
 
     Raises:
         TypeError: the argument is neither a tensor, a container of such, nor hashable.
@@ -43,13 +45,13 @@ def argument_hash(arg: Any) -> Hashable:
         raise TypeError(
             f"a graph cannot be cached for argument {arg!r}: {type(arg).__name__} is not hashable"
         ) from None
-    # 1, 1.0 and True are equal to Python but not to a program.
-    return type(arg), arg
+    # 1, 1.0 and True are equal to Python but not to a program; -1 and -2 have one hash.
+    return type(arg), hash(arg) if type(arg).__eq__ is object.__eq__ else arg
 
 
 def get_function_hash(fn: Any, *args: Any, **kwargs: Any) -> Hashable:
-    """The key of the graph of `fn` for these arguments."""
-    return id(fn), argument_hash(bound_arguments(fn, *args, **kwargs))
+    """The key of the graph of `fn` for these arguments: modules of equal hash share graphs."""
+    return type(fn), hash(fn), argument_hash(bound_arguments(fn, *args, **kwargs))
 
 
 class GraphCache:
@@ -57,7 +59,7 @@ class GraphCache:
 
     def __init__(self) -> None:
         self._graphs: dict[Hashable, popxl.Graph] = {}
-        self._functions: list[Any] = []  # kept alive, so that an id is never used twice
+        self._functions: list[Any] = []  # kept alive, so that a hash is never used twice
 
     def find(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph | None:
         """The graph made earlier for these arguments in the current Ir, if there is one."""
@@ -66,7 +68,8 @@ class GraphCache:
     def create_graph(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph:
         """As `ir.create_graph`, but return the graph made earlier for such arguments.
 
-        Tensors are told apart by shape, dtype and meta_shape, other arguments by value.
+        Tensors are told apart by shape, dtype and meta_shape, other arguments by value. On another
+        IPU or tile set it is another graph.
         """
         key = self._key(fn, args, kwargs)
         if key not in self._graphs:
@@ -76,7 +79,9 @@ class GraphCache:
 
     @staticmethod
     def _key(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        return popxl.gcg().ir.id, get_function_hash(fn, *args, **kwargs)
+        context = get_current_context()
+        place = context.ipu_id, context.io_tile_set
+        return popxl.gcg().ir.id, place, get_function_hash(fn, *args, **kwargs)
 
 
 def _tensors_of(arg: Any) -> list[Tensor]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import popxl
 from popxl import Ir, ReplicaGrouping, Tensor, dtypes
 from popxl.transforms import GradGraphInfo
+from popxl_addons.dot_tree import checked_parts
 from popxl_addons.grad_info import fwd, fwd_grad, make_grad_graph_info
 from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad
 from popxl_addons.graph_cache import GraphCache
@@ -45,7 +46,8 @@ class Module(popxl.Module):
         >>> graph.bind(factories.init()).call(x)
 
     Args:
-        cache: let `create_graph` return the same graph again for like arguments.
+        cache: let `create_graph` return the same graph again for like arguments. Not for modules
+            with their own `build_grad`.
         grad_inlining_error: what happens when a module with its own `build_grad` is called
             inside another graph, where that gradient cannot be used: "error" (RuntimeError),
             "warning" (UserWarning), "none".
@@ -57,8 +59,14 @@ class Module(popxl.Module):
         called_graphs_grad_info: gradients of called graphs, used when the graph is differentiated.
 
     Raises:
-        ValueError: another `grad_inlining_error`.
+        ValueError: another `grad_inlining_error`, or `cache` with `build_grad`.
     """
+
+    # What a subclass that has no variables needs of the base class, whose __init__ it may not call.
+    _name_scope: str | None = None
+    _graph_cache: GraphCache | None = None
+    _creating_graph = False
+    grad_inlining_error: InliningError = "error"
 
     def __init__(
         self,
@@ -70,8 +78,13 @@ class Module(popxl.Module):
                 f"grad_inlining_error must be one of {', '.join(get_args(InliningError))}, not "
                 f"{grad_inlining_error!r}"
             )
+        if cache and self.implements_grad_graph:
+            raise ValueError(
+                f"{type(self).__qualname__} has its own build_grad, whose values belong to one "
+                "graph: it cannot have a cache"
+            )
         self._submodules: dict[str, Module] = {}
-        self._name_scope: str | None = None
+        self._name_scope = None
         self._graph_cache = GraphCache() if cache else None
         self._cached: dict[popxl.Graph, tuple[NamedVariableFactories, GraphWithNamedArgs]] = {}
         self._creating_graph = False
@@ -222,13 +235,14 @@ class Module(popxl.Module):
         """
         name = str(name)
         self._check_new(name, overwrite)
-        names, factories = variable_f.inputs.unpack()
-        inputs = NamedTensors.pack(names, [f.create_input(name) for f in factories])
+        factories = variable_f.inputs.to_dict()
+        inputs = NamedTensors.from_dict({n: f.create_input(name) for n, f in factories.items()})
         self._factories.insert(name, variable_f.copy(), overwrite=True)
         self._args.insert(name, inputs, overwrite=True)
         return inputs.copy()
 
     def _check_new(self, name: str, overwrite: bool) -> None:
+        checked_parts(name)
         if name in self._factories and not overwrite:
             raise ValueError(
                 f"module {type(self).__qualname__} has a variable {name!r} already: to use a "
@@ -395,9 +409,11 @@ class Module(popxl.Module):
             gradients of the variables, in the order of `grads_required`.
 
         Raises:
-            ValueError: `grads_provided` or `grads_required` are no outputs or inputs, or do not
-                fit `build_grad`; a required variable gets no gradient; `build_grad` returns more
-                gradients than there are required inputs, or one of another shape.
+            TypeError: `build_grad` has parameters that are not positional.
+            ValueError: `grads_provided` or `grads_required` are no outputs or inputs, name one
+                twice, or do not fit `build_grad`; a required variable gets no gradient;
+                `build_grad` returns more or fewer gradients than there are required inputs, or one
+                of another shape.
         """
         try:
             return written_gradient(self, fwd_graph, grads_provided, grads_required)

@@ -7,6 +7,8 @@ launcher says otherwise.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -57,14 +59,49 @@ def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
     return get_instance_replica_grouping(replica_grouping) != replica_grouping
 
 
+TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
+_ILD_SIZE = 64
+
+
 def get_ild_size_from_popdist() -> int:
-    """Replicas in a link domain: those of one instance."""
-    return popxl.gcg().ir.instance_replication_factor
+    """Replicas in a link domain.
+
+    Launchers say it as `ipuLinkDomainSize` of the JSON object in the environment variable
+    POPLAR_TARGET_OPTIONS; otherwise it is 64, or all replicas if there are fewer.
+
+    Raises:
+        ValueError: the variable holds no JSON object, or no such number.
+    """
+    text = os.environ.get(TARGET_OPTIONS, "")
+    replicas = popxl.gcg().ir.replication_factor
+    try:
+        size = int(json.loads(text or "{}").get("ipuLinkDomainSize", min(replicas, _ILD_SIZE)))
+    except (ValueError, TypeError, AttributeError):
+        size = 0
+    if size < 1:
+        raise ValueError(
+            f"the environment variable {TARGET_OPTIONS} is {text[:80]!r}: set it to a JSON object "
+            'such as {"ipuLinkDomainSize": 64}'
+        )
+    return size
 
 
 def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) -> ReplicaGrouping:
-    """The parts of the groups (default: of all replicas) that lie in one link domain."""
-    return _within_blocks(replica_grouping, get_ild_size_from_popdist())
+    """The parts of the groups (default: of all replicas) that lie in one link domain.
+
+    Raises:
+        ValueError: the grouping has a stride that exceeds the size of a link domain.
+    """
+    size = get_ild_size_from_popdist()
+    if (
+        replica_grouping is not None
+        and replica_grouping.is_const
+        and replica_grouping.stride > size
+    ):
+        raise ValueError(
+            f"no two replicas of a group of {replica_grouping!r} are in one link domain of {size}"
+        )
+    return _within_blocks(replica_grouping, size)
 
 
 def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:

@@ -22,8 +22,8 @@ class NamedTensors(DotTree[popxl.Tensor]):
 
     @property
     def tensors(self) -> tuple[popxl.Tensor, ...]:
-        """All tensors, in order of insertion."""
-        return tuple(self.values_flat())
+        """All tensors, sorted by their own names."""
+        return tuple(sorted(self.values_flat(), key=lambda t: t.name))
 
     @property
     def named_tensors(self) -> dict[str, popxl.Tensor]:

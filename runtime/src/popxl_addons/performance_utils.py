@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import popxl
@@ -15,6 +14,18 @@ __all__ = [
     "print_FLOPs",
     "total_FLOPs",
 ]
+
+TOTAL = "TOT"
+_KINDS = {
+    "matmul": "MatMul",
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "group_norm": "GroupNormalization",
+    "layer_norm": "GroupNormalization",
+}
+_EXPONENTS = {"K": 3, "M": 6, "G": 9, "T": 12}
 
 
 def matmul_flops(op: Any) -> int:
@@ -32,55 +43,59 @@ def group_norm_flops(op: Any) -> int:
     return 8 * op.inputs[0].nelms
 
 
-FLOPS_FNS: Mapping[str, Callable[[Any], int]] = {
-    "matmul": matmul_flops,
-    "layer_norm": group_norm_flops,
-    "group_norm": group_norm_flops,
-}
+FLOPS_FNS = {"MatMul": matmul_flops, "GroupNormalization": group_norm_flops}
 
 
-def _op_flops(op: Any) -> int:
-    name = op.defn.name
-    if op.defn.flops is not None:
-        return op.defn.flops(op)
-    if name in FLOPS_FNS:
-        return FLOPS_FNS[name](op)
-    if name == "vjp":  # the gradient of a pure op costs about what the op does, for each input
-        return sum(t.nelms for t in op.outputs)
-    return elementwise_binary_flops(op) if "elementwise" in op.defn.tags else 0
+def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, Any]:  # noqa: N802 - PopXL's name
+    """Operations of one run of `graph`.
 
-
-def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, int]:  # noqa: N802 - PopXL's name
-    """Operations of one run of `graph`, by op: `graph/0.matmul`. Ops that do none are left out.
-
-    Called graphs count under the op that calls them, as often as it runs them; of a conditional's
-    branches the dearer counts.
+    Returns:
+        For each kind of op ("MatMul", "Add", "Sub", "Mul", "Div", "GroupNormalization"; others
+        count nothing) a dict from the op's number in the graph to its operations; and their sum as
+        "TOT". Under the kinds of a called graph stands such a dict by the calling op, `call_3`,
+        with the operations of all its runs; of a conditional's branches the dearer counts.
     """
-    found: dict[str, int] = {}
-    for i, op in enumerate(graph.ops):
-        here = f"{graph.id}/{i}.{op.defn.name}"
+    found: dict[str, Any] = {}
+    total = 0
+    for number, op in enumerate(graph.ops):
+        name = op.defn.name
         inner = [evaluate_FLOPs(g) for g in op.called_graphs()]
         if inner:
-            dearest = max(inner, key=lambda flops: sum(flops.values()))
-            times = op.attrs.get("count", 1)
-            found.update({f"{here}/{k}": v * times for k, v in dearest.items()})
-        elif flops := _op_flops(op):
-            found[here] = flops
-    return found
+            dearest = max(inner, key=lambda flops: flops[TOTAL])
+            runs = _times(dearest, op.attrs.get("count", 1))
+            total += runs.pop(TOTAL)
+            for kind, flops in runs.items():
+                found.setdefault(kind, {})[f"{name}_{number}"] = flops
+        elif name in _KINDS:
+            kind = _KINDS[name]
+            flops = FLOPS_FNS.get(kind, elementwise_binary_flops)(op)
+            found.setdefault(kind, {})[number] = flops
+            total += flops
+    return {**found, TOTAL: total}
 
 
-def evaluate_ir_FLOPs(ir: popxl.Ir) -> dict[str, int]:  # noqa: N802
-    """Operations of one run of the main graph, on one replica, by op."""
-    return evaluate_FLOPs(ir.main_graph)
+def _times(flops: Any, count: int) -> Any:
+    if isinstance(flops, dict):
+        return {key: _times(value, count) for key, value in flops.items()}
+    return flops * count
+
+
+def evaluate_ir_FLOPs(ir: popxl.Ir) -> dict[str, Any]:  # noqa: N802
+    """Operations of one run of the main graph, on all replicas, as `evaluate_FLOPs` counts."""
+    return _times(evaluate_FLOPs(ir.main_graph), ir.replication_factor)
 
 
 def total_FLOPs(ir: popxl.Ir) -> int:  # noqa: N802
-    """Operations of one run of the main graph, on one replica."""
-    return sum(evaluate_ir_FLOPs(ir).values())
+    """Operations of one run of the main graph, on all replicas."""
+    return evaluate_ir_FLOPs(ir)[TOTAL]
+
+
+def _sum(flops: Any) -> int:
+    return sum(map(_sum, flops.values())) if isinstance(flops, Mapping) else flops
 
 
 def print_FLOPs(  # noqa: N802
-    flops_breakdown: Mapping[str, int],
+    flops_breakdown: Mapping[str, Any],
     mode: Literal["type", "flat"] = "type",
     numerical_format: Literal["K", "M", "G", "T", "nearest3"] = "nearest3",
 ) -> None:
@@ -90,24 +105,32 @@ def print_FLOPs(  # noqa: N802
         mode: "type": sums by kind of op, the largest first; "flat": each op.
         numerical_format: see `format_flops_scientific`.
     """
-    totals: dict[str, int] = defaultdict(int)
-    for key, flops in flops_breakdown.items():
-        totals[key.rpartition(".")[2] if mode == "type" else key] += flops
-    items = list(totals.items())
+    kinds = {kind: flops for kind, flops in flops_breakdown.items() if kind != TOTAL}
     if mode == "type":
-        items.sort(key=lambda item: -item[1])
-    for name, flops in [*items, ("total", sum(flops_breakdown.values()))]:
+        items = sorted(((k, _sum(v)) for k, v in kinds.items()), key=lambda item: -item[1])
+    else:
+        items = [(f"{k} {n}", _sum(v)) for k, flops in kinds.items() for n, v in flops.items()]
+    for name, flops in [*items, (TOTAL, flops_breakdown[TOTAL])]:
         print(f"{name}: {format_flops_scientific(flops, numerical_format)}")
 
 
 def format_flops_scientific(
     val: float, format: Literal["K", "M", "G", "T", "nearest3"] = "nearest3"
 ) -> str:
-    """`val` in thousands (K), millions (M), ... or in the largest of them that it reaches."""
-    units = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-    unit: str = format
+    """`val` with three decimals and an exponent: "9.072E+03".
+
+    Args:
+        format: K, M, G and T stand for the exponents 3, 6, 9 and 12; "nearest3" for the multiple of
+            three that is nearest to the number's own: 500000 is "0.500E+06".
+
+    Raises:
+        ValueError: another format.
+    """
     if format == "nearest3":
-        unit = max((u for u in units if val >= units[u]), key=units.__getitem__, default="")
-    if unit not in units:
+        own = int(f"{val:E}".partition("E")[2])
+        exponent = 3 * round(own / 3)
+    elif format in _EXPONENTS:
+        exponent = _EXPONENTS[format]
+    else:
         raise ValueError(f"unknown format {format!r}: use K, M, G, T or nearest3")
-    return f"{val / units[unit]:.3f} {unit}FLOPs"
+    return f"{val / 10**exponent:.3f}E{exponent:+03d}"

@@ -46,26 +46,39 @@ def create_remote_buffer(
         entries: number of tensors.
         replica_group: replicas that share a tensor; default: all.
         shard_over: cut whole tensors into so many parts, one for each of as many replicas of a
-            group; default: keep them whole. Tensors with fewer elements stay whole.
+            group; default: over all replicas of a group; 1: keep them whole.
 
     Raises:
-        ValueError: `shard_over` does not divide the group size (that of `const_rg`, for a grouping
-            without a stride).
+        ValueError: `shard_over` does not divide the number of elements, or the group size (that of
+            `const_rg`, for a grouping without a stride).
     """
-    shards = effective_shards(spec.shape, shard_over or 1)
+    group = popxl.gcg().ir.replica_grouping() if replica_group is None else replica_group
+    shards = group.const_rg.group_size if shard_over is None else shard_over
+    if not spec.meta_shape and shards > 1 and math.prod(spec.shape) % shards:
+        raise ValueError(
+            f"a tensor of shape {tuple(spec.shape)} cannot be cut into {shards} equal parts: pass "
+            "shard_over=1 to keep it whole"
+        )
+    return buffer_of(spec, entries, group, shards)
+
+
+def buffer_of(
+    spec: popxl.TensorSpec, entries: int, group: ReplicaGrouping | None, shards: int
+) -> popxl.RemoteBuffer:
+    """A buffer for tensors of `spec`; whole ones are cut into `shards` parts, padded if need be."""
     if spec.meta_shape or shards == 1:
         buffer = popxl.remote_buffer(spec.shape, spec.dtype, entries)
         buffer.meta_shape = spec.meta_shape
         return buffer
-    groups = 1 if replica_group is None else replica_group.const_rg.num_groups
+    groups = 1 if group is None else group.const_rg.num_groups
     on_host = (*([groups] if groups > 1 else []), *spec.shape)
-    return popxl.replica_sharded_buffer(on_host, spec.dtype, replica_group, shards, entries)
+    return popxl.replica_sharded_buffer(on_host, spec.dtype, group, shards, entries)
 
 
 def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:
     """A buffer of `entries` entries for each tensor, by its name."""
     names, ts = tensors.unpack()
-    return NamedRemoteBuffers.pack(names, [create_remote_buffer(t.spec, entries) for t in ts])
+    return NamedRemoteBuffers.pack(names, [buffer_of(t.spec, entries, None, 1) for t in ts])
 
 
 def named_variable_buffers(
@@ -79,9 +92,14 @@ def named_variable_buffers(
     Args:
         shard_over_dict: over how many replicas variables are sharded: True: over their whole
             replica group; False: not; a number for all; or numbers by name, where variables that
-            are not named stay whole. Factories of sharded variables know their number, and FP8
-            state stays whole.
+            are not named are sharded over their whole group. Factories of sharded variables know
+            their number. FP8 state stays whole, and so do variables whose elements cannot be
+            shared evenly.
         sharded_threshold: of these, only variables of at least so many elements are sharded.
+
+    Raises:
+        ValueError: a number is less than 1 or more than a variable's group has replicas, or
+            `shard_over_dict` is something else.
     """
     names, fs = factories.unpack()
     buffers = [
@@ -94,15 +112,23 @@ def named_variable_buffers(
 def _shards_wanted(
     name: str, factory: VariableFactory, wanted: Mapping[str, int] | int | bool, threshold: int
 ) -> int:
+    size = factory.replica_grouping.const_rg.group_size
+    if isinstance(wanted, Mapping):
+        wanted = wanted.get(name, True)
+    if isinstance(wanted, bool):
+        shards = size if wanted else 1
+    elif isinstance(wanted, int) and 1 <= wanted <= size:
+        shards = wanted
+    else:
+        raise ValueError(
+            f"variable {name!r} cannot be sharded over {wanted!r}: shard_over_dict holds a bool or "
+            f"a number of replicas from 1 to {size}, the size of the variable's groups"
+        )
     if factory.replica_sharded:
         return factory.shard_over
     if factory.kind == "fp8" or math.prod(factory.shape_on_replica) < threshold:
         return 1
-    if wanted is True:
-        return factory.replica_grouping.group_size
-    if isinstance(wanted, Mapping):
-        return wanted.get(name, 1)
-    return max(int(wanted), 1)
+    return effective_shards(factory.shape_on_replica, shards)
 
 
 def _variable_buffer(factory: VariableFactory, entries: int, shards: int) -> popxl.RemoteBuffer:

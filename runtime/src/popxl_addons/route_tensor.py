@@ -12,7 +12,14 @@ __all__ = ["is_subgraph", "route_tensor_into_graph"]
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
     """Whether running `parent` may run `subgraph`. A graph is no subgraph of itself."""
-    return any(g is subgraph or is_subgraph(g, subgraph) for g in parent.called_graphs)
+    found: set[Graph] = set()
+    waiting = list(parent.called_graphs)
+    while waiting:
+        graph = waiting.pop()
+        if graph not in found:
+            found.add(graph)
+            waiting += graph.called_graphs
+    return subgraph in found
 
 
 def route_tensor_into_graph(
@@ -21,7 +28,8 @@ def route_tensor_into_graph(
     """Make a tensor of an outer graph an input of `graph`, through all calls between them.
 
     Args:
-        tensor: of a graph that calls `graph`, directly or through others.
+        tensor: of a graph that calls `graph`, directly or through others. A second time it comes by
+            the input that is there already.
         graph: default: the current graph.
         modified: let changes made in `graph` reach `tensor`.
 
@@ -41,7 +49,7 @@ def route_tensor_into_graph(
     if not is_subgraph(owner, graph):
         raise ValueError(f"graph {owner.id!r} of tensor {tensor.id!r} does not call {graph.id!r}")
     _check_ways(owner, graph)
-    return _route(graph, {owner: tensor}, tensor.name.replace("/", "_"), modified)
+    return _route(graph, tensor, modified)
 
 
 def _sites(graph: Any) -> list[Any]:
@@ -66,15 +74,20 @@ def _check_ways(owner: Graph, graph: Graph) -> None:
         _check_ways(owner, site.graph)
 
 
-def _route(graph: Graph, made: dict[Graph, Tensor], name: str, modified: bool) -> Tensor:
-    """The tensor in `graph`; `made` has those of the graphs done."""
-    if graph in made:
-        return made[graph]
-    spec = next(iter(made.values())).spec
+def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
+    """The tensor in `graph`, to which each call site passes it."""
+    if graph is tensor._graph:
+        return tensor
+    routed = graph._routed
+    for key in ((tensor, True), (tensor, modified)):
+        if key in routed:
+            return routed[key]
+    name = tensor.name.replace("/", "_")
     with graph:
-        made[graph] = popxl.graph_input(
-            spec.shape, spec.dtype, name, modified, spec.meta_shape or None
+        routed[tensor, modified] = popxl.graph_input(
+            tensor.shape, tensor.dtype, name, modified, tensor.meta_shape or None
         )
     for site in _sites(graph):
-        site.inputs.append(_route(site.graph, made, name, modified))
-    return made[graph]
+        site.inputs.append(_route(site.graph, tensor, modified))
+        site.graph._changes()
+    return routed[tensor, modified]

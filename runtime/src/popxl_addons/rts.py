@@ -13,6 +13,7 @@ from typing import Any
 import popxl
 from popxl import ReplicaGrouping, ops
 from popxl.ops.collectives.collectives import CollectiveOps
+from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import GraphWithNamedArgs
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
@@ -32,9 +33,11 @@ def replica_sharded_spec(t: popxl.Tensor, shard_over: ReplicaGrouping) -> popxl.
     """Spec of a replica's part of `t`, cut over the replicas of a group of `shard_over`.
 
     Returns:
-        (ceil(n / group size),) with `meta_shape` = `t.shape`; or the spec of `t` itself if it has
-        fewer elements than the group has replicas.
+        (n / group size,) with `meta_shape` = `t.shape`; or the spec of `t` itself if it is a part
+        already, or if the group size does not divide its number of elements.
     """
+    if t.meta_shape:
+        return popxl.TensorSpec(t.shape, t.dtype, t.meta_shape)
     return sharded_spec(t.shape, t.dtype, shard_over.group_size)
 
 
@@ -78,16 +81,20 @@ def gather_replica_sharded_tensor(
 
 
 def graph_over(
-    tensors: NamedTensors,
+    tensors: DotTree[Any],
     fn: Callable[[str, popxl.Tensor], popxl.Tensor],
     use_io_tiles: bool = False,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
     """Create a graph from each tensor t to `fn(name, t)`, on IO tiles if asked.
 
+    Args:
+        tensors: tensors, or what has their `name`, `shape`, `dtype` and `meta_shape`.
+
     Returns:
         The graph, with named inputs, and the names of its outputs.
     """
-    names, specs = tensors.unpack()
+    names, leaves = tensors.unpack()
+    specs = [popxl.TensorSpec(t.shape, t.dtype, t.meta_shape) for t in leaves]
 
     def build(inputs: list[popxl.Tensor]) -> list[popxl.Tensor]:
         with _tiles(use_io_tiles):
@@ -98,14 +105,14 @@ def graph_over(
 
 
 def all_gather_replica_sharded_graph(
-    tensors: NamedTensors,
+    tensors: DotTree[Any],
     use_io_tiles: bool = False,
     replica_groups: NamedReplicaGrouping | None = None,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
     """Create a graph that gathers each tensor that is a part, and passes on the others.
 
     Args:
-        tensors: tensors of the specs that the graph will be called with.
+        tensors: tensors of the specs that the graph will be called with, or variable factories.
         replica_groups: for each name the replicas that share the tensor; default: all.
 
     Returns:
@@ -136,7 +143,7 @@ def reduce_replica_sharded_tensor(
         op: reduction, such as "add" or "mean" (over `replica_group`).
         replica_group: replicas whose values are combined; default: all.
         shard_group: replicas over which the result is cut; default: `replica_group`. A result
-            with fewer elements than the group has replicas stays whole.
+            whose elements they cannot share evenly stays whole.
 
     Where the shard groups lie within the replica groups, each does a reduce-scatter, and the
     parts are all-reduced among the shard groups of a replica group. Otherwise (a tensor that is
@@ -168,7 +175,7 @@ def _all_reduce(t: popxl.Tensor, op: CollectiveOps, group: ReplicaGrouping) -> p
 
 
 def reduce_replica_sharded_graph(
-    tensors: NamedTensors,
+    tensors: DotTree[Any],
     op: CollectiveOps = "add",
     use_io_tiles: bool = False,
     shard_groups: NamedReplicaGrouping | None = None,
@@ -177,7 +184,7 @@ def reduce_replica_sharded_graph(
     """Create a graph that applies `reduce_replica_sharded_tensor` to each tensor.
 
     Args:
-        tensors: tensors of the specs that the graph will be called with.
+        tensors: tensors of the specs that the graph will be called with, or variable factories.
         shard_groups: for each name the replicas over which the result is cut; default: as
             `replica_group`.
         replica_group: replicas whose values are combined; default: all.

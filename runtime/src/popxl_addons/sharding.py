@@ -1,8 +1,7 @@
 """The one rule by which tensors are sharded over replicas.
 
-A tensor is cut into `shards` flat parts of ceil(n / shards) elements. Tensors with fewer elements
-than shards stay whole: cutting a step counter would cost more than it saves, and a scalar has no
-meta_shape to tell its shard from a whole.
+A tensor of n elements is cut into `shards` flat parts if that divides n; otherwise it stays whole,
+as step counters and odd biases do. Nothing is padded.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from popxl._core.sharding import MetaShape, shard_count, shard_elements
 
 def effective_shards(shape: Iterable[int], shards: int) -> int:
     """Into how many parts a tensor of `shape` is cut when `shards` are asked for: all or 1."""
-    shape = tuple(shape)
-    return shards if shape and math.prod(shape) >= shards else 1
+    elements = math.prod(shape)
+    return 1 if elements < shards or elements % shards else shards
 
 
 def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:

@@ -143,26 +143,26 @@ class TaskSession(Session):
         variables whose host data are memory maps are copied as the files they are into `model`.
         `session_info.json` is `session_state`, and `dataloader.bin` what the dataloader saves.
 
-        The folder is a checkpoint once it has `session_info.json`, which is written last. Of the
-        checkpoints that this session saved, all but the latest `max_checkpoints` are removed.
+        Other files in the folder stay. Files of the checkpoint are replaced when all new ones are
+        written, and `session_info.json` last. Of the checkpoints that this session saved, all but
+        the latest `max_checkpoints` are removed.
         """
         target = Path(checkpoint_dir)
-        partial, previous = (target.with_name(f".{target.name}.{s}") for s in ("partial", "old"))
-        for folder in (partial, previous):
-            shutil.rmtree(folder, ignore_errors=True)
-        (partial / _MODEL).mkdir(parents=True)
-        for name, array in self.get_named_tensors_data().to_dict().items():
-            _save_array(partial / _MODEL, name, array)
-        if target.exists():
-            target.rename(previous)
-        partial.rename(target)
+        (target / _MODEL).mkdir(parents=True, exist_ok=True)
+        arrays = self.get_named_tensors_data().to_dict()
+        try:
+            written = [_save_array(target / _MODEL, name, array) for name, array in arrays.items()]
+        except BaseException:
+            for name in arrays:
+                (target / _MODEL / f".{name}.npz").unlink(missing_ok=True)
+            raise
+        info = target / f".{_STATE_FILE}"
+        info.write_text(json.dumps(self.session_state, indent=2), encoding="utf-8")
+        for path in filter(None, written):
+            path.rename(path.with_name(path.name.removeprefix(".")))
         if self._dataloader is not None:
             self._dataloader.save(str(target / _DATALOADER))
-        info = json.dumps(self.session_state, indent=2)
-        written = target / f".{_STATE_FILE}"
-        written.write_text(info, encoding="utf-8")
-        written.rename(target / _STATE_FILE)
-        shutil.rmtree(previous, ignore_errors=True)
+        info.rename(target / _STATE_FILE)
         self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
@@ -179,12 +179,13 @@ class TaskSession(Session):
         """Load what `save_checkpoint` saved. A dataloader must be set before, to be resumed.
 
         Args:
-            report_missing: what to do about variables that the checkpoint lacks, and about others
-                that it has: nothing, log a warning, or raise ValueError before anything is loaded.
+            report_missing: what to do about variables and keys of the session state that the
+                checkpoint lacks, and about others that it has: nothing, log a warning, or raise
+                ValueError before anything is loaded.
             skip_memmap: leave variables alone whose host data is a memory map.
 
         Raises:
-            ValueError: the folder is no checkpoint, or see `report_missing`.
+            ValueError: the folder has no `model`, or see `report_missing`.
         """
         folder = Path(checkpoint_dir)
         info = _read_info(folder)
@@ -195,10 +196,11 @@ class TaskSession(Session):
         files |= {p.stem: p for p in (folder / _MODEL).glob("*.npz") if p.stem not in current}
         found = {n: p for n, p in files.items() if p.exists()}
         _report(current, found, report_missing, str(folder))
+        _report(self.session_state, info, report_missing, str(folder), "entries of session state")
         wanted = [n for n in current if n in found and not (skip_memmap and n in maps)]
         variables = self.state.to_dict()
         self.write_variables_data(
-            {variables[n]: _load_array(found[n], n, current[n].dtype) for n in wanted}  # type: ignore[misc]
+            {variables[n]: _load_array(found[n], n, current[n]) for n in wanted}  # type: ignore[misc]
         )
         self.session_state = info
         if self._dataloader is not None:
@@ -213,45 +215,64 @@ class TaskSession(Session):
 
 # ---- files --------------------------------------------------------------------------------------
 def _read_info(folder: Path) -> dict[str, Any]:
+    """The session state of a checkpoint; that of a new session if it has none."""
+    if not (folder / _MODEL).is_dir():
+        raise ValueError(f"{folder} is no checkpoint: it has no folder {_MODEL}")
     path = folder / _STATE_FILE
-    if not path.exists():
-        raise ValueError(f"{folder} is no checkpoint: it has no {_STATE_FILE}")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"steps": 0}
 
 
 def _file_of(array: np.memmap) -> Path:
     return Path(str(array.filename))
 
 
-def _save_array(folder: Path, name: str, array: np.ndarray) -> None:
+def _save_array(folder: Path, name: str, array: np.ndarray) -> Path | None:
+    """Write an array to a file whose name begins with a dot.
+
+    Returns:
+        The path; None for a memory map that lives in the folder.
+    """
     if isinstance(array, np.memmap):
         array.flush()
-        shutil.copyfile(_file_of(array), folder / _file_of(array).name)
-        return
+        source = _file_of(array)
+        if source.resolve() == (folder / source.name).resolve():
+            return None
+        shutil.copyfile(source, folder / f".{source.name}")
+        return folder / f".{source.name}"
     stored = np.asarray(array, order="C").view(file_dtype(array.dtype))
-    with (folder / f"{name}.npz").open("wb") as file:
+    path = folder / f".{name}.npz"
+    with path.open("wb") as file:
         np.savez(file, **{name: stored})  # type: ignore[arg-type]
+    return path
 
 
-def _load_array(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
-    """The array of an .npz or .npy file, in `dtype` where the file holds that as integers."""
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            array = arrays[name]
-    else:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+def _load_array(path: Path, name: str, current: np.ndarray) -> np.ndarray:
+    """What a file holds for a variable whose data are `current`.
+
+    A memory map's file is a copy of the map's own; an .npz file holds what numpy has no name for
+    as integers.
+    """
+    dtype = current.dtype
+    if isinstance(current, np.memmap):
+        return np.memmap(path, dtype, "r", int(current.offset), current.shape)
+    with np.load(path, allow_pickle=False) as arrays:
+        array = arrays[name]
     return array.view(dtype) if array.dtype == file_dtype(dtype) != dtype else np.asarray(array)
 
 
 def _report(
-    wanted: Iterable[str], found: Iterable[str], method: ReportMissingMethods, source: str
+    wanted: Iterable[str],
+    found: Iterable[str],
+    method: ReportMissingMethods,
+    source: str,
+    what: str = "variables",
 ) -> None:
     """Tell of names that are wanted and not found, and the other way round."""
     wanted, found = set(wanted), set(found)
     if missing := sorted(wanted - found):
-        _tell(f"{source} has no data for the variables {missing}; they keep their values", method)
+        _tell(f"{source} has no data for the {what} {missing}; they keep their values", method)
     if unknown := sorted(found - wanted):
-        _tell(f"{source} has data for {unknown}, which are no variables of this session", method)
+        _tell(f"{source} has data for {unknown}, which are no {what} of this session", method)
 
 
 def _tell(message: str, method: ReportMissingMethods) -> None:
@@ -282,6 +303,6 @@ def initialise_memmap_dir_from_checkpoint(
         target.parent.mkdir(parents=True, exist_ok=True)
         if packed:
             with np.load(path, allow_pickle=False) as arrays:
-                np.save(target, arrays[path.stem], allow_pickle=False)
+                arrays[path.stem].tofile(target)
         else:
             shutil.copyfile(path, target)

@@ -78,16 +78,21 @@ def null_context() -> Iterator[None]:
 
 @contextmanager
 def timer(title: str | None = None, log_to_wandb: bool = True) -> Iterator[None]:
-    """Log how long the body took, in minutes; to W&B as well, if a run is active there."""
+    """Log when the body begins and how long it took, in minutes.
+
+    An active run of W&B gets the time in its summary: `timer("Load weights")` as
+    `load_weights_mins`.
+    """
+    name = title or "timer"
+    logger.info("%s ...", name)
     start = time.perf_counter()
     yield
     minutes = (time.perf_counter() - start) / 60
-    name = title or "timer"
     logger.info("%s duration: %.2f mins", name, minutes)
     if log_to_wandb:
         run = active_wandb_run()
         if run is not None:
-            run.summary[f"{name} (mins)"] = minutes
+            run.summary[f"{name.lower().replace(' ', '_')}_mins"] = minutes
 
 
 def active_wandb_run() -> Any:

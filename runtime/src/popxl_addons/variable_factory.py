@@ -8,6 +8,7 @@ or in remote buffers.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,12 +17,12 @@ import numpy as np
 
 import popxl
 from popxl import ReplicaGrouping, dtypes, ops
+from popxl._core.sharding import MetaShape
 from popxl.tensor import HostScalarTensor, HostTensor, host_tensor_types
 from popxl.utils import to_numpy
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.sharding import effective_shards, sharded_spec
 
 if TYPE_CHECKING:
     from popxl_addons.remote import NamedRemoteBuffers
@@ -33,12 +34,18 @@ host_scalar_tensor_types = (float, int, bool, np.number, np.bool_, *host_tensor_
 
 
 def _draws(data_iter: Any) -> Iterator[Any]:
-    """The data, one item for each variable to be made."""
+    """The data, one item for each variable to be made. ValueError if it is no source of data."""
     if callable(data_iter):
         return (data_iter() for _ in itertools.repeat(None))
     if isinstance(data_iter, (np.ndarray, np.generic, float, int)) or hasattr(data_iter, "numpy"):
         return itertools.repeat(data_iter)
-    return iter(data_iter)
+    try:
+        return iter(data_iter)
+    except TypeError:
+        raise ValueError(
+            f"the data of a variable must come from a callable, an iterable or an array, not from "
+            f"{data_iter!r}"
+        ) from None
 
 
 class VariableFactory:
@@ -53,8 +60,9 @@ class VariableFactory:
         name: default name of the variables.
         by_ref: whether graph inputs made by `create_input` are by-reference.
         replica_grouping: replicas that share a value; default: all.
-        shard_over: number of replicas the variable is sharded over. A sharded variable can only
-            be made in a remote buffer.
+        shard_over: number of replicas the variable is sharded over, when it is an input or lives
+            in a remote buffer: parts of floor(n / shard_over) elements. Buffers need an n that
+            `shard_over` divides.
 
     Attributes:
         kind: what the variable is: "parameter": optimizers train it; "fp8": state of a product in
@@ -62,8 +70,8 @@ class VariableFactory:
         is_input: whether graphs take it; if not, it is only made and kept beside the others.
 
     Raises:
-        TypeError: the items are no host data.
-        ValueError: there are no items.
+        ValueError: there are no items, or they are no host data; what a callable raises is the
+            cause of one, too.
     """
 
     kind: Kind = "parameter"
@@ -81,31 +89,44 @@ class VariableFactory:
         self.data_iter = _draws(data_iter)
         self.name = name
         self.by_ref = by_ref
+        first = self._draw()
         self.replica_grouping = (
             popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
         )
-        first = self._draw()
         self.data_iter = itertools.chain([first], self.data_iter)
         self.dtype = _dtype_of(first) if dtype is None else dtype
-        whole = np.shape(first)
-        self.shard_over = effective_shards(whole, shard_over)
-        self.replica_sharded = self.shard_over > 1
-        spec = sharded_spec(whole, self.dtype, self.shard_over)
-        self.shape, self.meta_shape = spec.shape, spec.meta_shape
+        size = self.replica_grouping.const_rg.group_size
+        if not 1 <= shard_over <= size:
+            raise ValueError(
+                f"variable {name!r}: shard_over={shard_over} must be from 1 to {size}, the size of "
+                "the groups of its replica grouping"
+            )
+        self.shard_over = shard_over
+        self.replica_sharded = shard_over > 1
+        self.shape: tuple[int, ...] = np.shape(first)
+        self.meta_shape: tuple[int, ...] = ()
+        if self.replica_sharded:
+            self.meta_shape = MetaShape(self.shape, shard_over)
+            self.shape = (math.prod(self.shape) // shard_over,)
 
     def _draw(self) -> Any:
         try:
             item = next(self.data_iter)
         except StopIteration:
             raise ValueError(f"the data for variable {self.name!r} are exhausted") from None
+        except Exception as error:
+            raise ValueError(
+                f"the data for variable {self.name!r} cannot be made: {type(error).__name__}: "
+                f"{error}"
+            ) from error
         if not isinstance(item, host_scalar_tensor_types):
-            raise TypeError(f"the data for variable {self.name!r} must be arrays, not {item!r}")
+            raise ValueError(f"the data for variable {self.name!r} must be arrays, not {item!r}")
         return item
 
     @property
     def shape_on_replica(self) -> tuple[int, ...]:
         """Shape of the whole variable on a replica."""
-        return self.meta_shape or self.shape
+        return tuple(self.meta_shape) if self.replica_sharded else self.shape
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
@@ -127,21 +148,13 @@ class VariableFactory:
         memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> popxl.Tensor:
-        """Make a variable on the device, in the main graph.
+        """Make a variable on the device, in the main graph; it has the whole value.
 
         Args:
             empty: take zeros instead of drawing data, for variables that are written before use.
             memmap_dir: keep the host data in a file of this folder, see `next_memmap`.
-
-        Raises:
-            ValueError: the variable is sharded.
         """
         name = name or self.name
-        if self.replica_sharded:
-            raise ValueError(
-                f"variable {name!r} is sharded over replicas, so it lives in a remote buffer: "
-                "use create_remote_tensor or NamedVariableFactories.init_remote"
-            )
         data = self._data(name, empty, memmap_dir, read_only_if_exists)
         return popxl.variable(data, self.dtype, name, replica_grouping=self.replica_grouping)
 
@@ -198,29 +211,33 @@ class VariableFactory:
     ) -> np.ndarray:
         """The data of the next variable in `<memmap_dir>/<name>.npy`.
 
-        A file that exists is used as it is: it holds the variable of an earlier run.
+        The file holds the elements alone, without a header, in C order; the groups are the first
+        axis. A file that exists is used as it is: it holds the variable of an earlier run.
 
         Args:
             read_only_if_exists: map such a file read-only; the variable is never written back.
 
         Raises:
-            ValueError: the file holds an array of another shape or dtype.
+            ValueError: the file has another size.
         """
-        path, stored = memmap_path(memmap_dir, name), file_dtype(self.dtype.as_numpy())
+        path, dtype, shape = (
+            memmap_path(memmap_dir, name),
+            self.dtype.as_numpy(),
+            self.shape_on_host,
+        )
         if path.exists():
-            mapped = np.lib.format.open_memmap(path, "r" if read_only_if_exists else "r+")
-            if (mapped.shape, mapped.dtype) != (self.shape_on_host, stored):
+            wanted = math.prod(shape) * dtype.itemsize
+            if path.stat().st_size != wanted:
                 raise ValueError(
-                    f"{path} holds {mapped.dtype} {mapped.shape}, but variable {name!r} needs "
-                    f"{stored} {self.shape_on_host}"
+                    f"{path} has {path.stat().st_size} bytes, but variable {name!r} of "
+                    f"{self.dtype.name} {shape} needs {wanted}"
                 )
-            return mapped.view(self.dtype.as_numpy())
+            return np.memmap(path, dtype, "r" if read_only_if_exists else "r+", shape=shape)
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = np.lib.format.open_memmap(path, "w+", stored, self.shape_on_host)
-        values = made.view(self.dtype.as_numpy())
+        made = np.memmap(path, dtype, "w+", shape=shape)
         if not empty:
-            values[...] = self.next_data()
-        return values
+            made[...] = self.next_data()
+        return made
 
     def __repr__(self) -> str:
         return f"VariableFactory({self.name}: {self.dtype.name}{list(self.shape)})"
@@ -266,9 +283,10 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         )
 
     def _create(self, create: Callable[[str, VariableFactory], popxl.Tensor]) -> NamedTensors:
-        names, factories = self.unpack()
-        pairs = zip(names, factories, strict=True)
-        return NamedTensors.pack(names, [create(name, factory) for name, factory in pairs])
+        """Made in sorted order, so that a seeded generator gives each the same data whatever the
+        order of the tree, which the result has."""
+        made = {name: create(name, f) for name, f in zip(*self.unpack(), strict=True)}
+        return NamedTensors.from_dict({name: made[name] for name in self.keys_flat()})
 
     def init(
         self,
@@ -351,11 +369,6 @@ def add_replica_sharded_variable_input(
         shard_over: number of shards; default: the size of the groups.
     """
     grouping = popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
-    shards = grouping.group_size if shard_over is None else shard_over
-    if shards < 1 or grouping.group_size % shards:
-        raise ValueError(
-            f"variable {name!r}: shard_over={shards} must divide the group size "
-            f"{grouping.group_size} of its replica grouping"
-        )
+    shards = grouping.const_rg.group_size if shard_over is None else shard_over
     factory = VariableFactory(data_iter, dtype, name, by_ref, grouping, shards)
     return factory.create_input(), factory

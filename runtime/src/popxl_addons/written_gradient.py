@@ -10,7 +10,7 @@ import popxl
 from popxl import Tensor
 from popxl_addons.grad_info import Connection, fwd, fwd_grad, make_grad_graph_info
 from popxl_addons.graph import Aux, GraphWithNamedArgs, VarGrad, check_like
-from popxl_addons.utils import suffix_graph_name
+from popxl_addons.utils import duplicate_items, suffix_graph_name
 
 if TYPE_CHECKING:
     from popxl_addons.module import Module
@@ -24,6 +24,7 @@ def written_gradient(
 ) -> GraphWithNamedArgs:
     """See `Module.create_grad_graph`."""
     forward = fwd_graph.graph
+    _check_parameters(module)
     provided = _provided(module, fwd_graph, grads_provided)
     inputs, variables = _required(fwd_graph, grads_required)
     _expose(fwd_graph)
@@ -33,7 +34,7 @@ def written_gradient(
         values = _ForwardValues(fwd_graph._aux)
         with module._differentiating(values, VarGrad(fwd_graph.args)) as var_grad:
             results = _as_list(module.build_grad(*grads))
-        found = _checked(module, inputs, results)
+        found = _checked(module, inputs, results, all_wanted=grads_required is None)
         missing = [name for name in variables if name not in var_grad]
         if grads_required is not None:
             missing += [t.name for t in inputs if t not in found]
@@ -51,6 +52,22 @@ def _name(module: Module) -> str:
     return type(module).__qualname__
 
 
+def _check_parameters(module: Module) -> None:
+    """Raise TypeError unless all parameters of `build_grad` are positional."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for p in inspect.signature(module.build_grad).parameters.values():
+        if p.kind not in positional:
+            raise TypeError(
+                f"build_grad of {_name(module)} takes one gradient by each parameter, but {p} is "
+                "not a positional one"
+            )
+
+
+def _check_once(what: str, tensors: list[Tensor]) -> None:
+    if twice := duplicate_items(tensors):
+        raise ValueError(f"{what} has {[t.id for t in twice]} twice")
+
+
 # ---- what is given and wanted -------------------------------------------------------------------
 def _provided(
     module: Module, fwd_graph: GraphWithNamedArgs, chosen: Iterable[Tensor] | None
@@ -58,6 +75,8 @@ def _provided(
     """The outputs whose gradients are given; default: those of `build`."""
     outputs = fwd_graph.graph.outputs
     provided = list(fwd_graph._build_outputs if chosen is None else chosen)
+    if chosen is not None:
+        _check_once("grads_provided", provided)
     for t in provided:
         if t not in outputs:
             raise ValueError(f"grads_provided: {t!r} is no output of {fwd_graph.graph.id!r}")
@@ -76,6 +95,7 @@ def _required(
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The inputs whose gradients are wanted: those that are no variables; and variables by name."""
     required = list(fwd_graph.graph.inputs if chosen is None else chosen)
+    _check_once("grads_required", required)
     names = {t: name for name, t in fwd_graph.args.to_dict().items()}
     for t in required:
         if t not in fwd_graph.graph.inputs:
@@ -151,10 +171,17 @@ class _ForwardValues(Aux):
 
 # ---- results ------------------------------------------------------------------------------------
 def _checked(
-    module: Module, inputs: Sequence[Tensor], results: Sequence[Tensor | None]
+    module: Module, inputs: Sequence[Tensor], results: Sequence[Tensor | None], all_wanted: bool
 ) -> dict[Tensor, Tensor]:
-    """Gradients by input. None stands for an input without one."""
-    if len(results) > len(inputs):
+    """Gradients by input. None stands for an input without one.
+
+    Where all inputs are wanted, those at the end that can have no gradient, such as a seed, may be
+    left out.
+    """
+    fewest = len(inputs)
+    while all_wanted and fewest and not inputs[fewest - 1].dtype.is_floating_point:
+        fewest -= 1
+    if not fewest <= len(results) <= len(inputs):
         raise ValueError(
             f"build_grad of {_name(module)} returns {len(results)} gradients, but those of "
             f"{len(inputs)} inputs that are no variables are required"

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from modelling.gptj.family import hf_config
+from modelling.gptj.config_json import to_config_json
 from modelling.gptj.weights import weight_table
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.harness import TENSOR_PARALLEL
@@ -16,7 +16,7 @@ from tests.modelling.harness import TENSOR_PARALLEL
 def theirs(config) -> dict[str, np.ndarray]:
     """A new Hugging Face model's weights."""
     torch.manual_seed(0)
-    model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**hf_config(config)))
+    model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**to_config_json(config)))
     return {name: x.numpy() for name, x in model.state_dict().items()}
 
 

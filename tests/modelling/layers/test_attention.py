@@ -29,8 +29,9 @@ def program(
         specs = [q.spec, k.spec, v.spec, (), *(s.spec for s in seeds)]
         _, graph = attention.create_graph(*specs)
         gradient = addons.recompute_graph(graph.autodiff(grads_required=graph.graph.inputs[:3]))
-        y = graph.call(q, k, v, *seeds)[0]
-        grads = gradient.call(dy, q, k, v, *seeds)
+        info = graph.call_with_info(q, k, v, *seeds)
+        y = info.outputs[0]
+        grads = gradient.call(dy, args=gradient.grad_graph_info.inputs_dict(info))
         streams = {
             name: addons.host_store(t)
             for name, t in zip(("y", "dq", "dk", "dv"), (y, *grads), strict=True)

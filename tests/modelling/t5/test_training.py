@@ -17,8 +17,8 @@ from transformers import T5ForConditionalGeneration
 import popxl
 from config.presets import load_config
 from config.t5 import T5Config
-from data.pairs import EncodedExamples
-from data.samples import EMPTY, PackedExamples
+from data.pairs import EncodedExamples, PackedExamples
+from data.samples import EMPTY
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
 from tests.modelling.sessions import fine_tuning, transposed

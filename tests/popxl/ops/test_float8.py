@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import popxl
 from popxl import fp8_utils, ops
@@ -92,7 +93,7 @@ def test_host_overflow_is_nan_or_the_largest() -> None:
     most = fp8_utils.host_pow2scale_cast_to_fp8(x, nan_on_overflow=False)
     back = fp8_utils.host_pow2scale_cast_from_fp8(most, popxl.float16)
     assert back.dtype == np.float16
-    np.testing.assert_array_equal(back, [240.0, -240.0, 240.0, 240.0])
+    np.testing.assert_array_equal(back, [240.0, -240.0, np.nan, 240.0])  # infinity stays none
 
 
 def _by_the_book(x: np.ndarray, name: str) -> tuple[float, int]:
@@ -159,9 +160,31 @@ def test_exponential_ranges() -> None:
 
 def test_host_errors() -> None:
     x = np.ones(2, np.float32)
-    with pytest.raises(ValueError, match="no float8 dtype"):
+    with pytest.raises(RuntimeError, match="no float8 dtype"):
         fp8_utils.host_pow2scale_cast_to_fp8(x, popxl.float16)
+    with pytest.raises(RuntimeError, match="not int32"):
+        fp8_utils.host_pow2scale_cast_to_fp8(np.ones(2, np.int32), popxl.float8_143)
     with pytest.raises(ValueError, match=r"log2_scale must be in \[-32, 32\)"):
         fp8_utils.host_pow2scale_cast_to_fp8(x, log2_scale=32)
-    with pytest.raises(ValueError, match="no float8 dtype"):
-        fp8_utils.host_pow2scale_cast_from_fp8(x)
+    with pytest.raises(RuntimeError, match="must be float8, but is float32"):
+        fp8_utils.host_pow2scale_cast_from_fp8(x, popxl.float32)
+    kept = fp8_utils.host_pow2scale_cast_to_fp8(x)
+    for dtype in (None, popxl.int32, popxl.float8_143, popxl.bfloat16):
+        with pytest.raises(RuntimeError, match="becomes float16, float32 or float64"):
+            fp8_utils.host_pow2scale_cast_from_fp8(kept, dtype)
+
+
+def test_host_casts_take_torch_tensors_and_lists() -> None:
+    wanted = fp8_utils.host_pow2scale_cast_to_fp8(np.array([0.5, 3.0]), popxl.float8_152, 1)
+    for source in (torch.tensor([0.5, 3.0], dtype=torch.float64), [0.5, 3.0]):
+        found = fp8_utils.host_pow2scale_cast_to_fp8(source, popxl.float8_152, 1)
+        assert found.tolist() == wanted.tolist()
+    for dtype in (popxl.float16, popxl.float32, popxl.float64):
+        assert fp8_utils.host_pow2scale_cast_from_fp8(wanted, dtype, -1).tolist() == [0.5, 3.0]
+
+
+def test_the_scale_alone() -> None:
+    x = np.array([17.0, 30.0], np.float32)
+    assert fp8_utils.host_fp8_mse_scale_pb(x, popxl.float8_143) == -6
+    with pytest.raises(RuntimeError, match="for one dtype"):
+        fp8_utils.host_fp8_mse_scale_pb(x)

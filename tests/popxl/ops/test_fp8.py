@@ -267,7 +267,7 @@ def test_accumulating_takes_the_maximum_of_what_is_observed_and_the_mean_of_grad
             call = graph.call_with_info(*values)
             given = popxl.constant(np.full((2, 4), 3 / x), popxl.float32)
             grad.bind(sums).call(given, args=grad.grad_graph_info.inputs_dict(call))
-        out = [addons.host_store(t) for t in sums.tensors]
+        out = [addons.host_store(t) for t in sums.values_flat()]
     with popxl.Session(ir, "cpu") as session:
         found = session.run()
     mean, amax, count = (found[s] for s in out)

@@ -21,7 +21,10 @@ def build_graph(
     """See `Ir.create_graph`."""
     graph = ir._new_graph(_graph_name(ir, fn))
     target = fn.build if isinstance(fn, Module) else fn
-    bound = inspect.signature(target).bind(*args, **kwargs)
+    try:
+        bound = inspect.signature(target).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"the arguments do not fit those of graph {graph.id!r}: {error}") from None
     with graph:
         for name, parameter in bound.signature.parameters.items():
             if name in bound.arguments:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from popxl._core.known import found_once
 from popxl._core.regions import regions
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def op_effects(op: Op) -> Effects:
     return found
 
 
+@found_once
 def graph_effects(graph: Graph) -> Effects:
     """State touched by running `graph` once."""
     found = Effects()

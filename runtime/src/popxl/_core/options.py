@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
 
 MEANINGFUL = {
+    "enableDistributedReplicatedGraphs",
+    "enableReplicatedGraphs",
+    "globalReplicationFactor",
+    "partialsTypeMatMuls",
+    "replicatedGraphCount",
     "cachePath",
     "enableEngineCaching",
     "enableStochasticRounding",
@@ -30,6 +35,7 @@ _DEFAULTS: dict[str, Any] = {
     "enableExplicitMainLoops": False,
     "enableDistributedReplicatedGraphs": False,
     "enableInplaceAmbiguityChecking": False,
+    "enableReplicatedGraphs": False,
     "explicitRecomputation": False,
     "useHostCopyOps": False,
     "globalReplicaOffset": 0,
@@ -37,6 +43,7 @@ _DEFAULTS: dict[str, Any] = {
     "logDir": ".",
     "numIOTiles": 0,
     "partialsTypeMatMuls": "",
+    "replicatedGraphCount": 1,
     "throwIfLog2ScaleTensorNotInRange": True,
     "virtualGraphMode": None,
 }

@@ -155,6 +155,11 @@ def _restart_cpu(count: int) -> list[Any]:
     return jax.devices("cpu")
 
 
+def two_memories(platform: str) -> bool:
+    """Whether devices have memory of their own: on CPU a load of an entry is no copy."""
+    return platform != "cpu"
+
+
 def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of an array of which each replica has a part of `shape`: the parts one after the other
     along the first axis, so that a replica's part is just its value; numbers side by side."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from popxl._lower.devices import global_shape, per_replica
+from popxl._lower.devices import global_shape, per_replica, two_memories
 from popxl._lower.hostdata import put, put_variable
 from popxl._lower.traffic import EntryFile, Traffic
 
@@ -40,7 +40,7 @@ class Entries:
         """Args: `traffic`: of the folder for entries on disk, which must be there if there are."""
         self.buffer, self.stored = buffer, set[int]()
         self._device = per_replica(mesh)
-        self._moves = mesh.devices.flat[0].platform != "cpu"  # host and device differ
+        self._moves = two_memories(mesh.devices.flat[0].platform)
         self._host = per_replica(mesh, host=True) if self._moves else self._device
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
         self._rows = self._shape[0] // mesh.devices.size
@@ -125,6 +125,22 @@ class Entries:
         else:
             self._arrays[index] = array
         self.stored.add(index)
+
+    def departing(self, index: int, gives: bool) -> tuple[jax.Array, NamedSharding]:
+        """The entry where it is stored, and the device's sharding; see `load`."""
+        array = self.array(index)
+        if gives:
+            self._arrays.pop(index, None)  # one of a file, or of another program, is not there
+        return array, self._device
+
+    def arriving(self, index: int) -> NamedSharding:
+        """The sharding in which the entry is stored."""
+        self._check(index)
+        return self._sharding(index)
+
+    def arrived(self, index: int, array: jax.Array) -> None:
+        """Let an array, which is where the entry is stored, be the entry."""
+        self._set(index, array)
 
     def _moved(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
         """The array in other memory; in memory of its own, if `copies`."""
@@ -218,3 +234,27 @@ class Entries:
         """This process's part of an array, by replica."""
         found = array.addressable_shards
         return {(s.index[0].start or 0) // max(self._rows, 1): s.data for s in found}
+
+
+def put_together(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Move arrays between memories of the devices that they are on, all in one transfer.
+
+    Of arrays that several processes share, each moves what it has: JAX would compile a program for
+    each transfer of a whole one.
+    """
+    if all(array.is_fully_addressable for array in arrays):
+        return jax.device_put(list(arrays), list(to))
+    parts = [shard for array in arrays for shard in array.addressable_shards]
+    kinds = [sharding.memory_kind for array, sharding in zip(arrays, to, strict=True)
+             for _ in array.addressable_shards]  # fmt: skip
+    single = [
+        jax.sharding.SingleDeviceSharding(shard.device, memory_kind=kind)
+        for shard, kind in zip(parts, kinds, strict=True)
+    ]
+    moved = iter(jax.device_put([shard.data for shard in parts], single))
+    return [
+        jax.make_array_from_single_device_arrays(
+            array.shape, sharding, [next(moved) for _ in array.addressable_shards]
+        )
+        for array, sharding in zip(arrays, to, strict=True)
+    ]

@@ -20,18 +20,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from popxl._core.effects import Effects, program_effects
-from popxl._lower.build import build_schedule, main_variables
+from popxl._lower.build import build_schedule
 from popxl._lower.cache import SegmentCache
-from popxl._lower.devices import global_shape, per_replica, replicated
-from popxl._lower.entries import Entries
+from popxl._lower.devices import global_shape, per_replica, replicated, two_memories
+from popxl._lower.donation import is_exclusive
+from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
 from popxl._lower.launch import Turns
-from popxl._lower.rounding import count_updates
+from popxl._lower.lookahead import window_of
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Traffic
 from popxl._lower.transfers import check_transfers
+from popxl._lower.transit import Transit
 from popxl._lower.walker import Ahead, Globals, Walker, wait_for
 from popxl.errors import poplar_application_runtime_error
 
@@ -46,8 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("popxl")
 
 _NUMBERS_KEPT = 2**14
-_AHEAD = {"cpu": 64 * 2**20}  # bytes in flight, by platform
-_AHEAD_ELSEWHERE = 2 * 2**30
+_AHEAD = 64 * 2**20  # bytes in flight where a load is no copy
 _UNFINISHED = 8  # segments
 
 
@@ -80,17 +81,17 @@ class State:
         return nullcontext() if self.traffic is None else self.traffic.run(program)
 
 
-def facts_of_program(ir: Ir, platform: str) -> Facts:
+def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:
     """What the program of `ir` says to its segments on `platform`."""
     options = ir._pb_ir.getSessionOptions()
     checked = [
         op
-        for op in program_effects(ir).checks
+        for op in schedule.graph.effects.checks
         if op.defn.check is not None and getattr(options, op.defn.check.option)
     ]
     return Facts(
         checks={op: i for i, op in enumerate(checked, 1)},
-        rounding=options.enableStochasticRounding and count_updates(ir.main_graph) > 0,
+        rounding=options.enableStochasticRounding and schedule.graph.updates > 0,
         replicas=ir.replication_factor,
         transfers=ir.num_host_transfers,
         platform=platform,
@@ -119,23 +120,26 @@ class Program:
         self.effects: Effects = program_effects(ir)
         check_transfers(ir)
         self.schedule: Schedule = build_schedule(ir)
-        self.facts = facts_of_program(ir, self.platform)
+        if two_memories(self.platform):
+            self.schedule.window = window_of(self.schedule)
+        self.facts = facts_of_program(self.schedule, ir, self.platform)
         for segment in self.schedule.segments:
             segment.facts = self.facts
-        self.variables = main_variables(ir)
+        self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
         self._unfinished: deque[jax.Array] = deque()
         self._unfinished_limit = _unfinished_limit(self.platform, ir)
         # Elsewhere devices have one queue; with replicas, launches of one thread overlap as well.
         alone = self.platform == "cpu" and ir.replication_factor == 1
         self._turns = Turns() if alone else None
         self._numbers: dict[Any, jax.Array] = {}
-        self._ahead = Ahead(_AHEAD.get(self.platform, _AHEAD_ELSEWHERE))
+        self._ahead = Ahead(_AHEAD)
+        self._transit: Transit | None = None  # of the last run
         self.timing: Timing | None = None
 
     @property
     def changed(self) -> list[Variable | Shard]:
         """The variables on the device that a run may change."""
-        return [self.variables[i] for i in self.schedule.main.changed]
+        return [self.variables[i] for i in self.schedule.graph.changed]
 
     @property
     def rounds(self) -> bool:
@@ -239,27 +243,41 @@ class Program:
         walker = self._walker(state, shared)
         main = self.schedule.main
         given = [state.variables.pop(v) for v in self.variables]
-        kept = dict(enumerate(given))
-        for i in main.changed:
-            del kept[i]
+        changed = self.schedule.graph.changed
+        kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
+                if i not in changed}  # fmt: skip
         with state.running(self):
             slots = walker.routine(main, given)
-        state.variables.update((self.variables[i], array) for i, array in kept.items())
-        state.variables.update(
-            (self.variables[i], slots[s] if i in main.owned_changed else jnp.copy(slots[s]))
-            for i, s in main.changed.items()
-        )
+            self._ahead.let_go()
+            if self._transit is not None:
+                self._transit.finish()
+        state.variables.update(kept)
+        for k, i in enumerate(changed):
+            array = slots[main.outputs[k]]
+            private = is_exclusive(main, k, i)
+            state.variables[self.variables[i]] = array if private else jnp.copy(array)
         if shared.fault is not None:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}
 
     def _walker(self, state: State, shared: Globals) -> Walker:
-        given = self._call, self._number, jnp.copy, state.entries, shared, self._ahead
+        window = self.schedule.window
+        if window is not None:
+            if self.timing is not None and self.timing.apart:
+                window = 0
+            main = self.schedule.main
+            self._transit = Transit(main, state.entries, put_together, window)
+        given = (
+            *(self._call, self._number, jnp.copy, state.entries, shared),
+            *(self._ahead, self._transit),
+        )
         return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
         self._ahead.settle()
+        if self._transit is not None:
+            self._transit.settle()
         self._unfinished.clear()  # they would keep their memory
 
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:

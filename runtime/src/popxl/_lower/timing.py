@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from popxl._lower.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
-from popxl._lower.segment import RunOp, Segment
+from popxl._lower.segment import Segment
 from popxl._lower.walker import Walker
 
 
@@ -100,23 +100,50 @@ class Timing:
         self.programs += 1
 
 
-class TimedWalker(Walker):
+Do = Callable[[Any, list[Any], int], None]
+
+
+class LabelledWalker(Walker):
+    """A walker that knows which part of the program a step belongs to."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._part = ""
+        self._do = {
+            kind: self._nested(do) if kind in (Loop, Branch) else self._observed(kind, do)
+            for kind, do in self._do.items()
+        }
+
+    def _observed(self, kind: type[Step], do: Do) -> Do:
+        """What is done for a step of a kind that runs no other steps."""
+        return do
+
+    def _nested(self, do: Do) -> Do:
+        def run(step: Step, slots: list[Any], updates: int) -> None:
+            outer, self._part = self._part, step.part or self._part
+            do(step, slots, updates)
+            self._part = outer
+
+        return run
+
+    def _label(self, step: Step) -> str:
+        """The part of a step; a segment may hold ops of several."""
+        if isinstance(step, Run) and not step.part:
+            found = [node.part for node in step.segment.nodes if node.part]
+            return " + ".join(dict.fromkeys(found)) or self._part
+        return step.part or self._part
+
+
+class TimedWalker(LabelledWalker):
     """A walker that measures, and names the parts in a profiler's trace."""
 
     def __init__(self, timing: Timing, *args: Any) -> None:
-        super().__init__(*args)
         self._timing = timing
-        self._part = ""
-        self._do = {kind: self._timed(kind, do) for kind, do in self._do.items()}
+        super().__init__(*args)
         if timing.apart:
             self._call = self._completing(self._call)
 
-    def _timed(
-        self, kind: type[Step], do: Callable[[Any, list[Any], int], None]
-    ) -> Callable[[Any, list[Any], int], None]:
-        if kind in (Loop, Branch):  # their time is that of the steps inside
-            return lambda step, slots, updates: self._inside(do, step, slots, updates)
-
+    def _observed(self, kind: type[Step], do: Do) -> Do:
         def run(step: Any, slots: list[Any], updates: int) -> None:
             label = self._label(step)
             waited, start = self._ahead.waited, time.perf_counter()
@@ -129,19 +156,6 @@ class TimedWalker(Walker):
             self._note(step, label, seconds - waiting, waiting)
 
         return run
-
-    def _inside(self, do: Callable[..., None], step: Step, slots: list[Any], updates: int) -> None:
-        outer, self._part = self._part, step.part or self._part
-        do(step, slots, updates)
-        self._part = outer
-
-    def _label(self, step: Step) -> str:
-        """The part of a step; a segment may hold ops of several."""
-        if isinstance(step, Run) and not step.part:
-            items = step.segment.items
-            found = [i.part for i in items if isinstance(i, RunOp) and i.part]
-            return " + ".join(dict.fromkeys(found)) or self._part
-        return step.part or self._part
 
     def _note(self, step: Step, label: str, seconds: float, waiting: float) -> None:
         part = self._timing.parts.setdefault(label, PartTimes())
@@ -165,6 +179,8 @@ class TimedWalker(Walker):
                 jax.block_until_ready(slots[step.out])
             case Store():
                 at = slots[step.at]
+                if self._transit is not None:
+                    self._transit.send()
                 entries = self._entries[step.buffer]
                 for index in {at} if isinstance(at, int) else set(at):
                     jax.block_until_ready(entries.array(index))

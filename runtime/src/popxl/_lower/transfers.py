@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from popxl._core.known import found_once
 from popxl._core.regions import combine
 from popxl.errors import popart_exception
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from popxl.streams import Stream
 
 
+@found_once
 def count_transfers(graph: Graph) -> Counter[Stream]:
     """Loads and stores of each stream when `graph` runs once; the larger branch counts."""
     total: Counter[Stream] = Counter()

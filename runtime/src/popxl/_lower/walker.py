@@ -2,7 +2,8 @@
 
 JAX runs what it is asked to in the background. So the walker asks for the next layer's entries
 while the devices still compute the current one; it waits for values that it has to know, and when
-arrays of more than a limit of bytes were asked for and are not there yet.
+arrays of more than a limit of bytes were asked for and are not there yet. Where host and device
+have memories of their own, `popxl._lower.transit` decides when entries move.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from popxl.errors import popart_exception
 if TYPE_CHECKING:
     from popxl._lower.entries import Entries
     from popxl._lower.segment import Segment
+    from popxl._lower.transit import Transit
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import Stream
     from popxl.tensor import Constant
@@ -64,6 +66,10 @@ def wait_for(array: jax.Array) -> None:
         array.block_until_ready()
 
 
+def _is_there(array: jax.Array) -> bool:
+    return array.is_deleted() or array.is_ready()
+
+
 @dataclass
 class Ahead:
     """Arrays that were asked for, up to a number of bytes.
@@ -80,6 +86,7 @@ class Ahead:
 
     def add(self, array: jax.Array, nbytes: int) -> None:
         """Note `nbytes` that are there when `array` is."""
+        self.let_go()
         self._pending.append((array, nbytes))
         self._nbytes += nbytes
         while self._nbytes > self.limit and len(self._pending) > 1:
@@ -88,6 +95,11 @@ class Ahead:
             wait_for(oldest)
             self.waited += time.perf_counter() - start
             self._nbytes -= size
+
+    def let_go(self) -> None:
+        """Forget arrays that are there: they would keep their memory."""
+        while self._pending and _is_there(self._pending[0][0]):
+            self._nbytes -= self._pending.popleft()[1]
 
     def settle(self) -> None:
         """Wait for all of them."""
@@ -103,6 +115,7 @@ class Walker:
         call: runs a segment: `call(segment, arguments) -> results`.
         number: brings a number to the devices: `number(value, spec) -> array`.
         copy: an array of its own memory with the same values.
+        transit: moves entries where host and device have memories of their own.
     """
 
     def __init__(
@@ -113,9 +126,11 @@ class Walker:
         entries: Mapping[RemoteBuffer, Entries],
         shared: Globals,
         ahead: Ahead,
+        transit: Transit | None = None,
     ) -> None:
         self._call, self._number, self._copy = call, number, copy
         self._entries, self._shared, self._ahead = entries, shared, ahead
+        self._transit = transit
         self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
             Load: self._load,
             Store: self._store,
@@ -132,8 +147,7 @@ class Walker:
         for slot, number in routine.start.items():
             slots[slot] = number
         for at, value in zip(routine.inputs, inputs, strict=True):
-            if at is not None:
-                slots[at] = value
+            slots[at] = value
         inputs.clear()
         do = self._do
         for step in routine.steps:
@@ -144,12 +158,18 @@ class Walker:
 
     # ---- transfers ------------------------------------------------------------------------------
     def _load(self, step: Load, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            slots[step.out] = self._transit.load(step, slots[step.at])
+            return
         entries, at = self._entries[step.buffer], slots[step.at]
         array = slots[step.out] = entries.load(at, step.gives, step.copies)
         if step.copies or entries.travels(at):
             self._ahead.add(array, step.nbytes)
 
     def _store(self, step: Store, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            self._transit.store(step, slots[step.at], slots[step.value])
+            return
         self._entries[step.buffer].store(slots[step.at], slots[step.value], step.copies)
 
     def _compute(self, step: Compute, slots: list[Any], updates: int) -> None:
@@ -160,13 +180,17 @@ class Walker:
     def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
         found = tuple(int(x.item()) for x in numbers(slots[step.value]))
         slots[step.out] = found[0] if len(set(found)) == 1 else found
+        if self._transit is not None:
+            self._transit.fetched.append(slots[step.out])
 
     # ---- segments -------------------------------------------------------------------------------
     def _run(self, step: Run, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            self._transit.run(step)
         segment, shared = step.segment, self._shared
         arguments = [slots[s] for s in step.args]
         for i in segment.numbers:
-            arguments[i] = self._number(arguments[i], segment.arg_specs[i])
+            arguments[i] = self._number(arguments[i], segment.args[i].spec)
         arguments += [shared.streams[s] for s in segment.streams]
         arguments += [shared.positions[s] for s in segment.streams]
         arguments += [shared.constants[c] for c in segment.constants]
@@ -188,7 +212,7 @@ class Walker:
             shared.positions[stream] = next(rest)
         if segment.is_checked:
             shared.fault = next(rest)
-        if results:
+        if results and self._transit is None:
             self._ahead.add(results[0], segment.result_bytes)
 
     # ---- routines -------------------------------------------------------------------------------
@@ -201,33 +225,29 @@ class Walker:
             slots[slot] = None
         base, each = step.updates
         outs: list[Any] = []
-        changed: dict[int, Any] = {}
+        into = {i for _, i in step.carried}
         for iteration in range(step.count):
             given = list(current)
             if iteration == step.count - 1:
                 current.clear()
             else:
                 for i in routine.consumed:
-                    if i < step.carried or i in body.changed:
+                    if i in into:
                         current[i] = None
                     else:  # the next iteration is given the same
                         given[i] = self._copy(given[i])
             inner = self.routine(routine, given, updates + base + iteration * each)
             outs = [inner[s] for s in routine.outputs]
-            changed = {i: inner[routine.changed[i]] for i in body.changed}
+            inner.clear()
             if iteration < step.count - 1:
-                current[: step.carried] = outs[: step.carried]
-                for i, value in changed.items():
-                    current[i] = value
+                for k, i in step.carried:
+                    current[i] = outs[k]
                 for i in step.recopied:
                     current[i] = self._copy(current[i])
                 outs.clear()
-                changed.clear()
         for out, value in zip(body.outs, outs, strict=True):
             if out is not None:
                 slots[out] = value
-        for i, slot in body.changed.items():
-            slots[slot] = changed[i]
 
     def _branch(self, step: Branch, slots: list[Any], updates: int) -> None:
         condition = slots[step.condition]
@@ -242,8 +262,5 @@ class Walker:
             passed.routine, [slots[s] for s in passed.args], updates + step.updates
         )
         for slot, at in zip(step.outs, passed.routine.outputs, strict=True):
-            slots[slot] = inner[at]
-        for k, (before, after) in enumerate(step.changed):
-            source = step.sources[taken].get(k)
-            changed = passed.routine.changed
-            slots[after] = slots[before] if source is None else inner[changed[source]]
+            if slot is not None:
+                slots[slot] = inner[at]

@@ -16,6 +16,10 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     """See `Tensor.__getitem__`."""
     from popxl.tensor import Tensor
 
+    if isinstance(key, (bool, np.bool_)):
+        raise TypeError(
+            f"a tensor cannot be indexed with {key!r}: masks are bool tensors or arrays"
+        )
     if isinstance(key, (int, np.integer, slice)) or key is Ellipsis:
         key = (key,)
     if isinstance(key, tuple):

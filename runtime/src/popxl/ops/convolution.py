@@ -23,7 +23,7 @@ from popxl.ops._windows import (
     padding_pairs,
     per_axis,
 )
-from popxl.ops.float8 import SCALE_CHECK, check_scale
+from popxl.ops.float8 import SCALE_CHECK, check_float8, check_scale
 from popxl.tensor import Tensor, TensorSpec
 
 Hints = dict[str, Any]
@@ -282,13 +282,14 @@ def conv_pow2scaled(
         TypeError: the operands are not float8, or the scale is not int32.
         ValueError: the scale is not one element.
     """
+    check_float8("conv_pow2scaled", t, weight)
+    check_scale("conv_pow2scaled", log2_scale)
     hints = {
         "available_memory_proportions": available_memory_proportions,
         "enable_conv_dithering": enable_conv_dithering,
     }
     attrs = _conv_attrs("conv_pow2scaled", t, weight, padding, pad_type, stride=stride,
                         dilation=dilation, groups=groups, hints=hints)  # fmt: skip
-    check_scale("conv_pow2scaled", log2_scale)
     return emit(_CONV_SCALED, [t, weight, log2_scale], attrs)[0]
 
 
@@ -347,6 +348,8 @@ def conv_transpose_pow2scaled(
 
     Scale and errors as for `conv_pow2scaled`.
     """
+    check_float8("conv_transpose_pow2scaled", t, weight)
+    check_scale("conv_transpose_pow2scaled", log2_scale)
     hints = {
         "available_memory_proportions": available_memory_proportions,
         "enable_conv_dithering": enable_conv_dithering,
@@ -354,5 +357,4 @@ def conv_transpose_pow2scaled(
     attrs = _transpose_attrs("conv_transpose_pow2scaled", t, weight, padding, pad_type,
                              output_padding, output_shape, stride=stride, dilation=dilation,
                              groups=groups, hints=hints)  # fmt: skip
-    check_scale("conv_transpose_pow2scaled", log2_scale)
     return emit(_TRANSPOSE_SCALED, [t, weight, log2_scale], attrs)[0]

@@ -35,10 +35,17 @@ def check_scale(op: str, log2_scale: Tensor) -> None:
         TypeError: it is no int32 tensor.
         ValueError: it has not one element.
     """
+    if isinstance(log2_scale, Tensor) and log2_scale.nelms != 1:
+        raise ValueError(f"{op}: log2_scale must be a scalar, but is {log2_scale!r}")
     if not isinstance(log2_scale, Tensor) or log2_scale.dtype is not dtypes.int32:
         raise TypeError(f"{op}: log2_scale must be an int32 tensor, but is {log2_scale!r}")
-    if log2_scale.nelms != 1:
-        raise ValueError(f"{op}: log2_scale must be a scalar, but is {log2_scale!r}")
+
+
+def check_float8(op: str, *operands: Tensor) -> None:
+    """Raise TypeError unless all operands are float8."""
+    for t in operands:
+        if t.dtype not in FLOAT8:
+            raise TypeError(f"{op}: operands must be float8, but {t.id!r} is {t.dtype.name}")
 
 
 # ---- casts --------------------------------------------------------------------------------------
@@ -151,7 +158,12 @@ def matmul_pow2scaled(
         lhs, rhs: float8 tensors, of either kind; numpy's rules for shapes.
         log2_scale: int32 tensor of one element, in [-32, 32).
         available_memory_proportion: a hint for other hardware; recorded, no effect.
+
+    Raises:
+        TypeError: an operand is not float8; or, checked last, the scale is not int32.
+        ValueError: the scale is no scalar.
     """
+    check_float8("matmul_pow2scaled", lhs, rhs)
     check_scale("matmul_pow2scaled", log2_scale)
     hint = available_memory_proportion
     attrs = {} if hint is None else {"available_memory_proportion": float(hint)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl import dtypes, ops
+from popxl import context, dtypes, ops
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl.ops._grads import sum_to
@@ -76,6 +76,19 @@ def _swapped(t: Tensor) -> Tensor:
 _MATMUL = define("matmul", _matmul, grad=_matmul_grad, dtypes="same", flops=matmul_flops)
 
 
+_PARTIALS = {"": None, "half": dtypes.float16, "float": dtypes.float32}
+
+
+def _partials_option() -> dtypes.dtype | None:
+    """What the session option says of all products."""
+    option = context.get_ir()._pb_ir.getSessionOptions().partialsTypeMatMuls
+    if str(option).lower() not in _PARTIALS:
+        raise ValueError(
+            f"the session option partialsTypeMatMuls is {option!r}: set it to 'half', 'float' or ''"
+        )
+    return _PARTIALS[str(option).lower()]
+
+
 def matmul(
     lhs: Tensor,
     rhs: Tensor,
@@ -89,11 +102,15 @@ def matmul(
         lhs, rhs: tensors of one dtype. Half types accumulate in float32.
         available_memory_proportion: a hint for other hardware; recorded, no effect.
         output_type: dtype of the result; default: that of the inputs.
-        partials_type: dtype of the accumulation to ask for; recorded, float32 is used.
+        partials_type: dtype of the accumulation to ask for; default: that of the session option
+            `partialsTypeMatMuls`. Recorded, float32 is used.
 
     Raises:
+        ValueError: the option is neither "half" nor "float" nor empty.
         SpecError: the shapes do not fit, or the dtypes differ.
     """
+    if partials_type is None:
+        partials_type = _partials_option()
     attrs = {
         "output_type": output_type,
         "partials_type": partials_type,

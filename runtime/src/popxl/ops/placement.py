@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl import dtypes
+from popxl import context, dtypes
 from popxl._core.effects import Effects
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
@@ -20,7 +20,8 @@ from popxl.ops._folds import traced_for
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
+    from popxl._core.functional import Node
+    from popxl._lower.machine import Machine
     from popxl.graph import Graph
 
 
@@ -30,6 +31,7 @@ INIT = define(
     lambda shape, dtype, meta_shape, init_type: jnp.zeros(shape, dtype.as_jax()),
     infer=lambda shape, dtype, meta_shape, init_type: [TensorSpec(shape, dtype, meta_shape)],
     grad=NoGrad("no inputs"),
+    tags=("zeros",),
 )
 
 
@@ -102,9 +104,9 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
         ValueError: the source is not given and not known.
     """
     if source is None:
-        if t._ipu is None:
+        source = t._known_ipu()
+        if source is None:
             raise ValueError(f"ipu_copy: the IPU of {t.id!r} is not known; give `source`")
-        source = t._ipu
     out = emit(_IPU_COPY, [t], {"source": source, "destination": destination})[0]
     out._ipu = destination
     return out
@@ -131,7 +133,7 @@ TO_IR_ENUM_MAP = {name: name for name in ("executable", "compute_buffer", "io_bu
 
 _CODE_COPY = define(
     "code_copy",
-    execute=lambda frame, op: None,
+    execute=lambda machine, node, arrays: [],
     infer=lambda **_: [],
     grad=NoGrad("moves code, not data"),
 )
@@ -141,20 +143,30 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
     """Load the code of `graph` from remote memory. Recorded; XLA keeps code where it runs.
 
     Args:
-        destination: "executable": where code runs; or a buffer, from which it is copied later.
+        destination: "executable": where code runs.
 
     Raises:
-        ValueError: an unknown destination.
+        ValueError: an unknown destination, or `graph` is the one that is being written.
+        NotImplementedError: another destination.
     """
-    code_copy(graph, "compute_buffer", destination)
+    if destination not in TO_IR_ENUM_MAP:
+        raise ValueError(
+            f"unknown code location {destination!r}: use one of {list(TO_IR_ENUM_MAP)}"
+        )
+    if destination != "executable":
+        raise NotImplementedError(f"code is loaded to the executable, not to {destination!r}")
+    if graph is context.get_current_graph():
+        raise ValueError(f"graph {graph.id!r} cannot load its own code: load it where it is called")
+    emit(_CODE_COPY, [], {"code_of": graph.id, "source": "remote", "destination": destination})
 
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
-    """Copy the code of `graph` between memories. Recorded; see `remote_code_load`."""
-    for place in (source, destination):
-        if place not in TO_IR_ENUM_MAP:
-            raise ValueError(f"unknown code location {place!r}: use one of {list(TO_IR_ENUM_MAP)}")
-    emit(_CODE_COPY, [], {"code_of": graph.id, "source": source, "destination": destination})
+    """Copy the code of `graph` between memories of a device. There is one, as in PopXL so far.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError("code has one place on a device: use ops.remote_code_load")
 
 
 # ---- printing -----------------------------------------------------------------------------------
@@ -191,9 +203,10 @@ FloatFormat = Literal["auto", "fixed", "scientific", "none"]
 FLOAT_FORMAT_MAP = {name: name for name in ("auto", "fixed", "scientific", "none")}
 
 
-def _execute_print(frame: Frame, op: Op) -> None:
+def _execute_print(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """`jax.debug.callback` that writes to stderr."""
-    value = frame.read(op.inputs[0])
+    (value,), op = arrays, node.op
+    assert op is not None
     title, fmt = op.attrs["title"], PrintTensorFmt(*op.attrs["fmt"])
     if op.attrs["print_self"]:
         if value.dtype.itemsize < 4 and jnp.issubdtype(value.dtype, jnp.floating):
@@ -205,7 +218,7 @@ def _execute_print(frame: Frame, op: Op) -> None:
             print(f"{title}: {fmt.format(np.asarray(x))}", file=sys.stderr, flush=True)
 
         jax.debug.callback(show, shown, ordered=False)
-    frame.define(op, value)
+    return arrays
 
 
 def _print_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
@@ -245,7 +258,7 @@ def print_tensor(
     Use the result (or the tensor) afterwards as usual.
 
     Args:
-        title: text before the value; default: the tensor's name.
+        title: text before the value; default: `print_` and the tensor's name.
         print_self: print the value.
         print_gradient: print the gradient that flows through the result.
         summarise_threshold: sizes above it are summarised, with `edge_items` at each end.
@@ -255,6 +268,6 @@ def print_tensor(
         raise ValueError(f"unknown float_format {float_format!r}")
     fmt = (summarise_threshold, edge_items, max_line_width, digits, float_format, separator,
            open_bracket, close_bracket)  # fmt: skip
-    attrs = {"title": title or t.name, "print_self": print_self,
+    attrs = {"title": title or f"print_{t.name}", "print_self": print_self,
              "print_gradient": print_gradient, "fmt": fmt}  # fmt: skip
     return emit(_PRINT, [t], attrs)[0]

@@ -17,6 +17,7 @@ from jax import lax
 from popxl import ops
 from popxl._core.op import emit
 from popxl._core.opdef import define
+from popxl.errors import popart_exception
 from popxl.ops._args import axis_of
 from popxl.ops._grads import sum_to, zeros_like
 from popxl.tensor import Tensor
@@ -230,7 +231,8 @@ def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
         splits: the number of equal parts, or the size of each.
 
     Raises:
-        ValueError: the axis cannot be cut like that.
+        ValueError: the axis has no such number of equal parts.
+        popart_exception: the sizes do not add up to the axis.
     """
     axis = axis_of("split", t, axis)
     size = t.shape[axis]
@@ -243,7 +245,7 @@ def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
     else:
         sizes = tuple(int(n) for n in splits)
     if builtins.sum(sizes) != size or builtins.any(n < 0 for n in sizes):
-        raise ValueError(
+        raise popart_exception(
             f"split: parts {sizes} do not add up to axis {axis} of {t.id!r} of shape {t.shape}"
         )
     return list(emit(_SPLIT, [t], {"sizes": sizes, "axis": axis}))

@@ -144,6 +144,8 @@ def slice(
 ) -> Tensor:
     """Take elements start, start + step, ... before stop, along some axes, as Python slices do.
 
+    Without any of them it is `t` itself.
+
     Args:
         start, stop, step: one number or one for each axis; None as in a Python slice.
         axis: the axes sliced; default: the first ones.
@@ -151,6 +153,8 @@ def slice(
     Raises:
         ValueError: lists of different lengths, a step of 0, or no such axis.
     """
+    if start is None and stop is None and step is None:
+        return t
     region = _region(t, process_args(start, stop, step, axis))
     return emit(_SLICE, [t], {"region": region})[0]
 
@@ -163,6 +167,8 @@ def slice_(
     axis: int | list[int] | None = None,
 ) -> Tensor:
     """As `slice`, as a view of `t`."""
+    if start is None and stop is None and step is None:
+        return t
     region = _region(t, process_args(start, stop, step, axis))
     return emit(_SLICE, [t], {"region": region}, view=True)[0]
 
@@ -171,16 +177,18 @@ def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
     """Every `strides`-th element along each axis.
 
     Args:
-        strides: one number for all axes, or one for each.
+        strides: one for each of the first axes; the others are kept as they are. A number is that
+            of the first axis.
 
     Raises:
-        ValueError: another number of strides than axes, or a stride below 1.
+        ValueError: more strides than axes, or a stride below 1.
     """
-    steps = [strides] * t.rank if isinstance(strides, int) else list(strides)
-    if len(steps) != t.rank or builtins.any(s < 1 for s in steps):
+    steps = [strides] if isinstance(strides, int) else list(strides)
+    if len(steps) > t.rank or builtins.any(s < 1 for s in steps):
         raise ValueError(
-            f"subsample: strides {steps} must be one positive number for each axis of {t.id!r} "
-            f"of shape {t.shape}"
+            f"subsample: strides {steps} must be positive numbers for axes of {t.id!r} of shape "
+            f"{t.shape}"
         )
+    steps += [1] * (t.rank - len(steps))
     region = tuple((0, -(-n // s), s) for n, s in zip(t.shape, steps, strict=True))
     return emit(_SLICE, [t], {"region": region})[0]

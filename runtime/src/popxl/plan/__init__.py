@@ -7,6 +7,9 @@
     plan.device, plan.host, plan.flops  # of one run
     plan.parts                          # by label
 
+    traced = popxl.plan.trace(ir, "gpu")
+    traced.timeline(rates)      # a run on a simulated device: what transfers leave exposed
+
 A plan walks the schedule that a session would run, with sizes in place of arrays (`walk`). What a
 segment does is read off the function that XLA would compile (`work`), and so is the memory that it
 takes beside its arguments and results, as long as XLA has not compiled it (`estimate`).
@@ -14,12 +17,18 @@ takes beside its arguments and results, as long as XLA has not compiled it (`est
 
 from popxl.context import part as part
 from popxl.plan.memory import device_memory as device_memory
+from popxl.plan.plan import Traced as Traced
 from popxl.plan.plan import memory_use as memory_use
 from popxl.plan.plan import plan_of as plan_of
 from popxl.plan.plan import plan_of_program as plan_of_program
 from popxl.plan.plan import storage_of as storage_of
+from popxl.plan.plan import trace as trace
+from popxl.plan.rates import Rates as Rates
 from popxl.plan.records import Collective as Collective
 from popxl.plan.records import MemoryUse as MemoryUse
 from popxl.plan.records import Part as Part
 from popxl.plan.records import Plan as Plan
 from popxl.plan.records import Storage as Storage
+from popxl.plan.timeline import Exposed as Exposed
+from popxl.plan.timeline import Timeline as Timeline
+from popxl.plan.timeline import timeline as timeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from popxl._core.effects import program_effects
@@ -12,58 +13,82 @@ from popxl._lower.program import Program, facts_of_program
 from popxl._lower.schedule import Schedule
 from popxl._lower.segment import Segment, is_argument
 from popxl.ir import Ir
+from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
+from popxl.plan.timeline import Timeline, timeline
 from popxl.plan.walk import Walk
 from popxl.plan.work import SegmentWork, work_of
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
 
 
-def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
-    """What a run of the program of `ir` needs and does.
+@dataclass(frozen=True)
+class Traced:
+    """A program traced for a platform: what its plan and its timeline are computed from.
 
-    It needs no devices and allocates neither weights nor state. Sums of operations and traffic are
-    exact, and so is what the schedule keeps on a device; what XLA takes besides inside a segment is
-    estimated (`popxl.plan.estimate`), since nothing is compiled.
+    Where entries of remote buffers live is read when they are computed.
+    """
+
+    ir: Ir
+    schedule: Schedule
+    works: Mapping[Segment, SegmentWork]
+    temporaries: Callable[[Segment], int]
+
+    def plan(self) -> Plan:
+        """What a run needs and does."""
+        walk = Walk(self.works, self.temporaries)
+        peak = walk.run(self.schedule)
+        stored = storage_of(self.ir)
+        return Plan(
+            replicas=self.ir.replication_factor,
+            parts=walk.parts(),
+            variables=stored.variables,
+            streams=stored.streams,
+            temporaries=peak,
+            remote=stored.remote,
+            resident=stored.resident,
+        )
+
+    def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
+        """A simulated run on one device; see `popxl.plan.timeline`."""
+        return timeline(self.schedule, rates, self.works, window, self.temporaries)
+
+
+def trace(ir: Ir, platform: str = "cpu") -> Traced:
+    """Trace the program of `ir`. It needs no devices and allocates neither weights nor state.
 
     Args:
         platform: that the program is traced for: "cpu", "gpu" or "tpu".
+    """
+    schedule = build_schedule(ir)
+    facts = facts_of_program(schedule, ir, platform)
+    for segment in schedule.segments:
+        segment.facts = facts
+    works = {segment: work_of(segment) for segment in schedule.segments}
+    return Traced(ir, schedule, works, lambda segment: works[segment].temporaries)
+
+
+def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
+    """What a run of the program of `ir` needs and does.
+
+    Sums of operations and traffic are exact, and so is what the schedule keeps on a device; what
+    XLA takes besides inside a segment is estimated (`popxl.plan.estimate`), since nothing is
+    compiled.
+
+    Args:
+        platform: as for `trace`.
 
     Example:
         >>> plan = popxl.plan.plan_of(ir)
         >>> print(plan.host, plan.device, plan.flops)
     """
-    schedule = build_schedule(ir)
-    facts = facts_of_program(ir, platform)
-    for segment in schedule.segments:
-        segment.facts = facts
-    works = {segment: work_of(segment) for segment in schedule.segments}
-    return _plan(ir, schedule, works, lambda segment: works[segment].temporaries)
+    return trace(ir, platform).plan()
 
 
 def plan_of_program(program: Program) -> Plan:
     """As `plan_of`, of a compiled program: what XLA takes inside segments is known."""
     works = {segment: work_of(segment) for segment in program.schedule.segments}
-    return _plan(program.ir, program.schedule, works, _compiled(program))
-
-
-def _plan(
-    ir: Ir,
-    schedule: Schedule,
-    works: Mapping[Segment, SegmentWork],
-    temporaries: Callable[[Segment], int],
-) -> Plan:
-    walk = Walk(works, temporaries)
-    peak = walk.run(schedule)
-    stored = storage_of(ir)
-    return Plan(
-        replicas=ir.replication_factor,
-        parts=walk.parts(),
-        variables=stored.variables,
-        streams=stored.streams,
-        temporaries=peak,
-        remote=stored.remote,
-    )
+    return Traced(program.ir, program.schedule, works, _compiled(program)).plan()
 
 
 def memory_use(program: Program) -> MemoryUse:
@@ -74,6 +99,7 @@ def memory_use(program: Program) -> MemoryUse:
         streams=stored.streams,
         temporaries=Walk({}, _compiled(program)).run(program.schedule),
         remote=stored.remote,
+        resident=stored.resident,
     )
 
 
@@ -99,6 +125,7 @@ def storage_of(ir: Ir) -> Storage:
         + resident,
         streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
         remote=sum(_entry(b) * b.entries for b in buffers) - resident,
+        resident=resident,
     )
 
 

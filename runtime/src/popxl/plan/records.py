@@ -77,11 +77,18 @@ class Storage:
         variables: device bytes of variables and large constants that live on the device.
         streams: device bytes of host streams: all transfers of a run, in both directions.
         remote: host bytes of remote buffers, as they are stored.
+        resident: device bytes of entries of remote buffers that stay there; among `variables`.
     """
 
     variables: int
     streams: int
     remote: int
+    resident: int = 0
+
+    @property
+    def on_device(self) -> int:
+        """Device bytes that are neither entries of remote buffers nor intermediate values."""
+        return self.variables - self.resident + self.streams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ def decompose_sum(graph: Graph) -> Graph:
     for op in sums:
         del places[op]
     graph._ops[:] = sorted(places, key=places.__getitem__)
+    graph._changes()
     verify_if_asked(graph.ir)
     return graph
 

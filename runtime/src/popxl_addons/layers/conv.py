@@ -18,7 +18,7 @@ class Conv2D(Module):
     """Convolution over two axes of an image.
 
     Variables: `weight` (out_channels, in_channels / groups, height, width), `bias`
-    (out_channels,).
+    (1, out_channels, 1, 1).
 
     Args:
         out_channels: channels of the output.
@@ -85,9 +85,12 @@ class Conv2D(Module):
         )
         if self.bias:
             b = self.add_variable_input(
-                "bias", zeros(shape[:1]), x.dtype, replica_grouping=self.replica_grouping
+                "bias",
+                zeros((1, self.out_channels, 1, 1)),
+                x.dtype,
+                replica_grouping=self.replica_grouping,
             )
-            y = y + b.reshape((self.out_channels, 1, 1))
+            y = y + b
         return y
 
     @staticmethod
@@ -97,5 +100,5 @@ class Conv2D(Module):
         """The weights of a `torch.nn.Conv2d` for the variables of this layer."""
         weights = WeightsDict({variables.weight: to_numpy(nn_layer.weight, dtype)})
         if getattr(nn_layer, "bias", None) is not None:
-            weights[variables.bias] = to_numpy(nn_layer.bias, dtype)
+            weights[variables.bias] = to_numpy(nn_layer.bias, dtype).reshape(1, -1, 1, 1)
         return weights

@@ -29,10 +29,13 @@ class LayerNorm(Module):
     def torch_mapping(
         variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
     ) -> WeightsDict:
-        """The weights of a `torch.nn.LayerNorm` for the variables of this layer."""
+        """The weights of a `torch.nn.LayerNorm` for the variables of this layer.
+
+        Those of a norm over several axes are flattened, for programs that flatten its input.
+        """
         return WeightsDict(
             {
-                variables.weight: to_numpy(nn_layer.weight, dtype),
-                variables.bias: to_numpy(nn_layer.bias, dtype),
+                variables.weight: to_numpy(nn_layer.weight, dtype).ravel(),
+                variables.bias: to_numpy(nn_layer.bias, dtype).ravel(),
             }
         )

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 import popxl
-from popxl import ReplicaGrouping, ops
+from popxl import ReplicaGrouping
 from popxl.utils import to_numpy
-from popxl_addons.layers.initialisers import normal, zeros
+from popxl_addons.layers.initialisers import zeros
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.ops.group_quantize_decompress import (
@@ -22,8 +22,9 @@ from popxl_addons.utils import WeightsDict
 class LinearGQ(Module):
     """y = x @ decompress(weight) + bias.
 
-    Variables: `weight` (packed uint16), `weight_decompression_scale`,
-    `weight_decompression_bias`, see `group_quantize_compress_numpy`; `bias` (out_features,).
+    Variables, zeros at first: `weight_compressed` (uint16), `weight_decompression_scale` and
+    `weight_decompression_bias`, see `group_quantize_compress_numpy`; `bias` (out_features,). All
+    but the first have the type of the input.
 
     Args:
         out_features: length of the last axis of the output.
@@ -52,18 +53,21 @@ class LinearGQ(Module):
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         size = self.group_size or shape[self.dim]
-        packed = group_quantize_compress_numpy(normal(shape)(), size, self.dim)
-        names = ("weight", "weight_decompression_scale", "weight_decompression_bias")
-        parts = [self._variable(name, data) for name, data in zip(names, packed, strict=True)]
-        words, scale, low = parts
-        weight = group_quantize_decompress(words, scale, low, self.dim)
-        y = x @ (weight if weight.dtype == x.dtype else ops.cast(weight, x.dtype))
-        if not self.bias:
-            return y
-        return y + self._variable("bias", zeros(shape[1:])().astype(x.dtype.as_numpy()))
+        empty = np.broadcast_to(np.float16(0), shape)
+        words, scale, low = group_quantize_compress_numpy(empty, size, self.dim)
+        weight = group_quantize_decompress(
+            self._variable("weight_compressed", words.shape, popxl.uint16),
+            self._variable("weight_decompression_scale", scale.shape, x.dtype),
+            self._variable("weight_decompression_bias", low.shape, x.dtype),
+            self.dim,
+        )
+        y = x @ weight
+        return y + self._variable("bias", shape[1:], x.dtype) if self.bias else y
 
-    def _variable(self, name: str, data: np.ndarray) -> popxl.Tensor:
-        return self.add_variable_input(name, data, replica_grouping=self.replica_grouping)
+    def _variable(self, name: str, shape: tuple[int, ...], dtype: popxl.dtype) -> popxl.Tensor:
+        return self.add_variable_input(
+            name, zeros(shape), dtype, replica_grouping=self.replica_grouping
+        )
 
     @staticmethod
     def torch_mapping(
@@ -78,7 +82,7 @@ class LinearGQ(Module):
         packed, scale, low = group_quantize_compress_numpy(weight, group_size, dim)
         weights = WeightsDict(
             {
-                variables.weight: packed,
+                variables.weight_compressed: packed,
                 variables.weight_decompression_scale: scale,
                 variables.weight_decompression_bias: low,
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -47,6 +47,7 @@ def autodiff_with_accumulation(
     called_graphs_grad_info: CalledGraphsGradInfoLike | None = None,
     replica_groupings: NamedReplicaGrouping | None = None,
     mean: bool = True,
+    accumulator_dtype: popxl.dtype | None = None,
 ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
     """Create a gradient graph that adds the gradients of some tensors to accumulators.
 
@@ -59,46 +60,51 @@ def autodiff_with_accumulation(
         tensors_to_accumulate_grads: inputs of `graph` whose gradients are accumulated instead of
             returned.
         grads_provided: outputs of `graph` whose gradients are given; default: all.
-        grads_required: inputs of `graph` whose gradients are returned; default: none.
+        grads_required: inputs of `graph` whose gradients are returned; default: none. Those that
+            are accumulated are not returned.
         called_graphs_grad_info: gradients for graphs that `graph` calls.
         replica_groupings: groupings of the accumulators, by the names of `graph.args`.
         mean: accumulate means. Sums need no counter, and are cheaper where gradients are sparse:
             that of a table adds the rows that were looked up, where a mean changes all of them.
+        accumulator_dtype: element type of the accumulators; default: that of the tensor. Sums of
+            many gradients in half precision lose bits: float32 keeps them.
 
     Returns:
-        Factories of the accumulators: float32 zeros `accum.<name>` of the shape of the tensor
+        Factories of the accumulators: zeros `accum.<name>` of the shape and type of the tensor
         called `name` in `graph.args`, and for means the float32 scalar `mean_accum_counter`; and
         the graph, whose arguments have these names.
-
-    Raises:
-        ValueError: a tensor is to be both accumulated and returned.
     """
     accumulated = list(tensors_to_accumulate_grads)
-    required = list(grads_required or ())
-    both = [t.name for t in accumulated if t in required]
-    if both:
-        raise ValueError(f"gradients of {both} cannot be both accumulated and returned")
+    required = [t for t in grads_required or () if t not in accumulated]
     grad = autodiff(graph, grads_provided, [*required, *accumulated], called_graphs_grad_info)
-    factories = _accumulators(graph, accumulated, replica_groupings)
+    names = _names(graph, accumulated)
+    factories = _accumulators(names, replica_groupings, accumulator_dtype)
     if mean:
         factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
-    return factories, _accumulate(grad, accumulated, factories)
+    return factories, _accumulate(grad, names, factories)
+
+
+def _names(
+    graph: GraphWithNamedArgs, accumulated: Sequence[popxl.Tensor]
+) -> dict[popxl.Tensor, str]:
+    """What the accumulator of each tensor is called behind `accum.`."""
+    named = names_of(graph.args)
+    return {t: named.get(t) or ".".join(map(sanitise, t.name.split("/"))) for t in accumulated}
 
 
 def _accumulators(
-    graph: GraphWithNamedArgs,
-    accumulated: Sequence[popxl.Tensor],
+    names: Mapping[popxl.Tensor, str],
     replica_groupings: NamedReplicaGrouping | None,
+    dtype: popxl.dtype | None,
 ) -> NamedVariableFactories:
-    """Factories in the order of `accumulated`."""
-    names = names_of(graph.args)
+    """Factories of the accumulators."""
     groups = {} if replica_groupings is None else replica_groupings.to_dict()
     factories = NamedVariableFactories()
-    for t in accumulated:
-        name = names.get(t) or ".".join(map(sanitise, t.name.split("/")))
+    for t, name in names.items():
+        kept = t.dtype if dtype is None else dtype
         factory = VariableFactory(
-            partial(np.zeros, t.shape, np.float32),
-            popxl.float32,
+            partial(np.zeros, t.shape, kept.as_numpy()),
+            kept,
             f"accum.{name}",
             by_ref=True,
             replica_grouping=groups.get(name, groups.get(f"accum.{name}")),
@@ -109,7 +115,7 @@ def _accumulators(
 
 def _accumulate(
     grad: GraphWithNamedArgs,
-    accumulated: Sequence[popxl.Tensor],
+    names: Mapping[popxl.Tensor, str],
     factories: NamedVariableFactories,
 ) -> GraphWithNamedArgs:
     """A graph that calls `grad`, and accumulates or returns each of its outputs."""
@@ -120,7 +126,7 @@ def _accumulate(
         args = NamedTensors.from_dict(
             {name: f.create_input() for name, f in factories.to_dict().items()}
         )
-        into = dict(zip(accumulated, args.tensors, strict=False))  # a counter is left over
+        into = {t: args.get(f"accum.{name}") for t, name in names.items()}
         counter = args.to_dict().get(_COUNTER)
         outputs = ops.call(info.graph, *inputs)
         observed = popxl.transforms.observed_tensors(info.forward_graph)

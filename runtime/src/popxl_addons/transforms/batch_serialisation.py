@@ -17,7 +17,7 @@ from popxl.ops.random import create_random_seed
 from popxl_addons.grad_info import is_fwd
 from popxl_addons.graph import GraphWithNamedArgs, names_of
 from popxl_addons.named_tensors import NamedTensors
-from popxl_addons.remote import create_remote_buffer, grow
+from popxl_addons.remote import buffer_of, grow
 from popxl_addons.rts import gather_replica_sharded_tensor
 from popxl_addons.transforms.autodiff import copy_input
 from popxl_addons.utils import null_context as null_context
@@ -96,7 +96,7 @@ def batch_serial_buffer(
         shard_group: replicas for which `t` has the same value: each keeps its part of it.
     """
     shards = 1 if shard_group is None else shard_group.group_size
-    return create_remote_buffer(t.spec, rows * steps, shard_group, shards)
+    return buffer_of(t.spec, rows * steps, shard_group, shards)
 
 
 # ---- one serialised graph -----------------------------------------------------------------------
@@ -318,14 +318,16 @@ def batch_serialise_fwd_and_grad(
     """Serialise a forward graph and its gradient graph, connected through remote buffers.
 
     What the gradient graph expects from the forward graph is, in this order: a named input, if it
-    is in `named_inputs_for_grad_graph`; the step's seed; loaded from where the forward graph loads
-    or stores it; stored by the forward graph into a new buffer, if it is computed there or comes
-    from a stream; or else an input of the serialised gradient graph too.
+    is in `named_inputs_for_grad_graph`; loaded from where the forward graph loads or stores it; or
+    stored by the forward graph in each step into a new buffer, be it computed there or an input,
+    such as the step's seed. So the serialised gradient graph takes the row and named inputs, and
+    nothing else: `grad.bind(weights_and_accumulators).call(row)`.
 
     Args:
         gradient_graph: a gradient graph of `forward_graph`, recomputing or not.
         named_inputs_for_grad_graph: inputs of `forward_graph` (its weights) that become arguments
-            of the serialised gradient graph under these names.
+            of the serialised gradient graph under these names; its other named inputs follow. A
+            named seed is not stored: each step makes its own of it again.
         load_handles, store_streams, store_buffers: as for `batch_serialise`, by tensors of either
             graph. A ReplicaGrouping as value of `store_buffers` asks for a new buffer, sharded over
             these replicas.
@@ -335,7 +337,8 @@ def batch_serialise_fwd_and_grad(
         The serialised forward and gradient graphs.
 
     Raises:
-        ValueError: as for `batch_serialise`, or if the graphs do not belong together.
+        ValueError: as for `batch_serialise`; the graphs do not belong together; a gradient that the
+            gradient graph takes is not in `load_handles`.
     """
     _check_mode(steps, rows, io_mode)
     backward = gradient_graph.graph
@@ -383,7 +386,7 @@ class _Connections:
         load_handles: Mapping[popxl.Tensor, LoadHandle],
         store_buffers: Mapping[popxl.Tensor, StoreHandle | ReplicaGrouping],
     ) -> None:
-        self._steps, self._rows, self._graph = steps, rows, forward.graph
+        self._steps, self._rows = steps, rows
         graph = forward.graph
         self.loads = {t: _as_handle(h) for t, h in load_handles.items() if t in graph}
         self.stores = {t: self.as_store(t, h) for t, h in store_buffers.items() if t in graph}
@@ -415,28 +418,31 @@ class _Connections:
         Returns:
             The gradient graph's named inputs, and those that get the step's seed.
         """
-        named: dict[str, popxl.Tensor] = gradient.args.to_dict()
-        seeds = []
+        found: dict[popxl.Tensor, popxl.Tensor] = {}
         expected = gradient.grad_graph_info.expected_inputs
         for t, connection in zip(gradient.graph.inputs, expected, strict=False):
             source = connection.fwd_tensor
-            if not is_fwd(connection) or t in loads:
+            if t in loads:
                 continue
+            if not is_fwd(connection):
+                raise ValueError(
+                    f"load_handles must say where the gradient of {source.name!r} comes from: "
+                    f"{t.id!r} is not among them"
+                )
             if source in names:
-                named[names[source]] = t
-            elif source is seed:
-                seeds.append(t)
-            elif (handle := self.handle_of(source)) is not None:
-                loads[t] = handle
+                found[source] = t
+            else:
+                loads[t] = self.handle_of(source)
+        named = {name: found[source] for source, name in names.items() if source in found}
+        named.update(gradient.args.to_dict())
+        seeds = [found[seed]] if seed is not None and seed in found else []
         return NamedTensors.from_dict(named), seeds
 
-    def handle_of(self, t: popxl.Tensor) -> RemoteHandle | None:
-        """Where to load forward tensor `t` from; None for an input that is not loaded."""
+    def handle_of(self, t: popxl.Tensor) -> RemoteHandle:
+        """Where to load forward tensor `t` from."""
         loaded = self.loads.get(t)
         if isinstance(loaded, RemoteHandle):
             return loaded
         if t not in self.stores:
-            if loaded is None and t in self._graph.inputs:
-                return None
             self.stores[t] = self._new(t)
         return self.stores[t]

@@ -31,29 +31,58 @@ class StageContext:
 
     def __init__(self) -> None:
         self.ops: dict[int, list[Any]] = {}
-        self._current: int | None = None
+        self._graph = popxl.gcg()
+        self._stages: list[int] = []  # those that are entered
 
     def hook(self, op: Any) -> None:
-        """Note that `op` was created, in the stage that is entered now."""
-        if self._current is not None:
-            self.ops.setdefault(self._current, []).append(op)
+        """Note that `op` was created, in the stage that is entered now.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if op.graph is not self._graph:
+            return
+        if not self._stages:
+            raise RuntimeError(
+                f"{op.name} ({op.location}) is in a pipeline but in none of its stages: make it "
+                "inside `with pipeline.stage(i):`"
+            )
+        self.ops.setdefault(self._stages[-1], []).append(op)
 
     @contextmanager
     def stage(self, i: int) -> Iterator[None]:
-        """Put the ops created inside in stage `i`, counted from 0. Stages do not nest."""
-        if self._current is not None:
-            raise ValueError(f"stage {i} cannot be inside stage {self._current}")
-        context = popxl.context.get_current_context()
-        handle = context.register_op_created_hook(self.hook)
-        self._current = i
+        """Put the ops created inside in stage `i`, counted from 0; of nested stages the inner."""
+        self._stages.append(i)
         try:
             yield
         finally:
-            self._current = None
-            context.remove_op_created_hook(handle)
+            self._stages.pop()
+
+    def _stage_of(self, t: Tensor) -> int | None:
+        """The stage of the op that makes `t`; None if no op of the pipeline does."""
+        return next((i for i, made in self.ops.items() if t._producer in made), None)
 
     def stash_and_restore_tensor(self, t: Tensor, from_stage: int | None = None) -> Tensor:
-        """`t` for use in a later stage: one micro-batch is under way, so it is `t` itself."""
+        """`t` for use in a later stage: one micro-batch is under way, so it is `t` itself.
+
+        Args:
+            from_stage: where `t` comes from; default: the stage of the op that makes it.
+
+        Raises:
+            RuntimeError: outside a stage; or no op of the pipeline makes `t` and `from_stage` is
+                not given.
+            TypeError: `t` comes from this stage.
+        """
+        if not self._stages:
+            raise RuntimeError(f"tensor {t.id!r} is stashed outside a stage of the pipeline")
+        source = self._stage_of(t) if from_stage is None else from_stage
+        if source is None:
+            raise RuntimeError(
+                f"no stage of the pipeline makes tensor {t.id!r}: say where it comes from with "
+                "from_stage"
+            )
+        if source == self._stages[-1]:
+            raise TypeError(f"tensor {t.id!r} comes from stage {source} itself: use it as it is")
         return t
 
     def stash_and_restore_activations(
@@ -62,15 +91,16 @@ class StageContext:
         """What a gradient graph in a later stage expects from the forward call.
 
         Returns:
-            Tensors by input of the gradient graph, for `inputs_dict`.
+            Tensors by input of the gradient graph, for `inputs_dict`. Variables, and what this
+            stage makes itself, need no stash.
         """
-        return {
-            t: self.stash_and_restore_tensor(call_info.graph_to_parent(connection.fwd_tensor))
-            for t, connection in zip(
-                grad_info.graph.inputs, grad_info.expected_inputs, strict=False
-            )
-            if is_fwd(connection)
-        }
+        found = {}
+        for t, expected in zip(grad_info.graph.inputs, grad_info.expected_inputs, strict=False):
+            if is_fwd(expected):
+                value = call_info.graph_to_parent(expected.fwd_tensor)
+                stashed = self._stage_of(value) not in (None, *self._stages[-1:])
+                found[t] = self.stash_and_restore_tensor(value) if stashed else value
+        return found
 
 
 @contextmanager
@@ -82,12 +112,18 @@ def pipelined_execution(steps: int) -> Iterator[StageContext]:
 
     Raises:
         ValueError: `steps` is less than 1.
+        RuntimeError: an op is made outside any stage.
     """
     if steps < 1:
         raise ValueError(f"a pipeline needs at least 1 step, got {steps}")
     graph = popxl.gcg()
     before = set(graph.ops)
-    yield StageContext()
+    pipeline, context = StageContext(), popxl.context.get_current_context()
+    handle = context.register_op_created_hook(pipeline.hook)
+    try:
+        yield pipeline
+    finally:
+        context.remove_op_created_hook(handle)
     moved = [op for op in graph.ops if op not in before]
     changed = {o for op in moved for i in op.modified_inputs() for o in owners(op.inputs[i])}
     body, inputs = move_ops(graph, moved, "pipeline_step", lambda t: t in changed)

@@ -21,20 +21,30 @@ def add_recompute_inputs(
 ) -> tuple[list[Connection], dict[popxl.Tensor, popxl.Tensor]]:
     """Add the inputs of a recomputing gradient graph to the current graph.
 
+    These are, in this order: the inputs of the gradient graph that are gradients or inputs of the
+    forward graph; the forward graph's other inputs, sorted by name.
+
     Returns:
-        What they must be connected to: the gradients that the gradient graph expects, then all
-        inputs of the forward graph; and the inputs, by the gradient graph's input for a gradient
+        What they must be connected to; and the inputs, by the gradient graph's input for a gradient
         and by the forward graph's input otherwise.
     """
     connections: list[Connection] = []
     made: dict[popxl.Tensor, popxl.Tensor] = {}
-    for t, expected in zip(grad_info.graph.inputs, grad_info.expected_inputs, strict=False):
-        if not is_fwd(expected):
+    forward = grad_info.forward_graph.inputs
+
+    def add(t: popxl.Tensor, connection: Connection) -> None:
+        if t not in made:
             made[t] = copy_input(t)
-            connections.append(fwd_grad(expected.fwd_tensor))
-    for t in grad_info.forward_graph.inputs:
-        made[t] = copy_input(t)
-        connections.append(fwd(t))
+            connections.append(connection)
+
+    for t, expected in zip(grad_info.graph.inputs, grad_info.expected_inputs, strict=False):
+        source = expected.fwd_tensor
+        if not is_fwd(expected):
+            add(t, fwd_grad(source))
+        elif source in forward:
+            add(source, fwd(source))
+    for t in sorted(forward, key=lambda t: t.name):
+        add(t, fwd(t))
     return connections, made
 
 
@@ -49,9 +59,10 @@ def _check_no_effects(graph: popxl.Graph) -> None:
 
 
 def _has_effect(op: Op) -> bool:
-    """Whether running `op` changes more than values inside its graph. Remote loads do not."""
+    """Whether running `op` changes more than values inside its graph. Remote loads do not, and
+    to print twice does no harm."""
     effects = op_effects(op)
-    if effects.writes or effects.loads or effects.stores or effects.impure:
+    if effects.writes or effects.loads or effects.stores:
         return True
     changed = (t for i in op.modified_inputs() for t in owners(op.inputs[i]))
     return any(t._by_ref for t in changed)
@@ -64,14 +75,15 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
         grad_graph: a gradient graph, which takes activations as inputs.
 
     Returns:
-        A graph with the same outputs and named arguments. It expects only the gradients and the
-        inputs of the forward graph, in this order, before the other inputs of `grad_graph`, such
-        as accumulators.
+        A graph with the same outputs and named arguments. Its inputs are those inputs of
+        `grad_graph` that are gradients or inputs of the forward graph, in their order there; the
+        other inputs of the forward graph, sorted by name; the other inputs of `grad_graph`, such
+        as accumulators, sorted by name.
 
     Raises:
         ValueError: the forward graph has effects, which running it again would repeat: it loads or
-            stores for the host, stores to remote buffers, prints, or changes what it holds by
-            reference.
+            stores for the host, stores to remote buffers, or changes what it holds by reference.
+            Printing is allowed, and happens twice.
     """
     info = grad_graph.grad_graph_info
     forward = info.forward_graph
@@ -84,7 +96,8 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
         inputs: dict[popxl.Tensor, popxl.Tensor] = {}
         for t, expected in zip(info.graph.inputs, info.expected_inputs, strict=False):
             inputs[t] = values[expected.fwd_tensor] if is_fwd(expected) else made[t]
-        for t in info.graph.inputs[len(info.expected_inputs) :]:
+        others = info.graph.inputs[len(info.expected_inputs) :]
+        for t in sorted(others, key=lambda t: t.name):
             inputs[t] = copy_input(t)
         for gradient in ops.call(info.graph, inputs_dict=inputs):
             popxl.graph_output(gradient)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.sections import Model, RunConfig
+from config.task import StreamsData
 from config.values import PositiveInt
 
 
@@ -18,6 +19,14 @@ class ToyModel(Model):
 
 
 @dataclass(frozen=True)
+class ToyData(StreamsData):
+    """What to train and validate on."""
+
+    packing: bool = False
+    """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
+
+
+@dataclass(frozen=True)
 class ToyConfig(RunConfig):
     """A run of the toy family."""
 
@@ -25,3 +34,4 @@ class ToyConfig(RunConfig):
     """The model family."""
 
     model: ToyModel = field(default_factory=ToyModel)
+    data: ToyData = field(default_factory=ToyData)

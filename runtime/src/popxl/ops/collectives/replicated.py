@@ -267,7 +267,8 @@ def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Te
 
 def _lower_slice(x: jax.Array, axis: int, group: ReplicaGrouping) -> jax.Array:
     size = x.shape[axis] // group.group_size
-    return lax.dynamic_slice_in_dim(x, collective.rank(group) * size, size, axis)
+    own = lax.dynamic_slice_in_dim(x, collective.rank(group) * size, size, axis)
+    return own.squeeze(axis) if size == 1 else own
 
 
 def _infer_slice(spec: TensorSpec, axis: int, group: ReplicaGrouping) -> list[TensorSpec]:
@@ -277,22 +278,32 @@ def _infer_slice(spec: TensorSpec, axis: int, group: ReplicaGrouping) -> list[Te
         )
     dims = list(spec.shape)
     dims[axis] //= group.group_size
+    if dims[axis] == 1:
+        del dims[axis]
     return [TensorSpec(dims, spec.dtype)]
+
+
+def _slice_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+    assert dy is not None
+    axis, group = op.attrs["axis"], op.attrs["group"]
+    dims = list(op.inputs[0].shape)
+    dims[axis] //= group.group_size
+    return [replicated_all_gather(dy.reshape(dims), axis, group, "concat")]
 
 
 SLICE = define(
     "replicated_slice",
     _lower_slice,
     infer=_infer_slice,
-    grad=lambda ctx, op, dy: [
-        replicated_all_gather(dy, op.attrs["axis"], op.attrs["group"], "concat")
-    ],
+    grad=_slice_grad,
     tags=("collective", "slice"),
 )
 
 
 def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None) -> Tensor:
     """This replica's slice of `t` along `axis`, by its position in the group.
+
+    Slices of length 1 have no such axis: (4, 4, 3) over 4 replicas gives (4, 3).
 
     Raises:
         ValueError: the axis is not divisible by the group size.

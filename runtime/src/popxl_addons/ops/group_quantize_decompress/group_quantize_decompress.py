@@ -44,14 +44,17 @@ def group_quantize_compress_numpy(
         and bias.
 
     Raises:
-        ValueError: the group size does not fit.
+        ValueError: the group size does not fit; an element is NaN or infinite, in float16 too.
     """
     if group_size < 1 or group_size % _PER_WORD or t.shape[dim] % group_size:
         raise ValueError(
             f"group_size {group_size} must be a multiple of {_PER_WORD} that divides axis {dim} "
             f"of shape {t.shape}"
         )
-    moved = np.moveaxis(np.asarray(t, np.float16), dim, -1)
+    with np.errstate(over="ignore"):
+        moved = np.moveaxis(np.asarray(t).astype(np.float16), dim, -1)
+    if not np.isfinite(moved).all():
+        raise ValueError("NaN, infinity and numbers past float16's 65504 have no 4-bit form")
     groups = moved.reshape(*moved.shape[:-1], -1, group_size)
     bias = groups.min(-1, keepdims=True)
     scale = (groups.max(-1, keepdims=True) - bias) / np.float16(_LEVELS)

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 __all__ = ["dense_const_sparse_matmul", "random_sparse"]
 
 
-def random_sparse(dense: np.ndarray, density: float = 0.5) -> csr_matrix:
-    """A sparse matrix that keeps each element of `dense` with probability `density`.
+def random_sparse(dense: np.ndarray, density: float = 0.5) -> np.ndarray:
+    """Set elements of `dense` to zero in place; each is kept with probability `density`.
 
-    It draws from numpy's global generator.
+    It draws from numpy's global generator. At least one element is kept.
+
+    Returns:
+        `dense` itself; `scipy.sparse.csr_matrix` makes a sparse matrix of it.
     """
-    from scipy.sparse import csr_matrix
-
-    kept = np.random.uniform(size=dense.shape) < density  # noqa: NPY002
-    return csr_matrix(np.where(kept, dense, 0))
+    draws = np.random.uniform(size=dense.shape)  # noqa: NPY002
+    kept = draws < max(density, np.nextafter(draws.min(), 1))
+    dense[~kept] = 0
+    return dense
 
 
 def dense_const_sparse_matmul(lhs: popxl.Tensor, rhs: csr_matrix, output_cols: int) -> popxl.Tensor:
@@ -32,12 +35,18 @@ def dense_const_sparse_matmul(lhs: popxl.Tensor, rhs: csr_matrix, output_cols: i
     zeros than gathers are without them, at the densities this op is used for.
 
     Args:
-        lhs: (..., n).
-        rhs: (n, output_cols).
+        lhs: (..., n), float16 or float32.
+        rhs: (n, output_cols), of any float dtype.
 
     Raises:
         ValueError: `rhs` has another shape.
+        RuntimeError: `lhs` is neither float16 nor float32.
     """
+    if lhs.dtype not in (popxl.float16, popxl.float32):
+        raise RuntimeError(
+            f"dense_const_sparse_matmul takes float16 and float32, but {lhs.id!r} is "
+            f"{lhs.dtype.name}"
+        )
     if rhs.shape != (lhs.shape[-1], output_cols):
         raise ValueError(
             f"dense_const_sparse_matmul of {lhs.shape} to {output_cols} columns needs a matrix "

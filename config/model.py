@@ -1,0 +1,74 @@
+"""What describes a model, whatever is done with it.
+
+In the docstrings, HF is the name of the same setting in Hugging Face's model configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from config.base import Section
+from config.errors import ConfigError
+from config.values import LayerCount, NonNegativeInt, PositiveInt, Probability
+
+
+@dataclass(frozen=True)
+class Embedding(Section):
+    """The embedding layers."""
+
+    vocab_size: PositiveInt = 32128
+    """Rows of the embedding, at least the tokenizer's size. HF: vocab_size."""
+
+
+@dataclass(frozen=True)
+class Model(Section):
+    """What every model has; a family adds its own fields."""
+
+    layers: LayerCount = 8
+    """Number of layers; an encoder-decoder has as many in each stack. HF: num_layers, n_layer."""
+
+    hidden_size: PositiveInt = 512
+    """Features of a token between layers. HF: d_model, n_embd."""
+
+    sequence_length: PositiveInt = 512
+    """Tokens of an input; shorter ones are padded, longer ones cut."""
+
+    eval: bool = False
+    """Build the model for generation: no dropout, no optimizer."""
+
+    dropout_prob: Probability = 0.0
+    """Probability that dropout zeroes an element in training. HF: dropout_rate, resid_pdrop."""
+
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Type of weights and activations on the device. HF: dtype."""
+
+    quantisation: Literal["int4"] | None = None
+    """int4: generation holds the weights of linear layers, but the head's, in 4 bits."""
+
+    quantisation_group_size: PositiveInt = 64
+    """Input features of a linear layer whose 4-bit weights share a scale, and a bias."""
+
+    seed: NonNegativeInt = 42
+    """Seed of initial weights, dropout, stochastic rounding, data order and generated data."""
+
+    end_token: NonNegativeInt = 1
+    """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
+
+    pad_token: NonNegativeInt = 0
+    """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
+
+    embedding: Embedding = field(default_factory=Embedding)
+
+    def validate(self) -> None:
+        for name in ("end_token", "pad_token"):
+            if getattr(self, name) >= self.embedding.vocab_size:
+                raise ConfigError(
+                    f"model.{name} {getattr(self, name)} must be below "
+                    f"model.embedding.vocab_size {self.embedding.vocab_size}"
+                )
+
+    @property
+    def weight_group_size(self) -> int | None:
+        """`quantisation_group_size`, or None if weights are not quantised."""
+        return self.quantisation_group_size if self.quantisation else None

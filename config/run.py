@@ -1,0 +1,333 @@
+"""What describes one run: how it trains, where, on what, and what is made of it.
+
+In the docstrings, HF is the name of the same setting in Hugging Face's model configuration. A
+"scheduling hint" is a setting for Graphcore's hardware: it is accepted and shown with the program,
+and XLA decides the matter itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from config.base import Section
+from config.errors import ConfigError, nearest
+from config.values import (
+    BeamCount,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Number,
+    PathText,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Proportion,
+)
+
+METRICS = {
+    "loss": False,
+    "perplexity": False,
+    "accuracy": True,
+    "exact_match": True,
+    "rouge_l": True,
+    "bleu": True,
+}
+"""Metrics of an evaluation, and whether more is better."""
+
+MetricName = Literal["loss", "perplexity", "accuracy", "exact_match", "rouge_l", "bleu"]
+
+
+@dataclass(frozen=True)
+class LearningRate(Section):
+    """How the learning rate goes over the steps: up from 0 in the warm-up, then as `function`."""
+
+    function: Literal["linear", "constant", "cosine", "relative"] = "linear"
+    """Course after the warm-up: linear or cosine down to 0 at the last step, constant, or
+    1 / √step, the relative step of Adafactor, whose paper has the maximum 0.01."""
+
+    maximum: PositiveFloat = 1e-4
+    """Learning rate at the end of the warm-up."""
+
+    warmup_steps: NonNegativeInt | None = None
+    """Steps of the warm-up. Give this or warmup_proportion."""
+
+    warmup_proportion: Fraction | None = None
+    """The warm-up's part of training.steps, rounded up. Give this or warmup_steps."""
+
+    def validate(self) -> None:
+        if self.warmup_steps is not None and self.warmup_proportion is not None:
+            raise ConfigError(
+                f"learning_rate has warmup_steps {self.warmup_steps} and warmup_proportion "
+                f"{self.warmup_proportion}, but one of them must be null"
+            )
+
+
+@dataclass(frozen=True)
+class Adafactor(Section):
+    """What Adafactor has in place of AdamW's betas and eps. HF: transformers' Adafactor."""
+
+    beta1: Probability | None = None
+    """Decay per step of the mean of the updates. null: there is none, and no memory for it."""
+
+    decay_rate: PositiveFloat = 0.8
+    """The mean of the squared gradients decays by 1 - step^-decay_rate. HF: its negative."""
+
+    eps: PositiveFloat = 1e-30
+    """Added to squared gradients. HF: eps[0]."""
+
+    clip_threshold: PositiveFloat = 1.0
+    """Largest root mean square of a weight's update, before the learning rate."""
+
+    scale_parameter: bool = True
+    """Multiply the learning rate by the root mean square of the weight."""
+
+    least_scale: PositiveFloat = 1e-3
+    """Least root mean square that a weight counts as. HF: eps[1]."""
+
+
+@dataclass(frozen=True)
+class Optimizer(Section):
+    """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or Adafactor
+    (Shazeer and Stern, arXiv:1804.04235)."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adafactor: second moments take a row and a column of each weight, not all of it."""
+
+    learning_rate: LearningRate = field(default_factory=LearningRate)
+
+    beta1: Probability = 0.9
+    """adamw: decay per step of the mean of the gradients."""
+
+    beta2: Probability = 0.999
+    """adamw: decay per step of the mean of the squared gradients."""
+
+    eps: PositiveFloat = 1e-8
+    """adamw: added to the root of the mean of the squared gradients, which divides the update."""
+
+    adafactor: Adafactor = field(default_factory=Adafactor)
+
+    weight_decay: NonNegativeFloat = 0.01
+    """Part of a weight, times the learning rate, taken from it at each step."""
+
+    gradient_clipping: PositiveFloat | None = None
+    """Largest norm of all gradients together; longer ones are scaled down to it. null: no limit."""
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the float32 state of a weight of `shape` by name, without the step's number."""
+        if self.name == "adamw":
+            return {"first_order": shape, "second_order": shape}
+        mean = {} if self.adafactor.beta1 is None else {"first_order": shape}
+        if len(shape) != 2:
+            return mean | {"second_order": shape}
+        return mean | {"second_order_rows": shape[:1], "second_order_columns": shape[1:]}
+
+
+@dataclass(frozen=True)
+class Training(Section):
+    """What affects the result of training."""
+
+    steps: PositiveInt = 500
+    """Number of optimizer steps."""
+
+    epochs: PositiveInt | None = None
+    """Passes over the training data. If given, training.steps is set to what they take; steps that
+    override a preset replace its epochs."""
+
+    global_batch_size: PositiveInt = 128
+    """Samples that contribute to one optimizer step, over all devices."""
+
+    stochastic_rounding: bool = False
+    """Round updated 16-bit weights up or down at random, so that small updates are not lost."""
+
+    max_skipped_steps: NonNegativeInt = 10
+    """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
+
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+@dataclass(frozen=True)
+class Execution(Section):
+    """How a run is spread over devices, memory and time. It does not affect the result."""
+
+    micro_batch_size: PositiveInt = 1
+    """Samples that one device computes at once."""
+
+    data_parallel: PositiveInt = 1
+    """Copies of the model, each with its part of the global batch."""
+
+    tensor_parallel: PositiveInt = 1
+    """Devices that share one copy of the model, each with a slice of every layer."""
+
+    device_iterations: PositiveInt = 1
+    """Optimizer steps run on the devices before they report to the host."""
+
+    loss_scaling: PositiveFloat = 1.0
+    """Factor on the loss, taken out of the gradients again, that keeps float16 from underflow."""
+
+    attention_serialisation: PositiveInt = 1
+    """Slices of the queries that attention computes one after the other, to save memory."""
+
+    transpose_batch_sequence: bool = False
+    """Let activations be [sequence, batch, hidden], not [batch, sequence, hidden]. Dropout draws
+    other masks then."""
+
+    activations: Literal["recompute", "keep"] = "recompute"
+    """For the backward pass, compute a layer's activations again or keep them in host memory."""
+
+    resident_layers: NonNegativeInt = 0
+    """Layers of each kind whose weights, gradients and optimizer state stay in device memory."""
+
+    rts_weights_threshold: NonNegativeInt = 1024
+    """Variables of at least so many elements are sharded over the replicas that hold them alike."""
+
+    rts_activations: bool = True
+    """Shard the activations between layers over the tensor-parallel devices."""
+
+    code_load: bool = False
+    """Load each layer's code from host memory when it is needed. A scheduling hint."""
+
+    io_tiles: PositiveInt | None = None
+    """Tiles kept for streaming data. A scheduling hint."""
+
+    available_memory_proportion: Fraction | None = None
+    """Part of a tile's memory that one op may use for temporaries. A scheduling hint."""
+
+    device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    """Platform to run on; auto takes the best one present."""
+
+
+@dataclass(frozen=True)
+class FP8(Section):
+    """Matrix products of linear layers in 8 bits (Micikevicius et al., arXiv:2209.05433)."""
+
+    enabled: bool = False
+    """Multiply inputs, weights and gradients of linear layers in FP8, with sums in float32."""
+
+    format: Literal["hybrid", "e4m3"] = "hybrid"
+    """hybrid: e4m3 for inputs and weights, e5m2 for gradients; e4m3: for all."""
+
+    recipe: Literal["delayed", "current"] = "delayed"
+    """Scales follow from the largest absolute values (amax) of past steps, or of the operands."""
+
+    amax_history: PositiveInt = 1024
+    """Steps whose amax is remembered, with delayed scaling."""
+
+    amax_of: Literal["max", "most_recent"] = "max"
+    """The amax that counts, with delayed scaling: the largest of the history, or the latest."""
+
+    interval: PositiveInt = 1
+    """Optimizer steps between changes of the scales, with delayed scaling."""
+
+    margin: NonNegativeInt = 0
+    """Powers of two that scales leave below the largest number."""
+
+    power_of_2_scales: bool = True
+    """Round scales down to powers of two, which multiply exactly."""
+
+    head: bool = False
+    """Multiply in FP8 in the language-model head too."""
+
+
+@dataclass(frozen=True)
+class Checkpoint(Section):
+    """Where training state comes from and goes to."""
+
+    load: PathText | None = None
+    """Checkpoint directory, directory or hub name of a Hugging Face model; random or null: none."""
+
+    save: PathText | None = None
+    """Directory to save checkpoints in."""
+
+    steps: PositiveInt | None = None
+    """Save each time so many optimizer steps are done. null: as `minutes` says."""
+
+    minutes: PositiveFloat | None = 10.0
+    """Save at the end of a step when so many minutes have passed since the last save. null: as
+    `steps` says; without both, only at the end."""
+
+    to_keep: PositiveInt = 4
+    """Newest checkpoints kept in the directory; older ones are deleted."""
+
+    keep_best: MetricName | None = None
+    """Also keep the weights that were best by this metric of the validation split, in best/."""
+
+    save_optimizer: bool = True
+    """Save the optimizer's state too, without which training cannot resume."""
+
+    load_optimizer: bool = True
+    """Continue the run in `load`, with its optimizer's state and step; false: a new run, from its
+    weights alone."""
+
+    nonfinite: bool = False
+    """Accept weights, when they are loaded, that have NaN or infinity among them."""
+
+
+@dataclass(frozen=True)
+class Evaluation(Section):
+    """Evaluation on the validation split, while training and after it."""
+
+    steps: PositiveInt | None = None
+    """While training, evaluate each time so many optimizer steps are done. null: never."""
+
+    samples: PositiveInt | None = None
+    """Examples to evaluate on, the first ones of the split. null: all."""
+
+    metrics: str | None = None
+    """Which of loss, perplexity, accuracy, exact_match, rouge_l and bleu, separated by commas.
+    null: loss, perplexity and what suits the task."""
+
+    patience: PositiveInt | None = None
+    """End training after so many evaluations in a row without a better checkpoint.keep_best, or
+    loss where that is null. null: do not."""
+
+    def validate(self) -> None:
+        for name in self.names():
+            if name not in METRICS:
+                raise ConfigError(f"evaluation.metrics has {name!r}{nearest(name, METRICS)}")
+        if self.patience is not None and self.steps is None:
+            raise ConfigError(
+                "evaluation.patience needs evaluations while training: set evaluation.steps"
+            )
+
+    def names(self) -> tuple[str, ...]:
+        """The metrics that `metrics` names."""
+        return tuple(n.strip() for n in self.metrics.split(",")) if self.metrics else ()
+
+
+@dataclass(frozen=True)
+class Generation(Section):
+    """How tokens are chosen when the model writes."""
+
+    search: Literal["greedy", "sample", "beam"] = "greedy"
+    """What is chosen: the likeliest token, one drawn at random, or the likeliest sequence found."""
+
+    weights: Literal["auto", "resident", "streamed"] = "auto"
+    """Where the weights are while the model writes: on the device, or in host memory, from where
+    each layer visits the device once for every position of a large batch. auto: on the device if
+    they fit."""
+
+    micro_batches: PositiveInt | None = None
+    """streamed: micro-batches of each copy of the model that a pass of the weights serves. null:
+    those of an optimizer step."""
+
+    max_tokens: PositiveInt | None = None
+    """Most tokens written, the end token included. null: what the model's length allows."""
+
+    temperature: PositiveFloat = 1.0
+    """sample: divisor of the logits; below 1 likely tokens become likelier."""
+
+    top_k: PositiveInt | None = None
+    """sample: draw from so many of the likeliest tokens. null: from all."""
+
+    top_p: Proportion = 1.0
+    """sample: draw from the likeliest tokens whose probabilities add up to this."""
+
+    seed: NonNegativeInt = 42
+    """sample: the same seed gives the same text, however prompts are shared out."""
+
+    beams: BeamCount = 4
+    """beam: sequences kept for each prompt."""
+
+    length_penalty: Number = 1.0
+    """beam: a sequence's log probability is divided by its length to this power."""

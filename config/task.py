@@ -1,0 +1,75 @@
+"""What describes a task: what a model reads and writes, and the data that say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from config.base import Section
+from config.values import PathText, PositiveInt
+
+
+@dataclass(frozen=True)
+class Data(Section):
+    """The task: what the model reads and writes."""
+
+    dataset: Literal["sample", "mnli"] = "mnli"
+    """The task, unless files are given. sample: the corpus in data/sample; mnli: GLUE/MNLI,
+    downloaded when it is not cached."""
+
+    train: PathText | None = None
+    """File of examples to train on (.jsonl, .csv, .tsv, .parquet), or NAME[:SUBSET][@SPLIT] of a
+    data set of the Hugging Face hub."""
+
+    validation: PathText | None = None
+    """The same for evaluation."""
+
+    prompt: str | None = None
+    """Template of what the model reads, such as 'summarize: {text}', with columns in braces. null:
+    that of the task, or from columns with usual names (prompt, completion; instruction, input,
+    output)."""
+
+    target: str | None = None
+    """Template of what the model should write, such as '{summary}'. null: as for prompt."""
+
+    labels: str | None = None
+    """The answers of a classification task, separated by commas. A number in the target's column
+    is the index of one. null: those of the task; for files, free text."""
+
+    long_targets: Literal["refuse", "cut", "drop"] = "refuse"
+    """Targets longer than what the model may write: end with an error, cut them, or leave such
+    examples out."""
+
+    tokenizer: PathText | None = None
+    """Directory or hub name of a tokenizer. null: the one that belongs to the model and task."""
+
+
+@dataclass(frozen=True)
+class PairsData(Data):
+    """The task of an encoder-decoder."""
+
+    examples_per_row: PositiveInt = 1
+    """Most examples that share the model.sequence_length tokens of a sample, each for itself: at 1
+    a short one leaves the rest of its sample to padding. Batch sizes count samples."""
+
+
+@dataclass(frozen=True)
+class StreamsData(Data):
+    """The task of a language model, which reads and writes one stream."""
+
+    packing: bool = True
+    """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
+
+    answers_only: bool = False
+    """Learn to predict the answers alone, and not each token of the prompts too."""
+
+    separator: str = ""
+    """Text between a prompt and what the model writes."""
+
+
+@dataclass(frozen=True)
+class SegmentsData(StreamsData):
+    """The task of a language model whose samples may hold several texts that do not see another."""
+
+    examples_per_row: PositiveInt = 1
+    """Most texts that share the tokens of a sample, each for itself, where packing is false."""

@@ -1,0 +1,157 @@
+"""The data of a configured run: rows → texts → tokens → samples. Batches: data/batches.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import popdist
+from config.agreement import agree, digest_of
+from config.errors import ConfigError
+from config.sections import RunConfig
+from data.samples import Prompts, Samples, fitted_targets
+from data.shapes import Shape
+from data.task import SAMPLE_FOLDER, Split, task_of
+from data.texts import Corpus, Example, Span
+from data.tokens import Tokenizer
+from huggingface import hub
+from terminal.screen import say
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """From the rows of a run's task to samples and prompts.
+
+    Attributes:
+        given: the configuration.
+        shape: that of the model's data.
+    """
+
+    given: RunConfig
+    shape: Shape
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The configured tokenizer, by default that of the task for the model's family.
+
+        Raises:
+            UserError: it cannot be had, lacks what training needs, or has tokens that the model
+                does not.
+        """
+        data, rows = self.given.data, self.given.model.embedding.vocab_size
+        default = self.given.published_tokenizer
+        if data.dataset == "sample":
+            default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
+        base = hub.load_tokenizer(data.tokenizer or default)
+        try:
+            found = Tokenizer(base, rows)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if found.rows > rows:
+            raise ConfigError(
+                f"the tokenizer has {found.rows} tokens, but model.embedding.vocab_size is "
+                f"{rows}: set it to {found.rows} or more"
+            )
+        return found
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration, of a model that has the tokenizer's end and padding tokens."""
+        end, pad = self.tokenizer.end, self.tokenizer.pad
+        return replace(self.given, model=replace(self.given.model, end_token=end, pad_token=pad))
+
+    def corpus(self, split: Split) -> Corpus:
+        """The examples of a split, with prompts as the model is given them.
+
+        Raises:
+            UserError: the data cannot be had, or do not fit the task.
+        """
+        corpus = task_of(self.given.data).corpus(split)
+        return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
+
+    def agree(self, examples: Sequence[Example]) -> None:
+        """Check that all processes have read the same examples and tokenizer, wherever from.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        if popdist.getNumInstances() > 1:
+            agree(
+                {
+                    "number of examples": len(examples),
+                    "digest of the examples": digest_of(map(repr, examples)),
+                    "digest of the tokenizer": digest_of(self.tokenizer.state),
+                }
+            )
+
+    def training_samples(self) -> Samples:
+        """The samples of the training split; says on the screen what it leaves out or cuts.
+
+        Raises:
+            UserError: the data or the tokenizer cannot be had, or do not fit the model.
+        """
+        corpus = self.corpus("train")  # first: its advice helps offline
+        self.agree(corpus.examples)
+        samples = self.samples(corpus.examples)
+        notes = [f"{len(samples)} training samples"]
+        if len(samples) != len(corpus.examples):
+            notes[0] += f" of {len(corpus.examples)} examples"
+        if corpus.unlabelled:
+            notes.append(f"{corpus.unlabelled} without a label left out")
+        say(", ".join([*notes, *samples.cuts.notes(self.config.model.sequence_length)]))
+        return samples
+
+    def samples(self, examples: Sequence[Example], evaluated: bool = False) -> Samples:
+        """Samples of examples; `evaluated`: see `Shape.samples`.
+
+        Raises:
+            ConfigError: one does not fit the model.
+        """
+        try:
+            return self.shape.samples(self.config, examples, self.tokenizer, evaluated)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
+        """Prompts to answer, and the configuration of a model that they and the answers fit.
+
+        As many tokens are written as `generation.max_tokens` says, else as the model may write.
+        """
+        fitted, prompts = self.shape.prompts(self.config, texts, self.tokenizer)
+        return self.shape.with_output_length(fitted, self._room), prompts
+
+    def answering(self, examples: Sequence[Example]) -> tuple[RunConfig, Prompts]:
+        """The examples' prompts, and a configuration; as `prompts`.
+
+        No more tokens are written than the longest label has, unless `generation.max_tokens` asks
+        for them.
+
+        Raises:
+            UserError: a right answer is longer than what is written, unless `data.long_targets`
+                allows it.
+        """
+        fitted, prompts = self.prompts([example.prompt for example in examples])
+        labels = task_of(self.given.data).labels
+        texts = labels or [example.target for example in examples]
+        tokens, room = self.shape.answers(texts, self.tokenizer), self._room
+        # A reference that is longer than what can be written only costs score, if that is wanted.
+        try:
+            fitted_targets(
+                tokens, texts, room, self.given.data.long_targets, self.shape.output_field
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if labels and self.given.generation.max_tokens is None:
+            room = min(room, max(map(len, tokens)))
+        return self.shape.with_output_length(fitted, room), prompts
+
+    @property
+    def _room(self) -> int:
+        return self.given.generation.max_tokens or self.shape.output_length(self.given)
+
+    def _asked(self, example: Example) -> Example:
+        asked = self.shape.asked(self.given, example.prompt)
+        added = asked[len(example.prompt) :]
+        earlier = example.earlier and (*example.earlier, Span(added, False))
+        return Example(asked, example.target, earlier)

@@ -1,0 +1,113 @@
+"""The shape of a model's data: pairs (data/pairs.py) or streams (data/streams.py)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from config.sections import RunConfig
+from data.samples import Batch, Prompts, Samples
+from data.texts import Example
+from data.tokens import Tokenizer
+
+LENGTH_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Shape(ABC):
+    """How texts become samples, and samples what a program reads.
+
+    Attributes:
+        name: for people.
+        sample_tokenizer: folder of the sample corpus's tokenizer, in data/sample.
+        output_field: field of the model's configuration that limits what is written.
+    """
+
+    name: str
+    sample_tokenizer: str
+    output_field: str
+
+    def asked(self, config: Any, prompt: str) -> str:
+        """The text that a model is given for a prompt."""
+        return prompt
+
+    @abstractmethod
+    def samples(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+    ) -> Samples:
+        """Samples of examples, whose prompts are as `asked` makes them.
+
+        Args:
+            evaluated: the targets' tokens alone have labels, whatever is learned in training.
+
+        Raises:
+            ValueError: an example does not fit.
+        """
+
+    @abstractmethod
+    def prompts(
+        self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> tuple[Any, Prompts]:
+        """Texts to generate from, and the configuration of a model with sequences no longer than
+        the longest of them needs."""
+
+    @abstractmethod
+    def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+        """The tokens of each target as the model has to write it, the end token included."""
+
+    @abstractmethod
+    def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
+        """Samples of random tokens, for benchmarks.
+
+        Args:
+            mean_tokens: of a prompt, lengths being log-normal; None: as the shape likes.
+        """
+
+    @abstractmethod
+    def streams(self, batch: Batch) -> dict[str, np.ndarray]:
+        """What training programs read of a batch, by the names of their streams. A program takes
+        those that it has."""
+
+    @abstractmethod
+    def tokens(self, batch: Batch) -> int:
+        """Tokens of a batch, padding left out."""
+
+    def output_length(self, config: RunConfig) -> int:
+        """Most tokens that the configured model writes, the end token included."""
+        return int(getattr(config.model, self.output_field))
+
+    def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
+        """The configuration of a model that writes so many tokens at most."""
+        changed: dict[str, Any] = {self.output_field: length}
+        return replace(config, model=replace(config.model, **changed))
+
+
+def length_multiple(config: RunConfig) -> int:
+    """What lengths of prompts are rounded up to, so that fewer different programs are compiled."""
+    return math.lcm(LENGTH_MULTIPLE, config.execution.attention_serialisation)
+
+
+def padded(
+    rows: Sequence[np.ndarray], most: int, multiple: int, pad: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of tokens, padded on the right to the longest, and the mask, 1 = token.
+
+    Args:
+        rows: each of at most `most` tokens.
+        multiple: the length is a multiple of it, if that is at most `most`.
+
+    Returns:
+        int32 [n, length] both.
+    """
+    longest = max(map(len, rows), default=1)
+    length = min(-(-longest // multiple) * multiple, most)
+    words = np.full((len(rows), length), pad, np.int32)
+    mask = np.zeros_like(words)
+    for i, ids in enumerate(rows):
+        words[i, : len(ids)], mask[i, : len(ids)] = ids, 1
+    return words, mask

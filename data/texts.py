@@ -1,0 +1,48 @@
+"""Texts: what a model reads and what it should write, with what of it is learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """Consecutive text, and whether a model learns to write it."""
+
+    text: str
+    learned: bool
+
+
+class Example(NamedTuple):
+    """What the model reads, and what it should write.
+
+    Attributes:
+        prompt: the text before the target.
+        target: the text to write, which metrics compare with.
+        earlier: the prompt in spans, where some of it is learned too, as are the earlier answers of
+            a conversation. Empty: none of it is.
+    """
+
+    prompt: str
+    target: str
+    earlier: tuple[Span, ...] = ()
+
+    def spans(self) -> tuple[Span, ...]:
+        """The whole text, for a model that reads and writes one stream.
+
+        A space goes between prompt and target unless one of them has white space there.
+        """
+        return (*(self.earlier or (Span(self.prompt, False),)), Span(self.answer(), True))
+
+    def answer(self) -> str:
+        """The target as it continues the prompt."""
+        apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
+        return self.target if apart else f" {self.target}"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Examples, and how many others were left out because they have no label (-1)."""
+
+    examples: list[Example]
+    unlabelled: int

@@ -1,0 +1,120 @@
+"""Tokens of texts, and the tokenizer of a run, which owns the special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from data.texts import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+T = TypeVar("T")
+CHUNK = 4096
+"""Texts given to the tokenizer at once: bounds the memory its Python objects take."""
+PADDING = "<|extratoken_1|>"
+"""The padding token of a vocabulary that has none: the name that GPT-J's has."""
+
+
+class Tokens(NamedTuple):
+    """A text's tokens, int32 [n], and which of them are learned, bool [n]."""
+
+    ids: np.ndarray
+    learned: np.ndarray
+
+
+class Tokenizer:
+    """A tokenizer of transformers whose end and padding tokens are known.
+
+    Attributes:
+        base: the tokenizer of transformers.
+        end, pad: the tokens that end a text and that fill a row after it. They may be the same one.
+    """
+
+    def __init__(self, base: PreTrainedTokenizerFast, vocab_size: int | None = None) -> None:
+        """
+        Args:
+            vocab_size: rows of the model's embedding. Where the tokenizer has no padding token, it
+                gets one in a row that it does not use yet, else the end token.
+
+        Raises:
+            ValueError: it has no end token.
+        """
+        if base.eos_token_id is None:
+            raise ValueError(
+                "the tokenizer has no eos_token: give one whose tokenizer_config.json names it"
+            )
+        if base.pad_token_id is None:
+            there = PADDING in base.get_vocab() or _rows(base) < (vocab_size or 0)
+            base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
+        self.base = base
+        self.end, self.pad = int(base.eos_token_id), int(base.pad_token_id)
+
+    @property
+    def rows(self) -> int:
+        """Rows that an embedding needs for all tokens."""
+        return _rows(self.base)
+
+    @property
+    def state(self) -> list[object]:
+        """All that its tokens depend on, as JSON has it."""
+        backend = getattr(self.base, "backend_tokenizer", None)
+        vocabulary = sorted(self.base.get_vocab().items()) if backend is None else backend.to_str()
+        return [vocabulary, self.end, self.pad]
+
+    def ids(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
+        """The tokens of each text, int32 [n].
+
+        Args:
+            special: with the tokens that the tokenizer puts around a text, such as T5's end token.
+        """
+        for chunk in _chunks(texts):
+            found = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
+            yield from (np.asarray(ids, np.int32) for ids in found)
+
+    def marked(self, texts: Iterable[Sequence[Span]]) -> Iterator[Tokens]:
+        """The tokens of each text with the end token, and which of them are learned.
+
+        A text is tokenised as a whole. A token that reaches over a border belongs to the span that
+        its last character is in; the end token, to the last span.
+        """
+        for chunk in _chunks(texts):
+            whole = ["".join(span.text for span in spans) for spans in chunk]
+            found = self.base(whole, return_offsets_mapping=True, verbose=False)
+            for spans, ids, offsets in zip(
+                chunk, found["input_ids"], found["offset_mapping"], strict=True
+            ):
+                learned = _learned(spans, np.asarray(offsets, np.int64).reshape(-1, 2)[:, 1])
+                if not ids or ids[-1] != self.end:
+                    ids, learned = [*ids, self.end], [*learned, spans[-1].learned]
+                elif len(ids):
+                    learned[-1] = spans[-1].learned
+                yield Tokens(np.asarray(ids, np.int32), np.asarray(learned, bool))
+
+    def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
+        """What rows of tokens say, special tokens left out."""
+        found: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
+        return found
+
+
+def _learned(spans: Sequence[Span], ends: np.ndarray) -> list[bool]:
+    """Whether each token is learned. `ends`: one past its last character; 0 for special ones."""
+    borders = list(accumulate(len(span.text) for span in spans))
+    found = np.searchsorted(borders, ends - 1, side="right")
+    marks = np.asarray([span.learned for span in spans] + [spans[-1].learned])
+    return list((marks[found] & (ends > 0)).tolist())
+
+
+def _rows(base: PreTrainedTokenizerFast) -> int:
+    return max(len(base), *(i + 1 for i in base.get_vocab().values()))
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Lists of up to `CHUNK` items."""
+    left = iter(items)
+    while chunk := list(islice(left, CHUNK)):
+        yield chunk

@@ -1,0 +1,60 @@
+"""The config.json of GPT-J, in both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from config.gptj import GPTJConfig
+from files.json_files import Fields
+from modelling.spec import check_values, token_id
+
+
+def to_config_json(config: GPTJConfig) -> dict[str, Any]:
+    """Hugging Face's configuration of the model."""
+    model = config.model
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout_prob)
+    return {
+        "model_type": "gptj",
+        "architectures": ["GPTJForCausalLM"],
+        "vocab_size": model.embedding.vocab_size,
+        "n_positions": max(model.sequence_length + model.output_length, 2048),
+        "n_embd": model.hidden_size,
+        "n_layer": model.layers,
+        "n_head": model.attention.heads,
+        "rotary_dim": model.attention.rotary_dim,
+        "layer_norm_epsilon": model.layer_norm_epsilon,
+        "initializer_range": model.initializer_range,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": False,
+        "bos_token_id": model.end_token,
+        "pad_token_id": model.pad_token,
+        "eos_token_id": model.end_token,
+        **dropout,
+    }
+
+
+def from_config_json(description: Fields) -> dict[str, Any]:
+    """Fields of the model section for a config.json of GPT-J."""
+    data = description.data
+    hidden = description.count("n_embd")
+    needed = {
+        "activation_function": ("gelu_new", "gelu_new"),
+        "tie_word_embeddings": (False, False),
+        "n_inner": (4 * hidden if data.get("n_inner") else None, None),
+    }
+    check_values(data, needed, "such a GPT-J is not known")
+    found = {
+        "layers": description.count("n_layer"),
+        "hidden_size": hidden,
+        "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-5),
+        "initializer_range": data.get("initializer_range", 0.02),
+        "embedding": {"vocab_size": description.count("vocab_size")},
+        "attention": {
+            "heads": description.count("n_head"),
+            "rotary_dim": description.count("rotary_dim"),
+        },
+    }
+    last = found["embedding"]["vocab_size"] - 1
+    found["end_token"] = token_id(description, "eos", min(50256, last))
+    found["pad_token"] = token_id(description, "pad", min(50257, last))
+    return found

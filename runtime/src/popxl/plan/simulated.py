@@ -1,0 +1,319 @@
+"""A device that is not there: the walker drives it, and clocks take the place of its streams.
+
+The rules are those of XLA's GPU client (StreamExecutor):
+
+- Executables run one after the other, each once its arguments are there.
+- A copy to the device starts when all compute dispatched before it is done, since the memory that
+  it goes to may be in use until then. Copies to the device run one after the other.
+- A copy to the host starts when its source is there. Copies to the host run one after the other,
+  at the same time as those to the device.
+- The host dispatches; each dispatch takes it some time. So many executions may wait to run.
+- Device memory is taken when something is dispatched, and free again when the host drops it; what
+  is copied to the host stays until it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from popxl._lower.schedule import Fetch, Schedule, Step, Transfer
+from popxl._lower.segment import nbytes_of, result_specs
+from popxl._lower.timing import Do, LabelledWalker
+from popxl._lower.transit import Transit
+from popxl._lower.walker import Ahead, Globals
+from popxl.plan.rates import Rates
+
+if TYPE_CHECKING:
+    from popxl._lower.entries import Index
+    from popxl._lower.segment import Segment
+    from popxl.remote_buffer import RemoteBuffer
+
+Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a stream does from `start` to `end` (seconds).
+
+    Attributes:
+        part: of the program (see `popxl.plan.part`), of what the walker dispatches at that time.
+        nbytes: that are moved.
+    """
+
+    stream: Stream
+    name: str
+    part: str
+    start: float
+    end: float
+    nbytes: int = 0
+
+
+class Array:
+    """An array of which there is only its size and the time at which it is there."""
+
+    def __init__(self, device: Device, nbytes: int, ready: float = 0.0, held: bool = True) -> None:
+        self.nbytes, self.ready = nbytes, ready
+        self._device, self._held, self._deleted = device, held, False
+        if held:
+            device.allocate(nbytes)
+
+    def __del__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the device's memory back."""
+        if self._held:
+            self._held = False
+            self._device.allocate(-self.nbytes)
+
+    def delete(self) -> None:
+        """Give the memory away."""
+        self.release()
+        self._deleted = True
+
+    def is_deleted(self) -> bool:
+        return self._deleted
+
+    def is_ready(self) -> bool:
+        return self.ready <= self._device.host
+
+    def block_until_ready(self) -> Array:
+        self._device.wait_until(self.ready)
+        return self
+
+
+class Device:
+    """Clocks of the streams of one device and its host, in seconds.
+
+    Attributes:
+        host: the host's clock.
+        part: of the program that the host dispatches.
+        live, peak: bytes of device memory that are taken, and the most that were.
+        spans: what the streams did, in the order in which it was dispatched.
+        exposed: seconds in which nothing was computed, by part: because of transfers, and because
+            the host had not dispatched more.
+    """
+
+    def __init__(
+        self,
+        rates: Rates,
+        seconds: Callable[[Segment], float],
+        temporaries: Callable[[Segment], int],
+    ) -> None:
+        self.rates, self._seconds, self._temporaries = rates, seconds, temporaries
+        self.host = self._compute = self._in = self._out = 0.0
+        self.part = ""
+        self.live = self.peak = 0
+        self.spans: list[Span] = []
+        self.exposed: dict[str, tuple[float, float]] = {}
+        self._waited_until = 0.0
+        self._ends: deque[float] = deque()
+        self._leaving: deque[tuple[float, Any]] = deque()
+
+    @property
+    def end(self) -> float:
+        """When everything that was dispatched is done."""
+        return max(self.host, self._compute, self._in, self._out)
+
+    # ---- memory ---------------------------------------------------------------------------------
+    def allocate(self, nbytes: int) -> None:
+        """Take memory, or give it back (negative)."""
+        self.live += nbytes
+        if nbytes > 0:
+            while self._leaving and self._leaving[0][0] <= self.host:
+                self._leaving.popleft()
+            self.peak = max(self.peak, self.live)
+
+    def array(self, nbytes: int, on_device: bool) -> Array:
+        """An array that is there from the beginning."""
+        return Array(self, nbytes, held=on_device)
+
+    # ---- the host -------------------------------------------------------------------------------
+    def wait_until(self, time: float) -> None:
+        """Let the host wait."""
+        if time > self.host:
+            self.host = self._waited_until = time
+
+    def _dispatch(self, name: str, seconds: float) -> None:
+        self.spans.append(Span("host", name, self.part, self.host, self.host + seconds))
+        self.host += seconds
+
+    # ---- what the walker asks for ---------------------------------------------------------------
+    def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Any]:
+        """Run a segment."""
+        if len(self._ends) >= self.rates.enqueued:
+            self.host = max(self.host, self._ends.popleft())
+        self._dispatch(segment.name, self.rates.run)
+        ready = max((a.ready for a in arguments if isinstance(a, Array)), default=0.0)
+        end = self._run(segment.name, ready, self._seconds(segment))
+        for i in segment.donated:
+            arguments[i].delete()
+        results = [Array(self, nbytes_of([spec]), end) for spec in segment.result_specs]
+        others = len(result_specs(segment)) - len(results)  # streams, which have their memory
+        results += [Array(self, 0, end, held=False) for _ in range(others)]
+        self.peak = max(self.peak, self.live + self._temporaries(segment))
+        return results
+
+    def _run(self, name: str, ready: float, seconds: float) -> float:
+        start = max(self.host, self._compute, ready)
+        idle = start - self._compute
+        if idle > 0:
+            late = max(ready, min(self._waited_until, self.host)) - self._compute
+            transfers = min(max(late, 0.0), idle)
+            before = self.exposed.get(self.part, (0.0, 0.0))
+            self.exposed[self.part] = before[0] + transfers, before[1] + idle - transfers
+        self._compute = start + seconds
+        self._ends.append(self._compute)
+        self.spans.append(Span("compute", name, self.part, start, self._compute))
+        return self._compute
+
+    def number(self, value: int, spec: Any) -> None:
+        """Numbers are kept on the device: nothing is sent."""
+
+    def copy(self, array: Array) -> Array:
+        """A copy in device memory."""
+        self._dispatch("copy", self.rates.run)
+        end = self._run("copy", array.ready, 2 * array.nbytes / self.rates.bandwidth)
+        return Array(self, array.nbytes, end)
+
+    def put(self, arrays: Sequence[Array], to: Sequence[str]) -> list[Array]:
+        """Move arrays; `to` says "device" or "host" of each."""
+        cost = self.rates.put + self.rates.put_array * len(arrays)
+        self._dispatch(f"move {len(arrays)} arrays", cost)
+        return [
+            self._bring(array) if where == "device" else self._send(array)
+            for array, where in zip(arrays, to, strict=True)
+        ]
+
+    def _bring(self, array: Array) -> Array:
+        start = max(self.host, self._in, self._compute, array.ready)
+        self._in = start + self._moving(array)
+        self.spans.append(Span("copies in", "load", self.part, start, self._in, array.nbytes))
+        return Array(self, array.nbytes, self._in)
+
+    def _send(self, array: Array) -> Array:
+        start = max(self.host, self._out, self._compute, array.ready)
+        self._out = start + self._moving(array)
+        self.spans.append(Span("copies out", "store", self.part, start, self._out, array.nbytes))
+        self._leaving.append((self._out, array))
+        return Array(self, array.nbytes, self._out, held=False)
+
+    def _moving(self, array: Array) -> float:
+        return self.rates.copy + array.nbytes / self.rates.host_link
+
+
+# ---- what the walker needs besides --------------------------------------------------------------
+class Driven(Protocol):
+    """A device that the walker can drive without arrays: simulated, or threads that sleep."""
+
+    part: str
+
+    def array(self, nbytes: int, on_device: bool) -> Any: ...
+
+    def call(self, segment: Segment, arguments: Sequence[Any]) -> Sequence[Any]: ...
+
+    def number(self, value: int, spec: Any) -> Any: ...
+
+    def copy(self, array: Any) -> Any: ...
+
+    def put(self, arrays: Sequence[Any], to: Sequence[Any]) -> Sequence[Any]: ...
+
+
+class SimulatedEntries:
+    """Entries of a buffer without values; see `popxl._lower.entries.Entries`."""
+
+    def __init__(self, buffer: RemoteBuffer, nbytes: int, device: Driven) -> None:
+        self._resident, self._device = min(buffer.resident, buffer.entries), device
+        self._nbytes = nbytes
+        self._arrays = {i: self._made(i) for i in range(self._resident)}
+
+    def _made(self, index: int) -> Any:
+        return self._device.array(self._nbytes, index < self._resident)
+
+    def travels(self, index: Index) -> bool:
+        return _first(index) >= self._resident
+
+    def load(self, index: Index, gives: bool = False, copies: bool = False) -> Any:
+        array, where = self.departing(_first(index), gives)
+        if self.travels(index):
+            (array,) = self._device.put([array], [where])
+            return array
+        return self._device.copy(array) if copies else array
+
+    def store(self, index: Index, value: Any, copies: bool = False) -> None:
+        at = _first(index)
+        if self.travels(index):
+            (value,) = self._device.put([value], [self.arriving(at)])
+        self._arrays[at] = self._device.copy(value) if copies else value
+
+    def departing(self, index: int, gives: bool) -> tuple[Any, str]:
+        array = self._arrays.pop(index) if gives and index in self._arrays else None
+        if array is None:
+            array = self._arrays.get(index) or self._made(index)
+        return array, "device"
+
+    def arriving(self, index: int) -> str:
+        return "host"
+
+    def arrived(self, index: int, array: Any) -> None:
+        self._arrays[index] = array
+
+
+def _first(index: Index) -> int:
+    """Replicas are alike: of indices that differ between them the first counts."""
+    return index[0] if isinstance(index, tuple) else index
+
+
+class _Walker(LabelledWalker):
+    """Tells the device which part of the program it is at."""
+
+    def __init__(self, device: Driven, *args: Any) -> None:
+        self._device = device
+        super().__init__(*args)
+
+    def _observed(self, kind: type[Step], do: Do) -> Do:
+        def run(step: Step, slots: list[Any], updates: int) -> None:
+            self._device.part = self._label(step)
+            do(step, slots, updates)
+
+        return run
+
+    def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
+        slots[step.value].block_until_ready()
+        slots[step.out] = 0  # what it will be nobody knows
+        if self._transit is not None:
+            self._transit.fetched.append(0)
+
+
+def drive(schedule: Schedule, device: Driven, window: int) -> None:
+    """Walk through a run of a program on a device without arrays."""
+    steps = [step for routine in schedule.routines for step in routine.steps]
+    sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
+    entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
+    transit = Transit(schedule.main, entries, device.put, window)
+    walker = _Walker(
+        *(device, device.call, device.number, device.copy, entries, _Nothing()),
+        *(Ahead(0), transit),
+    )
+    main = schedule.main
+    inputs = [
+        None if slot is None else device.array(nbytes_of([main.specs[slot]]), True)
+        for slot in main.inputs
+    ]
+    walker.routine(main, inputs)
+    transit.finish()
+
+
+class _Anything(dict[Any, Any]):
+    def __missing__(self, key: Any) -> None:
+        return None
+
+
+class _Nothing(Globals):
+    """Streams and constants, which are on the device as long as the program runs."""
+
+    def __init__(self) -> None:
+        super().__init__(_Anything(), _Anything(), _Anything())

@@ -1,0 +1,134 @@
+"""How long a run of a program takes, and what it waits for: the walker on a simulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from popxl._lower.lookahead import window_of
+from popxl._lower.schedule import Schedule
+from popxl._lower.segment import Segment
+from popxl.plan.rates import Rates
+from popxl.plan.simulated import Device, Span, Stream, drive
+from popxl.plan.work import SegmentWork, work_of
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """Seconds in which a device computes nothing.
+
+    Attributes:
+        transfers: it waits for entries, or the host waits for stores.
+        dispatch: it waits for the host to dispatch more.
+    """
+
+    transfers: float = 0.0
+    dispatch: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.transfers + self.dispatch
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A simulated run of a program on one device.
+
+    Attributes:
+        seconds: from the first dispatch until the last transfer has arrived.
+        computing: seconds in which segments run.
+        exposed: the rest of `seconds`, by part of the program. What is left when nothing is
+            computed any more is under the part that was last.
+        peak: most bytes of device memory that are taken at a time, beside variables and host
+            streams: resident entries, intermediate values, entries and rows on their way.
+        window: bytes that loads might be ahead (see `popxl._lower.transit`).
+        spans: what each stream did.
+    """
+
+    seconds: float
+    computing: float
+    exposed: Mapping[str, Exposed]
+    peak: int
+    window: int
+    spans: Sequence[Span]
+
+    @property
+    def exposed_transfers(self) -> float:
+        """Seconds in which the device waits for transfers."""
+        return sum(found.transfers for found in self.exposed.values())
+
+    def trace(self) -> dict[str, Any]:
+        """The streams in the format of Chrome's trace viewer, which Perfetto reads."""
+        threads = {name: i for i, name in enumerate(get_args(Stream), 1)}
+        names: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 1, "tid": i, "name": "thread_name", "args": {"name": name}}
+            for name, i in threads.items()
+        ]
+        return {"displayTimeUnit": "ms", "traceEvents": [
+            *names, *(_event(span, threads[span.stream]) for span in self.spans)
+        ]}  # fmt: skip
+
+
+def _event(span: Span, thread: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": thread,
+        "name": span.name,
+        "cat": span.part or "no part",
+        "ts": 1e6 * span.start,
+        "dur": 1e6 * (span.end - span.start),
+        "args": {"part": span.part, "bytes": span.nbytes},
+    }
+
+
+def timeline(
+    schedule: Schedule,
+    rates: Rates,
+    works: Mapping[Segment, SegmentWork] | None = None,
+    window: int | None = None,
+    temporaries: Callable[[Segment], int] | None = None,
+) -> Timeline:
+    """Simulate a run: the walker drives a device that is not there (see `popxl.plan.simulated`).
+
+    A segment takes the time of its slowest resource (`Rates.seconds`), so that the run takes at
+    least the bound of the plan; what the timeline adds is what transfers and dispatching leave
+    exposed. Numbers that only devices know are taken to be 0, and streams are on the device.
+
+    Args:
+        works: what segments do; if not given they are traced.
+        window: bytes that loads may be ahead; default: two layers' entries.
+        temporaries: bytes that a segment takes beside its arguments and results; default: as
+            estimated.
+    """
+    if works is None:
+        works = {segment: work_of(segment) for segment in schedule.segments}
+    found = works
+    seconds = {
+        segment: sum(rates.seconds(part) for part in work.parts.values())
+        for segment, work in works.items()
+    }
+    if temporaries is None:
+        temporaries = lambda segment: found[segment].temporaries  # noqa: E731
+    if window is None:
+        window = window_of(schedule)
+    device = Device(rates, seconds.__getitem__, temporaries)
+    drive(schedule, device, window)
+    return _timeline(device, window)
+
+
+def _timeline(device: Device, window: int) -> Timeline:
+    computing = [span for span in device.spans if span.stream == "compute"]
+    exposed = {part: Exposed(*found) for part, found in device.exposed.items()}
+    last = max((span.end for span in computing), default=0.0)
+    before = exposed.get(device.part, Exposed())
+    exposed[device.part] = Exposed(before.transfers + device.end - last, before.dispatch)
+    return Timeline(
+        seconds=device.end,
+        computing=sum(span.end - span.start for span in computing),
+        exposed=exposed,
+        peak=device.peak,
+        window=window,
+        spans=device.spans,
+    )

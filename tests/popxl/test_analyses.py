@@ -1,0 +1,177 @@
+"""What is found about graphs is found once for each graph, and anew when it changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from popxl._core import aliases, effects
+from popxl._core.aliases import modified_inputs
+from popxl._core.effects import graph_effects, program_effects
+from popxl._core.op import Op
+from popxl._lower.transfers import count_transfers
+from popxl.errors import popart_exception
+from popxl.transforms import autodiff
+from popxl_addons.transforms.repeat_graph import repeat_graph
+from tests.popxl.programs import store
+
+DEPTH = 6
+
+
+def _fan(depth: int, changes: bool) -> tuple[popxl.Ir, popxl.DeviceToHostStream]:
+    """Graphs of which each calls the one below it twice: 2 ** depth calls in a run."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(np.ones(2, np.float32))
+
+        def leaf(t: popxl.TensorByRef, u: popxl.Tensor) -> popxl.Tensor:
+            if changes:
+                ops.add_(t, u)
+            return ops.sin(t)
+
+        graph = ir.create_graph(leaf, x, x)
+        for _ in range(depth):
+
+            def level(t: popxl.TensorByRef, u: popxl.Tensor, below: Any = graph) -> popxl.Tensor:
+                (a,) = ops.call(below, t, u)
+                (b,) = ops.call(below, t, a)
+                return a + b
+
+            graph = ir.create_graph(level, x, x)
+        (y,) = ops.call(graph, x, ops.identity(x))
+        return ir, store(y)
+
+
+def _visits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often analyses look at an op; the counter goes on counting."""
+    seen: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def looked(*args: Any) -> Any:
+            seen[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(owner, name, looked)
+
+    counted(effects, "op_effects")
+    counted(aliases, "modified_owners")
+    counted(Op, "modified_inputs")
+    return seen
+
+
+@pytest.mark.parametrize("changes", [False, True], ids=["pure", "by reference"])
+def test_building_and_analysing_takes_time_linear_in_the_number_of_graphs(monkeypatch, changes):
+    seen = _visits(monkeypatch)
+    found = []
+    for depth in (DEPTH, 2 * DEPTH):
+        seen.clear()
+        ir, _ = _fan(depth, changes)
+        program_effects(ir)
+        count_transfers(ir.main_graph)
+        modified_inputs(ir.main_graph)
+        found.append(dict(seen))
+    for name, visits in found[1].items():
+        assert visits <= 2 * found[0][name] + 10, (name, found)
+        assert visits <= 20 * 2 * DEPTH
+
+
+def _graph_with_a_call(ir: popxl.Ir) -> tuple[popxl.Graph, popxl.Graph, Any]:
+    x = popxl.variable(np.ones(2, np.float32))
+    inner = ir.create_graph(lambda t: ops.sin(t), x)
+    info: list[Any] = []
+
+    def outer(t: popxl.TensorByRef) -> popxl.Tensor:
+        info.append(ops.call_with_info(inner, t))
+        return info[0].outputs[0]
+
+    return inner, ir.create_graph(outer, x), info[0]
+
+
+def test_a_graph_that_changes_later_is_looked_at_anew(ir):
+    inner, outer, call = _graph_with_a_call(ir)
+    stream, out = popxl.h2d_stream((2,), popxl.float32), popxl.d2h_stream((2,), popxl.float32)
+    assert modified_inputs(outer) == set()
+    assert not graph_effects(outer)
+    assert not count_transfers(outer)
+    with inner:
+        ops.add_(inner.inputs[0], ops.host_load(stream))
+    assert modified_inputs(inner) == {0}
+    assert modified_inputs(outer) == set()  # by value
+    assert list(graph_effects(outer).loads) == [stream]
+    assert count_transfers(outer) == {stream: 1}
+    call.set_parent_input_modified(call.parent_input(0))
+    assert modified_inputs(outer) == {0}
+    with outer:
+        ops.host_store(out, outer.outputs[0])
+    assert list(graph_effects(outer).stores) == [out]
+    assert list(program_effects(ir).stores) == []
+    ops.call(outer, popxl.variable(np.ones(2, np.float32)))
+    assert list(program_effects(ir).stores) == [out]
+
+
+def test_moved_ops_count_where_they_are_now(ir):
+    stream = popxl.d2h_stream((), popxl.float32)
+    x = popxl.variable(1.0)
+    inner = ir.create_graph(lambda t: ops.sin(t), x)
+
+    def outer(t):
+        return ops.call(inner, t)[0]
+
+    graph = ir.create_graph(outer, x)
+    assert not graph_effects(graph)
+    body = repeat_graph(graph, 2)
+    assert not graph_effects(body)
+    with inner:
+        ops.host_store(stream, inner.inputs[0])
+    assert count_transfers(graph) == {stream: 2}
+    assert list(graph_effects(body).stores) == [stream]
+
+
+def test_outputs_that_autodiff_adds_are_seen(ir):
+    x = popxl.variable(np.ones(2, np.float32))
+    inner = ir.create_graph(lambda t: ops.sin(t) * ops.exp(t), x)
+    outer = ir.create_graph(lambda t: ops.call(inner, t)[0], x)
+    before = modified_inputs(outer)
+    autodiff(outer)
+    assert modified_inputs(outer) == before == set()
+    assert outer not in inner._known
+
+
+# ---- a session's program is the one it was made of ----------------------------------------------
+def test_a_program_that_is_written_on_needs_a_new_session():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(np.zeros(2, np.float32))
+        ops.add_(v, popxl.constant(1.0))
+    before = popxl.Session(ir)
+    with ir.main_graph:
+        ops.add_(v, popxl.constant(10.0))
+    after = popxl.Session(ir)
+    for session, expected in ((before, 1), (after, 11), (before, 2)):
+        with session:
+            session.run()
+        assert session.get_tensor_data(v).tolist() == [expected] * 2
+
+
+def test_a_program_that_was_changed_is_not_compiled_again_unseen(monkeypatch):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(np.zeros(2, np.float32))
+        ops.add_(v, popxl.constant(1.0))
+    session = popxl.Session(ir)
+    session._epoch -= 1  # as if the devices had been started anew
+    with session:
+        session.run()
+    with ir.main_graph:
+        ops.add_(v, popxl.constant(10.0))
+    session._epoch -= 1
+    with pytest.raises(popart_exception, match="changed after this session was made"):
+        session.__enter__()
+    assert session.get_tensor_data(v).tolist() == [1, 1]

@@ -1,0 +1,108 @@
+"""Entries that move between two memories, ahead of their turn: the same bits, in a legal order.
+
+CPU devices have both kinds of memory, `device` and `pinned_host`; told that they differ, the engine
+moves entries as on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from popxl._lower import entries as entries_module
+from popxl._lower import program as program_module
+from popxl._lower.lookahead import window_of
+from popxl.ops.var_updates import accumulate_
+from tests.popxl.programs import f32, store
+
+LAYERS, WIDTH = 4, 8
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets sessions move entries between memories; gives the transfers they ask for."""
+
+    def use(window: int | None = None) -> list[list[str]]:
+        calls: list[list[str]] = []
+
+        def put(arrays: Any, to: Any) -> list[jax.Array]:
+            calls.append([s.memory_kind for s in to])
+            return entries_module.put_together(arrays, to)
+
+        for module in (entries_module, program_module):
+            monkeypatch.setattr(module, "two_memories", lambda _platform: True)
+        monkeypatch.setattr(program_module, "put_together", put)
+        if window is not None:
+            monkeypatch.setattr(program_module, "window_of", lambda _schedule: window)
+        return calls
+
+    return use
+
+
+def layered(resident: int = 0, replicas: int = 1) -> tuple[popxl.Ir, popxl.HostToDeviceStream]:
+    """A chain of layers forwards, and updates of their weights from moments and rows."""
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        weights = popxl.remote_buffer((WIDTH, WIDTH), popxl.float32, LAYERS)
+        moments = popxl.remote_buffer((WIDTH, WIDTH), popxl.float32, LAYERS)
+        rows = popxl.remote_buffer((2, WIDTH), popxl.float32, LAYERS + 1)
+        for buffer in (weights, moments):
+            buffer.resident = resident
+        for i, value in enumerate(f32(LAYERS, WIDTH, WIDTH)):
+            popxl.remote_variable(value, weights, i, name=f"w{i}")
+        x = popxl.h2d_stream((2, WIDTH), popxl.float32, "x")
+
+        def forward(row: popxl.Tensor) -> popxl.Tensor:
+            w, x = ops.remote_load(weights, row), ops.remote_load(rows, row)
+            ops.remote_store(rows, row + 1, ops.tanh(x @ w))
+            return row + 1
+
+        def update(row: popxl.Tensor) -> popxl.Tensor:
+            w, m = ops.remote_load(weights, row), ops.remote_load(moments, row)
+            x = ops.remote_load(rows, row)
+            accumulate_(m, ops.transpose(x) @ x)
+            ops.remote_store(moments, row, m)
+            ops.remote_store(weights, row, w - m * 0.1)
+            return row + 1
+
+        ops.remote_store(rows, 0, ops.host_load(x))
+        zero = popxl.constant(0, popxl.int32)
+        for body in (forward, update):
+            ops.repeat(ir.create_graph(body, zero), LAYERS, zero)
+        store(ops.remote_load(rows, LAYERS))
+    return ir, x
+
+
+def trained(resident: int = 0, replicas: int = 1) -> list[np.ndarray]:
+    """Outputs of three steps, and the weights afterwards."""
+    ir, x = layered(resident, replicas)
+    shape = (2, WIDTH) if replicas == 1 else (replicas, 2, WIDTH)
+    with popxl.Session(ir) as session:
+        found = [next(iter(session.run({x: f32(*shape, seed=i)}).values())) for i in range(3)]
+        return [*found, *session.get_tensors_data(ir.main_graph.variables).values()]
+
+
+@pytest.mark.parametrize("window", [0, WIDTH * WIDTH * 4, None])
+@pytest.mark.parametrize(("resident", "replicas"), [(0, 1), (2, 1), (0, 2)])
+def test_moving_entries_ahead_changes_no_bit(moved, window, resident, replicas):
+    expected = trained(0, replicas)
+    calls = moved(window)
+    found = trained(resident, replicas)
+    assert {kind for call in calls for kind in call} == {"device", "pinned_host"}
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_window_is_two_layers_and_the_schedule_says_so(moved):
+    moved()
+    ir, _ = layered()
+    session = popxl.Session(ir)
+    largest = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)  # an update's weights, moments and row
+    assert window_of(session.schedule) == 2 * largest
+    assert str(session.schedule).startswith("loads are dispatched ahead of the runs before them")
