@@ -168,6 +168,10 @@ class Execution(Section):
     attention_serialisation: PositiveInt = 1
     """Slices of the queries that attention computes one after the other, to save memory."""
 
+    attention: Literal["auto", "fused", "scores"] = "auto"
+    """How attention is computed. fused: without ever holding all scores; the gradient computes them
+    again. scores: all at once. auto: fused on GPUs, and for texts of 1,024 tokens and more."""
+
     transpose_batch_sequence: bool = False
     """Let activations be [sequence, batch, hidden], not [batch, sequence, hidden]. Dropout draws
     other masks then."""

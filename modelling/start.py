@@ -248,7 +248,8 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
     """
     if not isinstance(theirs, dict):
         return
-    ours = family_of(config).to_config_json(config)
+    family = family_of(config)
+    ours, theirs = family.to_config_json(config), family.same_form(config, theirs)
     for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(
