@@ -19,7 +19,7 @@ from tests.popxl.test_hostside import INTEGERS, _extremes, _quotient
 
 SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 400))]
 ENTRIES = 3
-COUNT = 24  # statements
+COUNT = 40  # statements
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ def test_random_arithmetic_is_python_s(seed):
     def build(*given: popxl.Tensor) -> list[popxl.Tensor]:
         numbers = [Pair(t, int(x)) for t, x in zip(given, data, strict=True)]
         for dtype in INTEGERS:
-            for value in draw.sample(_extremes(dtype), 3):
+            for value in draw.sample(_extremes(dtype), 6):
                 numbers.append(Pair(popxl.constant(value, dtype), value))
         writer = Writer(draw, numbers)
-        if draw.random() < 0.7:
+        if draw.random() < 0.8:
             writer.buffer = popxl.remote_buffer((1,), popxl.int32, ENTRIES)
         for _ in range(COUNT):
             writer.write()
