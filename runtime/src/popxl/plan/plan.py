@@ -61,7 +61,7 @@ def trace(ir: Ir, platform: str = "cpu") -> Traced:
         platform: that the program is traced for: "cpu", "gpu" or "tpu".
     """
     schedule = build_schedule(ir)
-    facts = facts_of_program(ir, platform)
+    facts = facts_of_program(schedule, ir, platform)
     for segment in schedule.segments:
         segment.facts = facts
     works = {segment: work_of(segment) for segment in schedule.segments}
