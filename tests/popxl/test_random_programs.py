@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,14 +202,22 @@ class Writer:
 
 
 def _numpy_only(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Run the numpy side of `_inner`, writing the popxl side into a program that is thrown away."""
-    with popxl.Ir().main_graph:
-        pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
-        entries = writer.entries
-        if entries is not None:
-            scratch = popxl.remote_buffer(SHAPE, popxl.float32, ENTRIES)
-            entries = Entries(scratch, entries.there)
-        return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
+    """Run the numpy side of `_inner`, writing the popxl side into a program that is thrown away.
+
+    In a thread, which has a current graph of its own: programs cannot be written inside others.
+    """
+
+    def write() -> list[np.ndarray]:
+        with popxl.Ir().main_graph:
+            pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
+            entries = writer.entries
+            if entries is not None:
+                scratch = popxl.remote_buffer(SHAPE, popxl.float32, ENTRIES)
+                entries = Entries(scratch, entries.there)
+            return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(write).result()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
