@@ -204,20 +204,20 @@ class Writer:
 def _numpy_only(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Run the numpy side of `_inner`, writing the popxl side into a program that is thrown away.
 
-    In a thread, which has a current graph of its own: programs cannot be written inside others.
+    In a thread of its own, because within one graph no graph of another program can be written.
     """
+    with ThreadPoolExecutor(1) as aside:
+        return aside.submit(_written_aside, writer, seed, arrays).result()
 
-    def write() -> list[np.ndarray]:
-        with popxl.Ir().main_graph:
-            pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
-            entries = writer.entries
-            if entries is not None:
-                scratch = popxl.remote_buffer(SHAPE, popxl.float32, ENTRIES)
-                entries = Entries(scratch, entries.there)
-            return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(write).result()
+def _written_aside(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    with popxl.Ir().main_graph:
+        pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
+        entries = writer.entries
+        if entries is not None:
+            scratch = popxl.remote_buffer(SHAPE, popxl.float32, ENTRIES)
+            entries = Entries(scratch, entries.there)
+        return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
