@@ -1,77 +1,77 @@
-"""Which state and activations of training stay in device memory: chosen by a simulated run."""
+"""Which entries of a program's remote buffers lie in host memory, and which on disk.
+
+What is moved least often for its size goes to disk first: the moments, which a step reads and
+writes once; then the gradients, the rows of activations, and at last the weights, which each pass
+reads. Placement changes no bit of a result.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import popdist
 import popxl
-from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.memory import host_memory
-from popxl import hardware
-from terminal.screen import say
+from modelling.memory import host_memory, weights_of
 
-_SPARE_HOST = 0.1  # of its free memory, for what else runs there
+KINDS = ("moments", "gradients", "", "weights")
+"""`RemoteBuffer.kind` in the order in which they go to disk; "": others, activations and inputs."""
+
+LEAST_ENTRY = 2**16
+"""Bytes of an entry that is worth a request to a disk."""
+
+PROCESS = 7 * 10**8
+"""Bytes that Python, JAX and the compiled program of a model take by themselves."""
+
+WINDOWS = 3 * popxl.plan.DISK_WINDOW
+"""Bytes that are read ahead, written behind, and kept to be used again."""
 
 
-def is_automatic(config: RunConfig) -> bool:
-    """Whether the plan decides where entries live."""
-    execution = config.execution
-    return execution.placement == "auto" and not execution.resident_layers
-
-
-def place_on(
-    traced: popxl.plan.Traced,
-    config: RunConfig,
-    on: Machine,
-    memory: float | None = None,
-    host: float | None = None,
-) -> popxl.plan.Placement:
-    """Place the entries of a program on a machine.
+def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:
+    """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
 
     Args:
-        memory: bytes of a device; default: the machine's.
-        host: bytes of host memory for all its replicas; default: the machine's.
+        beside, borrows: see `modelling.memory.check_memory`; what is borrowed stays where it is.
+
+    Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
+    hold is in it as well.
     """
-    share = min(config.replicas, on.devices or config.replicas)
-    return popxl.plan.place(
-        traced,
-        on.rates(config.model.precision, config.replicas),
-        int(memory or on.memory),
-        int((host or on.host_memory) / share),
-    )
+    if config.execution.disk is None:
+        return
+    room = host_room(config)
+    if room is None:
+        return
+    replicas = ir.instance_replication_factor
+    beside += PROCESS
+    if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
+        plan = popxl.plan.plan_of(ir)
+        beside += (plan.temporaries + plan.variables + plan.streams) * replicas
+    lent = weights_of(ir) if borrows else 0
+    stored = (popxl.plan.storage_of(ir).remote - lent) * replicas
+    if stored + beside > room:
+        kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
+        _spill(ir, kinds, stored + beside + WINDOWS - room, replicas)
 
 
-def place_here(ir: popxl.Ir, config: RunConfig) -> popxl.plan.Placement | None:
-    """Place the entries of a training program on the devices that are here, and say what was
-    chosen; None where the configuration decides, or devices share the host's memory.
-
-    Raises:
-        DeviceError: fewer devices than replicas.
-    """
-    desc, instances = device_desc(config), popdist.getNumInstances()
-    memory = popxl.plan.device_memory(desc, config.replicas, instances)
-    if memory is None or not is_automatic(config):
-        return None
-    kind = hardware.device_kinds(desc, config.replicas, instances)[0]
-    known = machine_of_kind(kind)
-    here = host_memory()
-    traced = popxl.plan.trace(ir, "gpu" if known is None else known.platform)
-    free = None if here is None else here * (1 - _SPARE_HOST)
-    placement = place_on(traced, config, known or machine("h100"), memory, free)
-    say(described(placement) + ("" if known else f" ({kind} is unknown: as for an H100)"))
-    return placement
+def host_room(config: RunConfig) -> int | None:
+    """Bytes of host memory for this process; None if not known."""
+    given = config.execution.host_memory
+    return host_memory() if given is None else round(given * 1e9)
 
 
-def described(placement: popxl.plan.Placement) -> str:
-    """A line: what stays on the device, and what that is expected to save."""
-    kept = ", ".join(
-        f"{kind.nbytes / 1e9:.1f} GB of {kind.label}"
-        for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
-        if kind.nbytes >= 5e7
-    )
-    before, after = placement.before.seconds, placement.after.seconds
-    return (
-        f"placement: {kept or 'nothing'} in device memory; a simulated run takes {after:.2f} s "
-        f"(everything in host memory: {before:.2f} s)"
-    )
+def _instances() -> int:
+    return int(popdist.getNumInstances())
+
+
+def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
+    """Put entries of so many bytes on disk, or all that are worth it."""
+    for kind in kinds:
+        for buffer in ir.remote_buffers:
+            nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
+            movable = max(buffer.entries - buffer.resident, 0)
+            own = buffer.kind if buffer.kind in KINDS else ""
+            if own == kind and excess > 0 and nbytes >= LEAST_ENTRY * replicas:
+                buffer.on_disk = min(movable, math.ceil(excess / nbytes))
+                excess -= buffer.on_disk * nbytes

@@ -11,7 +11,7 @@ from config.sections import RunConfig
 from modelling.generation import build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.phases.training import build_training
-from modelling.placement import is_automatic, place_on
+from modelling.residence import is_automatic, place_on
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 

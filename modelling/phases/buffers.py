@@ -85,7 +85,7 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     if math.prod(spec.shape) % count:
         count = 1
     buffer = create_remote_buffer(spec, rows * settings.steps, shards, count)
-    buffer.label = "activations between layers"
+    buffer.kind = "activations between layers"
     return buffer
 
 
@@ -97,7 +97,7 @@ def gradient_buffer(
 ) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for gradients of activations of `spec`."""
     buffer = activation_buffer(spec, rows, settings)
-    buffer.label = label
+    buffer.kind = label
     return buffer
 
 
@@ -117,7 +117,7 @@ class InputBuffers:
             for name, spec in specs.items()
         }
         for buffer in self.buffers.values():
-            buffer.label = "inputs"
+            buffer.kind = "inputs"
         self._steps = settings.steps
 
     def __getitem__(self, name: str) -> RemoteHandle:

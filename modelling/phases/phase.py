@@ -157,7 +157,7 @@ class Phase:
             else None
         )
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
-        self._place_state(settings.config.execution.resident_layers)
+        self._keep_resident(settings.config.execution.resident_layers)
         self._lent: dict[str, list[Phase]] = {}  # own variables, and who adds to their gradients
         for name, owner in self._owner.items():
             owner._lent.setdefault(name, []).append(self)
@@ -184,18 +184,12 @@ class Phase:
             replica_group=settings.groups.dp,
         )
 
-    def _place_state(self, layers: int) -> None:
-        """Say what the buffers hold; keep the state of the first `layers` layers on the device."""
-        if not (self.variables and self.optimizer):
-            return
-        trees = {
-            "weights": self.variables.buffers,
-            "gradients": self.variables.grads,
-            "optimizer state": self.optimizer.buffers,
-        }
-        for label, tree in trees.items():
-            for buffer in tree.to_dict().values():
-                buffer.label, buffer.resident = label, min(layers, self.entries)
+    def _keep_resident(self, layers: int) -> None:
+        """Keep variables, gradients and moments of the first `layers` layers on the device."""
+        if self.variables and self.optimizer:
+            trees = (self.variables.buffers, self.variables.grads, self.optimizer.buffers)
+            for buffer in (b for tree in trees for b in tree.to_dict().values()):
+                buffer.resident = min(layers, self.entries)
 
     def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.names})

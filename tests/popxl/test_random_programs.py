@@ -23,7 +23,7 @@ from tests.popxl.programs import f32, run
 
 SHAPE = (4, 4)
 ENTRIES = 3
-SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 60))]
+SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 300))]
 
 
 # ---- values -------------------------------------------------------------------------------------

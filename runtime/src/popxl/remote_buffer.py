@@ -19,7 +19,7 @@ class RemoteBuffer:
     runs of a session; entries that no remote variable initialises start as zeros.
 
     Attributes:
-        label: what its entries are, for people and for `popxl.plan.place`.
+        kind: what it holds, a word for those who decide where entries live. Not of PopXL.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class RemoteBuffer:
         self._meta_shape = MetaShape()
         self._variables: dict[int, Variable] = {}  # by entry
         self._resident: int | frozenset[int] = 0
-        self.label = ""
         self._on_disk = 0
+        self.kind = ""
         self._id = self._ir._register_buffer(self)
 
     def set_remote_buffer_info(
@@ -88,9 +88,11 @@ class RemoteBuffer:
 
     @property
     def residents(self) -> frozenset[int]:
-        """Indices of the resident entries. Not of PopXL."""
-        chosen = self._resident
-        return frozenset(range(min(chosen, self.entries)) if isinstance(chosen, int) else chosen)
+        """Indices of the resident entries, of those that are not on disk. Not of PopXL."""
+        chosen, here = self._resident, self.entries - self.on_disk
+        if isinstance(chosen, int):
+            return frozenset(range(min(chosen, here)))
+        return frozenset(i for i in chosen if i < here)
 
     @property
     def on_disk(self) -> int:

@@ -30,7 +30,7 @@ class Kept:
     """A kind of entry.
 
     Attributes:
-        label: of the buffers (`RemoteBuffer.label`).
+        label: of the buffers (`RemoteBuffer.kind`).
         entries, of: how many stay on the device, of how many there are.
         nbytes: bytes of those that stay, on one replica.
         saves: seconds of a run that all of them would save by staying, alone; 0 where there was no
@@ -88,19 +88,18 @@ class _Kind:
         """Entries of some indices, or of all."""
         return sum(len(self.entries[i]) for i in (self.entries if indices is None else indices))
 
-    def spread(self, count: int) -> set[int]:
-        """So many indices, evenly spread: their neighbours' transfers have more time."""
-        indices = sorted(self.entries)
-        return {indices[i * len(indices) // count] for i in range(count)}
+    def first(self, count: int) -> set[int]:
+        """So many indices; the last may be on disk."""
+        return set(sorted(self.entries)[:count])
 
     def fitting(self, room: int) -> set[int]:
         """As many indices as there is room for."""
         low, high = 0, len(self.entries)
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.nbytes(self.spread(middle)) <= room else (
+            low, high = (middle, high) if self.nbytes(self.first(middle)) <= room else (
                 low, middle - 1)  # fmt: skip
-        return self.spread(low) if low else set()
+        return self.first(low) if low else set()
 
 
 def place(traced: Traced, rates: Rates, device: int, host: int | None = None) -> Placement:
@@ -132,7 +131,7 @@ def place(traced: Traced, rates: Rates, device: int, host: int | None = None) ->
 
 
 def _kinds(traced: Traced) -> list[_Kind]:
-    """All entries that a run moves, by label of their buffer; those that many loads read apart."""
+    """All entries that a run moves, by kind of their buffer; those that many loads read apart."""
     crossings: dict[tuple[RemoteBuffer, int], int] = Counter()
     for (step, index), count in accesses(traced.schedule).items():
         crossings[step.buffer, index] += count
@@ -140,7 +139,7 @@ def _kinds(traced: Traced) -> list[_Kind]:
     for (buffer, index), count in crossings.items():
         if index >= buffer.entries - buffer.on_disk:
             continue
-        label = buffer.label or f"buffer {buffer.remote_buffer_id}"
+        label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
         label += " that many layers read" if count > _HOT else ""
         kinds.setdefault(label, _Kind(label)).add(buffer, index)
     return list(kinds.values())
