@@ -41,6 +41,7 @@ class Evaluator:
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
         examples = corpus.examples[: config.evaluation.samples]
+        data.agree(examples)
         self._labels, self._targets = task.labels, [example.target for example in examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
         self._losses: Losses | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from modelling.layers import Layers
 from popxl import Tensor
 from popxl_addons import Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
@@ -40,7 +41,7 @@ class Stack(Module):
 
     def at_one_position(
         self,
-        layer: Module,
+        layers: Module | Layers,
         x: Tensor,
         caches: Sequence[Tensor],
         others: Callable[[slice], Inputs],
@@ -48,8 +49,8 @@ class Stack(Module):
         """Call all layers on one token of each sample.
 
         Args:
-            layer: takes x, its keys and values, and `others`; returns x, and the new keys and
-                values.
+            layers: of one kind, or several; each takes x, its keys and values, and `others`, and
+                returns x, and the new keys and values.
             x: (batch, 1, hidden).
             caches: keys and values, those of each layer after those of the one before.
             others: further inputs of the layer whose keys and values are in a slice of `caches`.
@@ -57,11 +58,16 @@ class Stack(Module):
         Returns:
             x, and all layers' new caches.
         """
-        first = slice(0, 2)
-        facts, block = layer.create_graph(x, caches[first], *others(first))
+        if isinstance(layers, Module):
+            layers = Layers([layers], [0] * self.layers)
+        pairs = [slice(2 * i, 2 * i + 2) for i in range(self.layers)]
+        made = [
+            kind.create_graph(x, caches[pair], *others(pair))
+            for kind, pair in zip(layers.kinds, layers.first_of_kinds(pairs), strict=True)
+        ]
         new: list[Tensor] = []
-        for i, weights in enumerate(self.weights_of_layers(facts)):
-            pair = slice(2 * i, 2 * i + 2)
-            x, *updated = block.bind(weights).call(x, *caches[pair], *others(pair))
+        for i, weights in enumerate(self.weights_of_layers(made[0][0])):
+            block = made[layers.order[i]][1]
+            x, *updated = block.bind(weights).call(x, *caches[pairs[i]], *others(pairs[i]))
             new += updated
         return x, *new

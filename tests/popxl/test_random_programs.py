@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -225,7 +226,15 @@ class Writer:
 
 
 def _numpy_only(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Run the numpy side of `_inner`, writing the popxl side into a program that is thrown away."""
+    """Run the numpy side of `_inner`, writing the popxl side into a program that is thrown away.
+
+    In a thread of its own, because within one graph no graph of another program can be written.
+    """
+    with ThreadPoolExecutor(1) as aside:
+        return aside.submit(_written_aside, writer, seed, arrays).result()
+
+
+def _written_aside(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
     with popxl.Ir().main_graph:
         pairs = [Pair(popxl.variable(np.zeros(SHAPE, np.float32)), a) for a in arrays]
         entries = writer.entries
