@@ -188,6 +188,14 @@ class Execution(Section):
     rts_activations: bool = True
     """Shard the activations between layers over the tensor-parallel devices."""
 
+    disk: PathText | None = None
+    """Folder on a local disk, of no other run, for the state that host memory cannot hold. null:
+    all of it is in memory."""
+
+    host_memory: PositiveFloat | None = None
+    """Gigabytes of host memory that a process may take; state beyond that goes to `disk`. null:
+    what is free."""
+
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""
 
