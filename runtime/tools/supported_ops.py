@@ -225,7 +225,8 @@ def page() -> str:
             by_op[op].append(name)
         if called and not made:
             composed.append(f"| `{name}` | {', '.join(f'`{c}`' for c in called)} |\n")
-        if not called and not made:
+        refused = "raise NotImplementedError" in inspect.getsource(function)
+        if refused and not called and not made:
             composed.append(f"| `{name}` | nothing: it is refused |\n")
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
     rows = [_row(d, by_op[n]) for n, d in ours.items() if n in by_op]
