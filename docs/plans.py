@@ -3,7 +3,8 @@
     python3 -m docs.plans
 
 The first lines of a fine-tuning preset's plan stand in a document between `<!-- plan: PRESET -->`
-and `<!-- end -->`; this writes them anew. A test fails where they are out of date.
+and `<!-- end -->`, and simulated steps after `<!-- simulated -->`; this writes them anew. A test
+fails where they are out of date.
 """
 
 from __future__ import annotations
@@ -16,16 +17,30 @@ from config.presets import load_config, preset_data
 from planning.needs import finetuning_needs
 from planning.options import default_machine
 from planning.report import report
+from planning.simulated import Case, table
 from planning.text import as_text
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md",)
+SIMULATED = ROOT / "docs" / "planning.md"
+CASES: tuple[Case, ...] = (
+    ("gptj_6B_gpu", "h200", None),
+    ("xl_gpu", "h200", None),
+    ("xxl_gpu", "h200", 128),
+    ("xl_gpu", "rtx4090", None),
+)
+_TABLE = re.compile(r"(<!-- simulated -->\n).*?(<!-- end -->)", re.DOTALL)
 _PLAN = re.compile(r"(<!-- plan: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
     """A document with all its plans as they should be."""
     return _PLAN.sub(lambda match: f"{match[1]}```text\n{_head(match[2])}\n```\n{match[3]}", text)
+
+
+def with_table(text: str) -> str:
+    """A document with the table of simulated steps as it should be."""
+    return _TABLE.sub(lambda match: f"{match[1]}{table(CASES)}\n{match[2]}", text)
 
 
 def _head(preset: str) -> str:
@@ -42,6 +57,8 @@ def main() -> None:
     """Write the plans of all documents."""
     for path in DOCUMENTS:
         path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+    text = SIMULATED.read_text(encoding="utf-8")
+    SIMULATED.write_text(with_table(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

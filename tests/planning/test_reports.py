@@ -20,6 +20,7 @@ from config.errors import UserError
 from config.families import config_class_of
 from config.machines import Machine, machine, machine_of_kind, machines
 from config.presets import load_config, preset_data
+from docs import plans
 from planning.estimate import times
 from planning.needs import Needs, finetuning_needs
 from planning.report import report
@@ -300,3 +301,9 @@ def test_generation_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_machine_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_finetuning.main(["--config", "tiny", "--plan", "--machine", "h1000"]) == 2
     assert "did you mean h100" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # four placements
+def test_the_table_of_simulated_steps_is_up_to_date() -> None:
+    text = plans.SIMULATED.read_text(encoding="utf-8")
+    assert plans.with_table(text) == text, "run python3 -m docs.plans"
