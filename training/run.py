@@ -133,7 +133,8 @@ class _Run:
         """Compile the programs."""
         model = compiled(lambda: FineTuning(config, family), "the training program")
         model.write(start.tensors)
-        evaluator = None if config.evaluation.steps is None else Evaluator(config, family)
+        evaluates = config.evaluation.steps is not None
+        evaluator = Evaluator(config, family, model) if evaluates else None
         say(f"starting from {start.source}")
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
         return cls(
