@@ -67,7 +67,11 @@ def test_frequencies_are_transformers(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
-        ("llama", {"qk_layernorm": True}, "qk_layernorm True, which is not known of the kind llama"),
+        (
+            "llama",
+            {"qk_layernorm": True},
+            "qk_layernorm True, which is not known of the kind llama",
+        ),
         ("qwen3", {"num_experts": 8}, "num_experts 8"),
         ("llama", {"hidden_act": "relu2"}, "the activation 'relu2'"),
         ("llama", {"sliding_window": 4}, "sliding_window 4"),
