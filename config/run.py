@@ -179,14 +179,27 @@ class Execution(Section):
     activations: Literal["recompute", "keep"] = "recompute"
     """For the backward pass, compute a layer's activations again or keep them in host memory."""
 
+    placement: Literal["auto", "host"] = "auto"
+    """Where training keeps state and activations on devices with memory of their own. auto: what
+    saves most time stays in spare device memory; host: in host memory, but for resident_layers."""
+
     resident_layers: NonNegativeInt = 0
-    """Layers of each kind whose weights, gradients and optimizer state stay in device memory."""
+    """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If
+    given, placement is host."""
 
     rts_weights_threshold: NonNegativeInt = 1024
     """Variables of at least so many elements are sharded over the replicas that hold them alike."""
 
     rts_activations: bool = True
     """Shard the activations between layers over the tensor-parallel devices."""
+
+    disk: PathText | None = None
+    """Folder on a local disk, of no other run, for the state that host memory cannot hold. null:
+    all of it is in memory."""
+
+    host_memory: PositiveFloat | None = None
+    """Gigabytes of host memory that a process may take; state beyond that goes to `disk`. null:
+    what is free."""
 
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""
@@ -244,7 +257,11 @@ class Checkpoint(Section):
     """Directory to save checkpoints in."""
 
     steps: PositiveInt | None = None
-    """Save each time so many optimizer steps are done. null: only at the end."""
+    """Save each time so many optimizer steps are done. null: as `minutes` says."""
+
+    minutes: PositiveFloat | None = 10.0
+    """Save at the end of a step when so many minutes have passed since the last save. null: as
+    `steps` says; without both, only at the end."""
 
     to_keep: PositiveInt = 4
     """Newest checkpoints kept in the directory; older ones are deleted."""

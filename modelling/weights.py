@@ -9,6 +9,7 @@ the optimizer's moments, to variables and back, and hold the rules for initial v
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -269,6 +270,16 @@ class _Logical(Mapping[str, np.ndarray]):
             for weight, cut in zip(row.weights, _cut(form, self._held.of(variable)), strict=True):
                 read = partial(_read_part, cut.sources, variable, self._held.read)
                 yield CutTensor(prefix + weight.name, dtype, cut.layout, cut.holders, read)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(
+            math.prod(place.variable.shape if place.common else weight.shape)
+            * place.variable.dtype.as_numpy().itemsize
+            for place in self._all
+            for weight in place.row.weights
+        )
 
     def without(self, prefix: str) -> _Logical:
         """The same without the tensors whose names begin with `prefix`."""
@@ -595,3 +606,10 @@ def without_optimizer(tensors: Arrays) -> Arrays:
         return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
     return Computed({name: partial(tensors.__getitem__, name) for name in names})
+
+
+def nbytes_of(tensors: Arrays) -> int:
+    """Bytes of tensors; those of a program are not read for it."""
+    if isinstance(tensors, _Logical):
+        return tensors.nbytes
+    return sum(array.nbytes for array in tensors.values())

@@ -1,4 +1,4 @@
-"""Ending a program by SIGINT (Ctrl-C) or SIGTERM: with a sentence, whatever it is doing.
+"""Ending a program by SIGINT (Ctrl-C), SIGTERM or SIGUSR1: with a sentence, whatever it is doing.
 
 Python runs a signal's handler when the main thread is back in Python. A compilation or a step on
 the devices may keep it away for minutes, so a second thread watches: if the handler has not run
@@ -22,8 +22,11 @@ from types import FrameType
 
 import popdist
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SECONDS_TO_ANSWER = 1.5
+TWICE = 3.0
+"""Seconds in which a signal that comes again is the same one: `scancel` signals the tasks itself,
+and `srun` hands on what it got."""
 SECONDS_TO_RETURN = 0.05  # from a destructor
 AGAIN = 128  # added to the number of a signal that is to be sent once more
 
@@ -48,7 +51,7 @@ def exit_code(number: int) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the context SIGINT and SIGTERM raise `Interrupted`, or end the process.
+    """Within the context SIGINT, SIGTERM and SIGUSR1 raise `Interrupted`, or end the process.
 
     They do the latter where Python does not come to raise anything. Whoever sets another handler
     inside, such as `training.signals.StopSignal`, has it respected. Outside the main thread, and
@@ -106,9 +109,12 @@ def _imports(frame: FrameType | None) -> bool:
 
 def _watch(reader: int, handle: object, answered: threading.Event) -> None:
     """End the process for a signal that `handle`, while it is in charge, does not answer."""
-    received = 0
+    received, last, since = 0, 0, 0.0
     while byte := os.read(reader, 1):
         number = byte[0]
+        if number == last and time.monotonic() - since < TWICE:
+            continue
+        last, since = number, time.monotonic()
         if number > AGAIN:
             time.sleep(SECONDS_TO_RETURN)
             os.kill(os.getpid(), number - AGAIN)

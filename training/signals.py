@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
 
 import popdist
+from terminal.interrupts import TWICE
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Turns the first SIGTERM or SIGINT (Ctrl-C) into a flag to look at between steps.
+    """Turns the first SIGTERM, SIGINT (Ctrl-C) or SIGUSR1 (Slurm's warning of a time limit) into a
+    flag to look at between steps. Processes agree there on whatever else ends or saves the run.
 
     with StopSignal() as stop:
         for step in range(steps):
@@ -22,20 +26,30 @@ class StopSignal:
                 save()
                 break
 
-    A second signal does what it did before this: it ends the program at once. Outside the main
+    A second signal does what it did before this: it ends the program at once; not the same one
+    again within `TWICE` seconds, as a launcher sends it. Outside the main
     thread, where Python gives no signals, the flag stays down.
     """
 
     def __init__(self) -> None:
         self._received: str | None = None
+        self._since = 0.0  # seconds
         self._agreed: str | None = None
+        self.over = self.save = False
         self._previous: dict[signal.Signals, Any] = {}
 
-    def look(self) -> bool:
-        """Whether a signal asked any process for the end. All of them look at the same time."""
-        names = [name for name in popdist.gather(self._received) if name is not None]
+    def look(self, over: bool = False, save: bool = False) -> bool:
+        """Whether a signal asked any process for the end. All of them look at the same time.
+
+        Args:
+            over: this process finds that the training is over; `self.over` then says whether any
+                does.
+            save: this process finds that it is time to save; so `self.save`.
+        """
+        received, overs, saves = zip(*popdist.gather([self._received, over, save]), strict=True)
         # Not what this process alone has received since: the others do not know of it yet.
-        self._agreed = names[0] if names else None
+        self._agreed = next((name for name in received if name is not None), None)
+        self.over, self.save = any(overs), any(saves)
         return self._agreed is not None
 
     @property
@@ -59,8 +73,12 @@ class StopSignal:
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = signal.Signals(number).name
-        self._restore()
+        name, now = signal.Signals(number).name, time.monotonic()
+        if self._received is None:
+            self._received, self._since = name, now
+        elif name != self._received or now - self._since >= TWICE:
+            self._restore()
+            os.kill(os.getpid(), number)
 
     def _restore(self) -> None:
         while self._previous:

@@ -13,6 +13,13 @@ Inputs = Sequence[Tensor | list[Tensor]]
 """Inputs of a graph; lists of tensors are inputs one after the other."""
 
 
+def joined(*trees: NamedVariableFactories) -> NamedVariableFactories:
+    """The variables of all trees, whose levels they may share; one of several has it alike."""
+    return NamedVariableFactories.from_dict(
+        {name: factory for tree in trees for name, factory in tree.to_dict().items()}
+    )
+
+
 class Stack(Module):
     """Layers of one kind: one graph, called with the weights of each. Those of layer i are in `i`.
 
@@ -34,9 +41,7 @@ class Stack(Module):
             first: those that the first layer alone has.
         """
         for i in range(self.layers):
-            own = layer.copy()
-            if first is not None and i == 0:
-                own.update(first, overwrite=True)  # into levels that both have
+            own = layer if first is None or i else joined(layer, first)
             yield self.add_variable_inputs(i, own)
 
     def at_one_position(

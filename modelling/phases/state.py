@@ -49,11 +49,14 @@ class VariableStore:
         over = {n: settings.shards(math.prod(shapes[n]), groupings[n]) for n in shapes}
         alone = popxl.gir().replica_grouping(group_size=1)
         buffers = named_variable_buffers(facts, entries, over)
+        grads = _gradient_buffers(buffers, entries) if settings.training else NamedRemoteBuffers()
+        name_kind(buffers, "weights")
+        name_kind(grads, "gradients")
         load, names, gather = _loading(buffers, groupings)
         return cls(
             facts,
             buffers,
-            _gradient_buffers(buffers, entries) if settings.training else NamedRemoteBuffers(),
+            grads,
             {n: groupings[n] if over[n] > 1 else alone for n in shapes},
             names,
             load,
@@ -104,6 +107,12 @@ class VariableStore:
                 replica_grouping=factory.replica_grouping,
             )
         return addons.NamedTensors.from_dict(found)
+
+
+def name_kind(buffers: NamedRemoteBuffers, kind: str) -> None:
+    """Say what buffers hold; see `modelling.placement`."""
+    for buffer in buffers.to_dict().values():
+        buffer.kind = kind
 
 
 def _cut_over(facts: NamedVariableFactories) -> dict[str, popxl.ReplicaGrouping]:
