@@ -132,7 +132,8 @@ class PhaseWeights:
     ) -> None:
         together = NamedVariableFactories()
         for some in facts:
-            together.update(some, overwrite=True)
+            for name, leaf in some.to_dict().items():  # into levels that several have
+                together.insert(name, leaf, overwrite=True)
         self.name, self.entries = name, entries
         self._store = VariableStore.create(together, entries, settings)
         self.variables = [self._layer(row) for row in range(entries)]

@@ -35,7 +35,8 @@ class Stack(Module):
         for i in range(self.layers):
             own = layer.copy()
             if first is not None and i == 0:
-                own.update(first, overwrite=True)  # into levels that both have
+                for name, factory in first.to_dict().items():  # into levels that both have
+                    own.insert(name, factory, overwrite=True)
             yield self.add_variable_inputs(i, own)
 
     def at_one_position(

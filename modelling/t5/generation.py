@@ -282,7 +282,8 @@ class T5Generator:
             prepared,
         )
         self.facts = encode_facts.copy()
-        self.facts.update(step_facts, overwrite=True)  # both have the embeddings
+        for name, factory in step_facts.to_dict().items():  # both have the embeddings
+            self.facts.insert(name, factory, overwrite=True)
 
     def generate(
         self,
