@@ -91,7 +91,8 @@ def generation_contestant(
     name: str, config: RunConfig, count: int, mean_tokens: float | None = None
 ) -> Contestant:
     """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
-    weights = family_of(config).weights(config).initial(config.model.seed)
+    table = family_of(config).weights(config)
+    weights = table.initial(config.model.seed)
     words, mask = _prompts(config, count, mean_tokens)
     pad = family_of(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
@@ -102,7 +103,11 @@ def generation_contestant(
     from huggingface.torch_model import generate, model_of
 
     model, batch = (
-        model_of(family_of(config).to_config_json(config), config.model.precision, weights),
+        model_of(
+            family_of(config).to_config_json(config),
+            config.model.precision,
+            table.for_files(weights),
+        ),
         config.execution.micro_batch_size,
     )
     length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length

@@ -25,8 +25,9 @@ class TorchTraining:
     def __init__(
         self, config: RunConfig, weights: Mapping[str, np.ndarray], checkpointing: bool
     ) -> None:
-        description = family_of(config).to_config_json(config)
-        self.model = model_of(description, config.model.precision, weights)
+        family = family_of(config)
+        files = family.weights(config).for_files(weights)
+        self.model = model_of(family.to_config_json(config), config.model.precision, files)
         if checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # checkpointing works in this mode only; dropout is 0

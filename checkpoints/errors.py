@@ -14,5 +14,9 @@ class NewerFormatError(CheckpointError):
     """A checkpoint that a later version of this program wrote. It is not damaged."""
 
 
+class DifferentCopiesError(CheckpointError):
+    """Processes that read different checkpoints under one name. Neither is damaged."""
+
+
 class CheckpointWarning(Notice):
     """A checkpoint is damaged, and an older one is used; or one cannot be deleted."""

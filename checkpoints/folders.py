@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
+import socket
+import time
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning
 from files.shown import shown_path
-from files.writing import sync
+from files.writing import sync, write_synced, writing
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_SEEN = 10.0  # seconds
 _HIDDEN = re.compile(r"\.(draft|deleted)-" + _NAME.pattern)
 
 
@@ -52,6 +57,51 @@ def step_folders(directory: Path) -> list[StepFolder]:
         (StepFolder(int(match[1]), int(match[2]), path) for match, path in found if match),
         reverse=True,
     )
+
+
+def check_shared(directory: Path) -> None:
+    """Check that all processes reach the same directory: what process 0 writes, all must read.
+
+    It is made if it is not there.
+
+    Raises:
+        CheckpointError: a process does not see it.
+        WriteError: process 0 cannot write.
+    """
+    if popdist.getNumInstances() == 1:
+        return
+    name, nonce = "", secrets.token_hex(16)
+    if popdist.getInstanceIndex() == 0:
+        name = f".shared-{nonce[:8]}"
+        with writing("the folder", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            write_synced(directory / name, nonce)
+    name, nonce, shown = popdist.gather([name, nonce, shown_path(directory)])[0]
+    found = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
+    if popdist.getInstanceIndex() == 0:
+        (directory / name).unlink(missing_ok=True)
+    blind = next((i for i, (_, sees) in enumerate(found) if not sees), None)
+    if blind is not None:
+        raise CheckpointError(
+            f"process {blind} on {found[blind][0][:30]} does not see what process 0 writes into "
+            f"{shown}: give --save a folder that all hosts share"
+        )
+
+
+def appears(path: Path, content: str | None = None) -> bool:
+    """Whether something is there; network file systems show it after a while.
+
+    Args:
+        content: of the file that should be there.
+    """
+    end = time.monotonic() + _SEEN
+    while True:
+        with suppress(OSError):
+            if path.exists() and (content is None or path.read_text(encoding="utf-8") == content):
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
 
 
 @contextmanager

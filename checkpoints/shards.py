@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from checkpoints.tensor_files import DTYPES
 from files.shown import shown_name
-from files.writing import sync
+from files.writing import sync, write_synced
 
 RESERVED_NAME = "__metadata__"  # of the format
 
@@ -68,9 +68,3 @@ def write_shard(path: Path, shard: dict[str, np.ndarray]) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file that survives a loss of power."""
     write_synced(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file that survives a loss of power."""
-    path.write_text(text, encoding="utf-8")
-    sync(path)

@@ -7,6 +7,7 @@ process 0 makes that folder, and commits it when the others have said that their
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from concurrent import futures
@@ -19,9 +20,15 @@ import numpy as np
 from safetensors import SafetensorError
 
 import popdist
-from checkpoints.errors import CheckpointError, CheckpointWarning, NewerFormatError
+from checkpoints.errors import (
+    CheckpointError,
+    CheckpointWarning,
+    DifferentCopiesError,
+    NewerFormatError,
+)
 from checkpoints.folders import (
     StepFolder,
+    appears,
     new_step_folder,
     remove_leftovers,
     remove_older,
@@ -29,11 +36,12 @@ from checkpoints.folders import (
 )
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.parts import InParts
-from checkpoints.shards import shards_of, write_shard, write_synced
+from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import own_share, shares_of
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, digest_of_bytes, readers
-from files.shown import shown_path
+from files.shown import shown_bytes, shown_path
+from files.writing import write_synced
 
 SHARD_BYTES = 2**30
 
@@ -136,6 +144,35 @@ class CheckpointStore:
         self._pending = self._writer.submit(self._write, manifest, copies.items(), held)
         CheckpointStore._latest = self._pending
 
+    def check_space(self, step: int | None, needed: int) -> None:
+        """Check that the disk has room for a step.
+
+        Args:
+            step: that is to be saved; None: the first of a run, for which too little room for
+                `to_keep` of them, and the one being written, is a warning.
+            needed: bytes of its tensors.
+
+        Raises:
+            CheckpointError: it has not.
+        """
+        folder = self._directory
+        free = shutil.disk_usage(folder).free
+        what = "a step" if step is None else f"step {step}"
+        if free < needed:
+            raise CheckpointError(
+                f"cannot save {what} in {shown_path(folder)}: it needs {shown_bytes(needed)}, and "
+                f"{shown_bytes(free)} are free: make room, or save elsewhere"
+            )
+        own = sum(f.stat().st_size for old in step_folders(folder) for f in old.path.iterdir())
+        if step is None and self._to_keep and free + own < (self._to_keep + 1) * needed:
+            warnings.warn(
+                f"{shown_path(folder)} has room for {(free + own) // needed} steps of "
+                f"{shown_bytes(needed)}, but {self._to_keep} are kept while one is written: lower "
+                "--checkpoint.to_keep, or make room",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+
     def wait(self) -> None:
         """Return when nothing is being saved.
 
@@ -162,7 +199,7 @@ class CheckpointStore:
                 continue
             try:
                 checkpoint = _read(folder.path)
-            except NewerFormatError:
+            except (NewerFormatError, DifferentCopiesError):
                 raise
             except CheckpointError as error:
                 self._damaged.add(folder.path)
@@ -200,10 +237,23 @@ class CheckpointStore:
 
     def _everyones_folders(self) -> list[StepFolder]:
         """The folders that process 0 sees, which has written them: on a network file system
-        another one may see them later."""
+        another one may see them later.
+
+        Raises:
+            CheckpointError: another does not see the newest.
+        """
         seen = [[f.number, f.step, f.path.name] for f in step_folders(self._directory)]
-        return [StepFolder(n, step, self._directory / name)
-                for n, step, name in popdist.gather(seen)[0]]  # fmt: skip
+        rows = popdist.gather(seen)[0]
+        found = [StepFolder(n, step, self._directory / name) for n, step, name in rows]
+        appeared = popdist.gather([not found or appears(found[0].path), str(self._directory)])
+        blind = next((i for i, (is_there, _) in enumerate(appeared) if not is_there), None)
+        if blind is not None:
+            newest = shown_path(Path(appeared[0][1]) / found[0].path.name)
+            raise DifferentCopiesError(
+                f"process {blind} does not see {newest}, the "
+                "newest step that process 0 sees: give a folder that all hosts share"
+            )
+        return found
 
     def _write(
         self,
@@ -320,7 +370,7 @@ def _read(folder: Path) -> Checkpoint:
         raise CheckpointError(problems[0])
     for process, (_, sha256) in enumerate(found):
         if sha256 != found[0][1]:
-            raise CheckpointError(
+            raise DifferentCopiesError(
                 f"process {process} reads another {shown_path(folder)} than process 0: give a "
                 "folder that all hosts share, or the same copy on each"
             )

@@ -14,12 +14,12 @@ from typing import Self
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.shards import write_synced
 from checkpoints.tensor_files import digest, digest_of_bytes
 from files.errors import FileError
 from files.json_files import Fields, parse_json
 from files.shown import shown, shown_path
 from files.text import MEBIBYTE, decoded, read_bytes
+from files.writing import write_synced
 
 MOST = 64 * MEBIBYTE
 """Bytes of a table, and of a manifest."""

@@ -164,3 +164,12 @@ def _checked(annotation: Any, value: Any, name: str, place: str = "") -> Any:
         return ValueType.of(annotation).check(value, name)
     except ValueError as error:
         raise ConfigError(f"{place}{error}") from None
+
+
+def flattened(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The values of nested mappings, by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        inner = isinstance(value, Mapping)
+        found |= flattened(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
+    return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from config.errors import ConfigError, nearest
 from config.gptj import GPTJConfig
+from config.llama import Architecture, LlamaConfig
 from config.sections import RunConfig
 from config.t5 import T5Config
 from files.shown import shown
@@ -24,11 +25,20 @@ class Family(NamedTuple):
     preset: str
     """How to run a model of the family on one device, where no `--config` says it."""
 
+    kinds: tuple[str, ...] = ()
+    """Hugging Face's model types that are of the family; none: its name alone."""
+
 
 FAMILIES: dict[str, Family] = {
     "t5": Family(T5Config, "modelling.t5.family", "small"),
     "gptj": Family(GPTJConfig, "modelling.gptj.family", "gptj_small"),
+    "llama": Family(LlamaConfig, "modelling.llama.family", "qwen3_0_6B", get_args(Architecture)),
 }
+
+
+def kinds() -> dict[str, str]:
+    """Hugging Face's model types, and the family of each."""
+    return {kind: name for name, family in FAMILIES.items() for kind in family.kinds or (name,)}
 
 
 def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:

@@ -168,6 +168,10 @@ class Execution(Section):
     attention_serialisation: PositiveInt = 1
     """Slices of the queries that attention computes one after the other, to save memory."""
 
+    attention: Literal["auto", "fused", "scores"] = "auto"
+    """How attention is computed. fused: without ever holding all scores; the gradient computes them
+    again. scores: all at once. auto: fused on GPUs, and for texts of 1,024 tokens and more."""
+
     transpose_batch_sequence: bool = False
     """Let activations be [sequence, batch, hidden], not [batch, sequence, hidden]. Dropout draws
     other masks then."""
@@ -183,6 +187,14 @@ class Execution(Section):
 
     rts_activations: bool = True
     """Shard the activations between layers over the tensor-parallel devices."""
+
+    disk: PathText | None = None
+    """Folder on a local disk, of no other run, for the state that host memory cannot hold. null:
+    all of it is in memory."""
+
+    host_memory: PositiveFloat | None = None
+    """Gigabytes of host memory that a process may take; state beyond that goes to `disk`. null:
+    what is free."""
 
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""
@@ -240,7 +252,11 @@ class Checkpoint(Section):
     """Directory to save checkpoints in."""
 
     steps: PositiveInt | None = None
-    """Save each time so many optimizer steps are done. null: only at the end."""
+    """Save each time so many optimizer steps are done. null: as `minutes` says."""
+
+    minutes: PositiveFloat | None = 10.0
+    """Save at the end of a step when so many minutes have passed since the last save. null: as
+    `steps` says; without both, only at the end."""
 
     to_keep: PositiveInt = 4
     """Newest checkpoints kept in the directory; older ones are deleted."""

@@ -110,6 +110,11 @@ class RunConfig(Section):
                 f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
                 f"{self.execution.tensor_parallel} must be at most {MOST_REPLICAS:,} devices"
             )
+        if self.execution.host_memory is not None and self.execution.disk is None:
+            raise ConfigError(
+                "execution.host_memory limits what the state may take: name a folder for the rest "
+                "in execution.disk"
+            )
         if self.checkpoint.keep_best is not None and self.evaluation.steps is None:
             raise ConfigError(
                 "checkpoint.keep_best needs evaluations while training: set evaluation.steps"

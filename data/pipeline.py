@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import popdist
+from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.samples import Prompts, Samples, fitted_targets
@@ -68,6 +70,21 @@ class Pipeline:
         corpus = task_of(self.given.data).corpus(split)
         return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
 
+    def agree(self, examples: Sequence[Example]) -> None:
+        """Check that all processes have read the same examples and tokenizer, wherever from.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        if popdist.getNumInstances() > 1:
+            agree(
+                {
+                    "number of examples": len(examples),
+                    "digest of the examples": digest_of(map(repr, examples)),
+                    "digest of the tokenizer": digest_of(self.tokenizer.state),
+                }
+            )
+
     def training_samples(self) -> Samples:
         """The samples of the training split; says on the screen what it leaves out or cuts.
 
@@ -75,6 +92,7 @@ class Pipeline:
             UserError: the data or the tokenizer cannot be had, or do not fit the model.
         """
         corpus = self.corpus("train")  # first: its advice helps offline
+        self.agree(corpus.examples)
         samples = self.samples(corpus.examples)
         notes = [f"{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):

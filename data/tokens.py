@@ -59,6 +59,13 @@ class Tokenizer:
         """Rows that an embedding needs for all tokens."""
         return _rows(self.base)
 
+    @property
+    def state(self) -> list[object]:
+        """All that its tokens depend on, as JSON has it."""
+        backend = getattr(self.base, "backend_tokenizer", None)
+        vocabulary = sorted(self.base.get_vocab().items()) if backend is None else backend.to_str()
+        return [vocabulary, self.end, self.pad]
+
     def ids(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
         """The tokens of each text, int32 [n].
 

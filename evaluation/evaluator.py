@@ -15,7 +15,7 @@ from evaluation.metrics import TEXT_METRICS
 from evaluation.outcome import Answer, Outcome
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
-from modelling.sessions.running import compiled
+from modelling.sessions.running import RunningModel, compiled
 from modelling.spec import ModelFamily
 from terminal.screen import is_heard
 
@@ -29,8 +29,14 @@ class Evaluator:
     The vocabulary and the split are read, and the programs compiled, when it is made.
     """
 
-    def __init__(self, config: RunConfig, family: ModelFamily) -> None:
+    def __init__(
+        self, config: RunConfig, family: ModelFamily, lender: RunningModel | None = None
+    ) -> None:
         """
+        Args:
+            lender: the model whose weights are evaluated while it is entered, if there is one: its
+                weights are not copied where the programs keep them alike.
+
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
                 little memory.
@@ -41,18 +47,21 @@ class Evaluator:
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
         examples = corpus.examples[: config.evaluation.samples]
+        data.agree(examples)
         self._labels, self._targets = task.labels, [example.target for example in examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
         self._losses: Losses | None = None
         self._inference: Inference | None = None
         if any(name in LOSS_METRICS for name in self.metrics):
             self._samples = data.samples(examples, evaluated=True)
-            self._losses = compiled(lambda: Losses(config, family), "the program of the loss")
+            self._losses = compiled(
+                lambda: Losses(config, family, lender), "the program of the loss"
+            )
         if any(name in TEXT_METRICS for name in self.metrics):
             fitted, self._prompts = data.answering(examples)
             self.facts["prompts_cut"] = self._prompts.truncated
             self._inference = compiled(
-                lambda: Inference(fitted, family), "the program that generates"
+                lambda: Inference(fitted, family, lender=lender), "the program that generates"
             )
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Outcome:

@@ -73,7 +73,8 @@ def side_by_side(config: RunConfig) -> SideBySide:
     config = replace(config, execution=e)
     check_least(config)
     family = family_of(config)
-    start = load_weights(config, family.weights(config))
+    table = family.weights(config)
+    start = load_weights(config, table)
     data = Pipeline(config, family.shape)
     examples = data.corpus("validation").examples[: e.micro_batch_size]
     fitted, prompts = data.answering(examples)
@@ -83,7 +84,7 @@ def side_by_side(config: RunConfig) -> SideBySide:
         ours = model.generate(prompts.words, prompts.mask)
     description = family.to_config_json(fitted)
     theirs = _hugging_face(
-        model_of(description, fitted.model.precision, start.tensors),
+        model_of(description, fitted.model.precision, table.for_files(start.tensors)),
         prompts,
         ours.shape[1],
         data.tokenizer.pad,

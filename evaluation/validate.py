@@ -8,6 +8,7 @@ from pathlib import Path
 
 import popdist
 from checkpoints import CheckpointStore, has_checkpoint
+from config.agreement import agree, agree_on_run
 from config.sections import RunConfig
 from evaluation.evaluator import Evaluator
 from evaluation.outcome import Outcome
@@ -30,12 +31,14 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
     Raises:
         UserError: for anything a person can mend.
     """
+    agree_on_run(config)
     directory = Path(popdist.gather(str(_directory(config, name, out)))[0])
     check_folder("the report to", directory)
     check_least(config)
     announce_devices(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
+    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     evaluator = Evaluator(config, family)
     begin = time.perf_counter()
     outcome = evaluator.evaluate(start.tensors)

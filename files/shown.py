@@ -55,6 +55,11 @@ def shown_number(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
 
 
+def shown_bytes(count: float) -> str:
+    """A number of bytes, in MB or GB."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
+
+
 def shown_names(names: Iterable[str], longest: int = 200) -> str:
     """A list of names, shortened at its end if it is longer than `longest` characters."""
     every = [shown_name(name) for name in names]

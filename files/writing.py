@@ -77,6 +77,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file that survives a loss of power."""
+    path.write_text(text, encoding="utf-8")
+    sync(path)
+
+
 def check_file(what: str, path: str | Path) -> None:
     """Raise WriteError unless `write_file` can write there. Leaves nothing behind."""
     path = Path(path)

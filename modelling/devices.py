@@ -19,6 +19,12 @@ def device_desc(config: RunConfig) -> DeviceDesc:
     return _DESCRIPTIONS[config.execution.device]
 
 
+def platform(config: RunConfig) -> str:
+    """The platform that a configuration runs on: "cpu", "gpu" or "tpu"."""
+    device = config.execution.device
+    return hardware.platform(_DESCRIPTIONS[device]) if device == "auto" else device
+
+
 def announce_devices(config: RunConfig) -> None:
     """Say what the program runs on, before anything that takes long.
 

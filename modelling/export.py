@@ -22,7 +22,7 @@ def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str 
     several processes, the first one writes.
 
     Args:
-        weights: whole weights by Hugging Face name; each is read once.
+        weights: whole weights by logical name; each is read once.
 
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
@@ -36,7 +36,8 @@ def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str 
         complete, config = data.tokenizer.base.save_pretrained, data.config
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
-    write_hf_directory(folder, weights, family.to_config_json(config), complete=complete)
+    files = family.weights(config).for_files(weights)
+    write_hf_directory(folder, files, family.to_config_json(config), complete=complete)
     say(f"wrote a model for Hugging Face to {folder}")
 
 

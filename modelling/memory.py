@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 from pathlib import Path
 
 import popdist
@@ -51,11 +53,34 @@ def check_least(config: RunConfig) -> None:
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
         own = {what: n // instances for what, n in config.least_bytes().items()}
-        _compare("host", own, available)
+        _compare("host", own, available + _free(config.execution.disk))
 
 
-def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
+def _free(folder: str | None) -> int:
+    """Bytes that a disk has left, the one that holds `folder` or will."""
+    if folder is None:
+        return 0
+    path = Path(folder).absolute()
+    there = next((p for p in (path, *path.parents) if p.exists()), path)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return 0
+
+
+def check_memory(
+    ir: popxl.Ir,
+    device_desc: DeviceDesc,
+    beside: int = 0,
+    borrows: bool = False,
+    room: int | None = None,
+) -> None:
     """Raise NotEnoughMemoryError if the state of a program does not fit host or devices.
+
+    Args:
+        beside: bytes of host memory that another program of the process takes.
+        borrows: whether that program lends its weights.
+        room: bytes of host memory for this process; None: what is free.
 
     Raises:
         DeviceError: fewer devices than replicas.
@@ -63,8 +88,10 @@ def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
     instances = popdist.getNumInstances()
     device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
-    needs = {"remote buffers": stored.remote * replicas}
-    available = host_memory()
+    needs = {"remote buffers": (stored.remote - (weights_of(ir) if borrows else 0)) * replicas}
+    if beside:
+        needs["the program beside it"] = beside
+    available = host_memory() if room is None else room
     if device is None:  # devices share the host's memory
         needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
     if available is not None:
@@ -75,6 +102,15 @@ def check_memory(ir: popxl.Ir, device_desc: DeviceDesc) -> None:
         plan = popxl.plan.plan_of(ir)
         on_device = {"intermediate values": plan.temporaries, "variables": plan.variables}
         _compare("device", on_device | {"host streams": plan.streams}, device)
+
+
+def weights_of(ir: popxl.Ir) -> int:
+    """Bytes of the weights in remote buffers, on one replica, as far as they are in memory."""
+    kept = (b for b in ir.remote_buffers if b.kind == "weights")
+    return sum(
+        math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * max(b.entries - b.on_disk, 0)
+        for b in kept
+    )
 
 
 def _compare(place: str, needs: dict[str, int], available: int) -> None:

@@ -12,7 +12,7 @@ from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.store import has_checkpoint
 from config.base import Section, field_annotations, is_section
 from config.errors import ConfigError
-from config.families import FAMILIES
+from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
 from files.shown import shown, shown_path
 from huggingface.folders import CONFIG as MODEL_CONFIG
@@ -51,21 +51,23 @@ class SavedOrModel:
         """The model's sizes, weights and tokenizer, laid over how to run it."""
         description = model_description(name)
         kind = description.text("model_type")
-        if kind not in FAMILIES:
+        known = kinds()
+        if kind not in known:
             raise ConfigError(
                 f"{shown_path(name)} is of the kind {shown(kind)}, but there are: "
-                f"{', '.join(FAMILIES)}"
+                f"{', '.join(known)}"
             )
+        family = known[kind]
         # It brings JAX, which takes seconds: mistakes in the command line are said before.
         from modelling.spec import family_named
 
         if data is None:
-            data = preset_data("finetuning", FAMILIES[kind].preset)
-        if data.get("family") != kind:  # what only the other family has does not apply
-            data = _known(FAMILIES[kind].config, data)
+            data = preset_data("finetuning", FAMILIES[family].preset)
+        if data.get("family") != family:  # what only the other family has does not apply
+            data = _known(FAMILIES[family].config, data)
         model = {
-            "family": kind,
-            "model": family_named(kind).from_config_json(description),
+            "family": family,
+            "model": family_named(family).from_config_json(description),
             "checkpoint": {"load": name},
             "data": {"tokenizer": name},
         }

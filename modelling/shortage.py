@@ -37,6 +37,8 @@ def explained(preset: str, config: RunConfig) -> Iterator[None]:
             f"tensor_parallel {e.tensor_parallel}, which {popdist.getNumInstances()} processes "
             "cannot share equally: start another number of them"
         ) from error
+    except popxl.errors.DiskError as error:
+        raise UserError(str(error)) from error
     except NotEnoughMemoryError as error:
         raise UserError(
             f"preset {name} needs {error.needed / 1e9:.1f} GB of {error.place} memory "
@@ -46,7 +48,7 @@ def explained(preset: str, config: RunConfig) -> Iterator[None]:
 
 
 _MORE = {
-    "host": "use a machine with more memory, more hosts, or a smaller preset",
+    "host": "name a folder of a local disk in --execution.disk, or take a smaller preset",
     "device": "lower --micro_batch_size, raise --tensor_parallel, or take a smaller preset",
 }
 

@@ -33,6 +33,8 @@ class ModelFamily:
         to_config_json: content of config.json beside the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
             the file is of a model which the family does not have.
+        same_form: for a configuration, a config.json as `to_config_json` writes it, where there are
+            several ways of writing it.
     """
 
     shape: Shape
@@ -42,6 +44,7 @@ class ModelFamily:
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
     streamed: StreamedOf | None = None
+    same_form: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
 
 
 def family_of(config: RunConfig) -> ModelFamily:

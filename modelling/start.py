@@ -18,6 +18,8 @@ from checkpoints import (
     has_checkpoint,
     load_checkpoint,
 )
+from config.agreement import agree
+from config.base import flattened
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.shown import shown, shown_path
@@ -51,6 +53,7 @@ class Start:
         source: where it comes from, for people.
         skipped_steps: how many of the steps left the state unchanged.
         best: state of the watch over the best evaluation; None: there is none.
+        sha256: digest of what was read, as far as there is one.
     """
 
     tensors: Tensors
@@ -59,6 +62,7 @@ class Start:
     source: str = "random weights"
     skipped_steps: int = 0
     best: dict[str, Any] | None = None
+    sha256: str = ""
 
 
 def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
@@ -77,9 +81,16 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
             in `checkpoint.save` is one of another model or other data.
     """
     load, save = config.checkpoint.load, config.checkpoint.save
+    places = {"--save": save, "--load": load}
+    agree(
+        {
+            f"steps in {n}": place is not None and has_checkpoint(place)
+            for n, place in places.items()
+        }
+    )
     if save is not None and not fresh and has_checkpoint(save):
         checkpoint = load_checkpoint(save)
-        saved = _flat(_mapping(_metadata(checkpoint), "config") or {})
+        saved = flattened(_mapping(_metadata(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
             return _continued(config, checkpoint, table, save, "--fresh starts over")
@@ -90,7 +101,8 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
     checkpoint = load_checkpoint(load)
     if not config.checkpoint.load_optimizer:
         weights = _weights(config, checkpoint, table, load)
-        return Start(weights, source=f"the weights of step {checkpoint.step} in {load}")
+        source = f"the weights of step {checkpoint.step} in {load}"
+        return Start(weights, source=source, sha256=checkpoint.sha256)
     advice = "--checkpoint.load_optimizer false starts a new run from its weights"
     return _continued(config, checkpoint, table, load, advice)
 
@@ -101,7 +113,8 @@ def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     _check_model(config, hf_description(folder), name)
     tensors = read_hf_directory(folder)
     _check_fit(table, tensors, tensors, name)
-    return Start(_finite(config, table.renamed(tensors), name), source=name)
+    weights = _finite(config, table.renamed(tensors), name)
+    return Start(weights, source=name, sha256=tensors.fingerprint())
 
 
 def _continued(
@@ -121,6 +134,7 @@ def _continued(
         f"step {checkpoint.step} in {folder}",
         metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
         _mapping(metadata, "best"),
+        checkpoint.sha256,
     )
 
 
@@ -166,7 +180,7 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
     Args:
         saved: that run's configuration by dotted names, as far as it is known.
     """
-    now = _flat(config.to_dict())
+    now = flattened(config.to_dict())
     for name in sorted(saved.keys() & now.keys()):
         if name.startswith(("model.", "data.")) and saved[name] != now[name]:
             raise CheckpointError(
@@ -174,14 +188,6 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
                 f"{shown(now[name])}: continue that run as it was, give another --save, or "
                 "--fresh to delete it and start over"
             )
-
-
-def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in section.items():
-        inner = isinstance(value, Mapping)
-        found |= _flat(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
-    return found
 
 
 def load_weights(config: RunConfig, table: WeightTable) -> Start:
@@ -205,7 +211,8 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     weights = _weights(config, checkpoint, table, load)
     if needs_scales:
         weights = _with_scales(weights, checkpoint.tensors, load)
-    return Start(weights, checkpoint.step, None, f"step {checkpoint.step} in {load}")
+    source = f"step {checkpoint.step} in {load}"
+    return Start(weights, checkpoint.step, None, source, sha256=checkpoint.sha256)
 
 
 def _with_scales(weights: Tensors, tensors: Tensors, load: str) -> Tensors:
@@ -241,7 +248,8 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
     """
     if not isinstance(theirs, dict):
         return
-    ours = family_of(config).to_config_json(config)
+    family = family_of(config)
+    ours, theirs = family.to_config_json(config), family.same_form(config, theirs)
     for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(

@@ -9,9 +9,11 @@ the optimizer's moments, to variables and back, and hold the rules for initial v
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -81,6 +83,7 @@ class Row:
         axis: of the variable, cut over tensor parallelism; the last part is padded with zeros if
             it is shorter. None: the whole is on every replica.
         cut: whether it is; if not, weights joined along `axis` are whole on every replica.
+        holders: neighbours of a tensor-parallel group that have the same part, see `Groups`.
     """
 
     path: str
@@ -88,11 +91,19 @@ class Row:
     transpose: bool = False
     axis: int | None = None
     cut: bool = True
+    holders: int = 1
 
     @classmethod
-    def linear(cls, path: str, *weights: Weight, cut: Literal["in", "out"]) -> Row:
+    def linear(
+        cls, path: str, *weights: Weight, cut: Literal["in", "out"], holders: int = 1
+    ) -> Row:
         """The weight of the linear map in `path`: the "in" or the "out" features are cut."""
-        return cls(f"{path}.weight", weights, transpose=True, axis=0 if cut == "in" else 1)
+        axis = 0 if cut == "in" else 1
+        return cls(f"{path}.weight", weights, transpose=True, axis=axis, holders=holders)
+
+    def _parts(self, tensor_parallel: int) -> int:
+        """Into how many parts the weights are cut."""
+        return tensor_parallel // self.holders if self.cut else 1
 
     def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
         """The variable's host data; dtypes stay.
@@ -111,7 +122,7 @@ class Row:
         if self.axis is None:
             (array,) = arrays
             return array
-        tensor_parallel = tensor_parallel if self.cut else 1
+        tensor_parallel = self._parts(tensor_parallel)
         cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
         data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
@@ -122,7 +133,7 @@ class Row:
         """The inverse of `to_host`. Padding is dropped."""
         if self.axis is None:
             return {prefix + self.weights[0].name: self._turned(data)}
-        tensor_parallel = tensor_parallel if self.cut else 1
+        tensor_parallel = self._parts(tensor_parallel)
         shards = data if tensor_parallel > 1 else data[None]
         parts = np.split(shards, len(self.weights), 1 + self.axis)
         out = {}
@@ -136,7 +147,7 @@ class Row:
         """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
         size = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
-        return Row(self.path, weights, axis=0, cut=axis == self.axis)
+        return Row(self.path, weights, axis=0, cut=axis == self.axis, holders=self.holders)
 
     def _turned(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)
@@ -260,6 +271,16 @@ class _Logical(Mapping[str, np.ndarray]):
                 read = partial(_read_part, cut.sources, variable, self._held.read)
                 yield CutTensor(prefix + weight.name, dtype, cut.layout, cut.holders, read)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(
+            math.prod(place.variable.shape if place.common else weight.shape)
+            * place.variable.dtype.as_numpy().itemsize
+            for place in self._all
+            for weight in place.row.weights
+        )
+
     def without(self, prefix: str) -> _Logical:
         """The same without the tensors whose names begin with `prefix`."""
         places = [p for p in self._all if not p.prefix.startswith(prefix)]
@@ -348,6 +369,7 @@ class WeightTable:
         tensor_parallel: number of parts that sharded variables are cut into.
         aliases: other names of logical weights that files may have, by alias.
         ignored: names of tensors in files that are no weights.
+        fused: logical weights that files have as one, joined along the first axis, by its name.
     """
 
     layers: Mapping[str, tuple[Row, ...]]
@@ -355,6 +377,7 @@ class WeightTable:
     tensor_parallel: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -372,8 +395,37 @@ class WeightTable:
         Raises:
             ValueError: a weight is missing, or there is an unknown one.
         """
-        sources = self._sources(tensors)
-        return Computed({own: partial(tensors.__getitem__, name) for own, name in sources.items()})
+        sources = self._sources(self._split_names(tensors))
+        split = self._splits()
+        return Computed(
+            {
+                own: partial(_part_of, tensors, *split.get(name, (name, None)))
+                for own, name in sources.items()
+            }
+        )
+
+    def for_files(self, weights: Arrays) -> Arrays:
+        """The inverse of `renamed`: logical weights as files have them."""
+        joined = {own for names in self.fused.values() for own in names}
+        makers = {n: partial(weights.__getitem__, n) for n in weights if n not in joined}
+        for name, owns in self.fused.items():
+            if all(own in weights for own in owns):
+                makers[name] = partial(_joined, weights, owns)
+        return Computed(makers)
+
+    def _splits(self) -> dict[str, tuple[str, slice]]:
+        """For each logical weight that files have with others, whose rows of which tensor it is."""
+        shapes = {w.name: w.shape for w in self.weights if self.fused}
+        found: dict[str, tuple[str, slice]] = {}
+        for name, owns in self.fused.items():
+            ends = list(accumulate((shapes[own][0] for own in owns), initial=0))
+            parts = zip(owns, pairwise(ends), strict=True)
+            found |= {own: (name, slice(*part)) for own, part in parts}
+        return found
+
+    def _split_names(self, names: Iterable[str]) -> list[str]:
+        """Names in a file, with those of the parts in place of what is joined."""
+        return [own for name in names for own in self.fused.get(name, (name,))]
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that a file has the weights of this model, from their shapes by the file's names.
@@ -381,10 +433,15 @@ class WeightTable:
         Raises:
             ValueError: as for `renamed`, or a weight has another shape.
         """
-        sources = self._sources(shapes)
-        for weight in self.weights:
-            source = sources[weight.name]
-            _check_shape(source, shapes[source], weight.shape)
+        sources = self._sources(self._split_names(shapes))
+        expected = {w.name: w.shape for w in self.weights}
+        for name, owns in self.fused.items():
+            if name in shapes:
+                rows = sum(expected[own][0] for own in owns)
+                _check_shape(name, shapes[name], (rows, *expected[owns[0]][1:]))
+        for own, shape in expected.items():
+            if sources[own] in shapes:
+                _check_shape(sources[own], shapes[sources[own]], shape)
 
     def _sources(self, names: Iterable[str]) -> dict[str, str]:
         """Logical name to the name in a file that has the weights `names`."""
@@ -529,6 +586,14 @@ def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.pad(data[:, : shape[1]], ((0, 0), (0, missing)))
 
 
+def _part_of(tensors: Arrays, name: str, rows: slice | None) -> np.ndarray:
+    return tensors[name] if rows is None else tensors[name][rows]
+
+
+def _joined(weights: Arrays, names: Sequence[str]) -> np.ndarray:
+    return np.concatenate([weights[name] for name in names])
+
+
 def _some(names: Iterable[str]) -> str:
     first, *rest = sorted(names) or ["none"]
     first = shown_name(first, 48)  # two of them, and a path, are in one sentence
@@ -541,3 +606,10 @@ def without_optimizer(tensors: Arrays) -> Arrays:
         return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
     return Computed({name: partial(tensors.__getitem__, name) for name in names})
+
+
+def nbytes_of(tensors: Arrays) -> int:
+    """Bytes of tensors; those of a program are not read for it."""
+    if isinstance(tensors, _Logical):
+        return tensors.nbytes
+    return sum(array.nbytes for array in tensors.values())

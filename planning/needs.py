@@ -48,7 +48,8 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     """What fine-tuning needs, traced for a platform."""
     family = family_of(config)
     table = family.weights(config)
-    traced = popxl.plan.trace(build_training(config, family.layout, table=table).ir, platform)
+    program = build_training(_on(platform, config), family.layout, table=table)
+    traced = popxl.plan.trace(program.ir, platform)
     count, optimizer = _parameters(table), config.training.optimizer
     shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
     moments = FLOAT32 * sum(map(math.prod, shapes))
@@ -61,12 +62,20 @@ def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     """What generation needs, traced for a platform."""
     config = replace(config, model=replace(config.model, eval=True))
     family = family_of(config)
-    program = build_generation(config, family.generator, strategy_of(config))
+    program = build_generation(_on(platform, config), family.generator, strategy_of(config))
     execution, count = config.execution, _parameters(family.weights(config))
     samples = execution.device_iterations * execution.data_parallel * execution.micro_batch_size
     traced = popxl.plan.trace(program.ir, platform)
     state = count * _itemsize(config)
     return Needs("inference", config, traced, traced.plan(), count, state, samples)
+
+
+def _on(platform: str, config: RunConfig) -> RunConfig:
+    """The configuration as it runs on a platform that need not be here."""
+    execution = config.execution
+    if execution.device != "auto":
+        return config
+    return replace(config, execution=replace(execution, device=platform))
 
 
 def _parameters(table: WeightTable) -> int:

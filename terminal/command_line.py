@@ -133,6 +133,7 @@ def _add_config_options(
             "--model",
             metavar="NAME",
             type=path_option,
-            help="a T5 or GPT-J of Hugging Face, a folder or the hub's: its sizes, weights and "
+            help="a T5, GPT-J or Llama-shaped model of Hugging Face, a folder or the hub's: its "
+            "sizes, weights and "
             "tokenizer; --config then says how to run it",
         )

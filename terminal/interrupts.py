@@ -1,4 +1,4 @@
-"""Ending a program by SIGINT (Ctrl-C) or SIGTERM: with a sentence, whatever it is doing.
+"""Ending a program by SIGINT (Ctrl-C), SIGTERM or SIGUSR1: with a sentence, whatever it is doing.
 
 Python runs a signal's handler when the main thread is back in Python. A compilation or a step on
 the devices may keep it away for minutes, so a second thread watches: if the handler has not run
@@ -22,7 +22,7 @@ from types import FrameType
 
 import popdist
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SECONDS_TO_ANSWER = 1.5
 SECONDS_TO_RETURN = 0.05  # from a destructor
 AGAIN = 128  # added to the number of a signal that is to be sent once more
@@ -48,7 +48,7 @@ def exit_code(number: int) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the context SIGINT and SIGTERM raise `Interrupted`, or end the process.
+    """Within the context SIGINT, SIGTERM and SIGUSR1 raise `Interrupted`, or end the process.
 
     They do the latter where Python does not come to raise anything. Whoever sets another handler
     inside, such as `training.signals.StopSignal`, has it respected. Outside the main thread, and

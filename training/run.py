@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import popdist
-from checkpoints.folders import remove_run
+from checkpoints.folders import check_shared, remove_run
+from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
 from data.batches import Loader
@@ -48,6 +49,7 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
     """
+    agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
     path = choose_path(options.run_dir, config.checkpoint.save, options.name)
     path = Path(popdist.gather(str(path))[0])  # a new one is named after the time
     _check(config, options, path)
@@ -56,6 +58,8 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
         for folder in {path, Path(config.checkpoint.save or path)} if is_heard() else ():
             stack.enter_context(locked(folder))
         popdist.gather("the folders are this run's")
+        if config.checkpoint.save is not None:
+            check_shared(Path(config.checkpoint.save))
         _finetune(config, options, path)
 
 
@@ -90,6 +94,8 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     loader = Loader.of(config, data.training_samples())
     config = with_steps(data.config, loader.samples)
     start = starting_point(config, family.weights(config), options.fresh)
+    agree({"training.steps": config.training.steps, "step to start from": start.step,
+           "digest of the state to start from": start.sha256})  # fmt: skip
     if start.data is not None:
         _continue(loader, start.data)
     if start.step >= config.training.steps:
@@ -127,7 +133,8 @@ class _Run:
         """Compile the programs."""
         model = compiled(lambda: FineTuning(config, family), "the training program")
         model.write(start.tensors)
-        evaluator = None if config.evaluation.steps is None else Evaluator(config, family)
+        evaluates = config.evaluation.steps is not None
+        evaluator = Evaluator(config, family, model) if evaluates else None
         say(f"starting from {start.source}")
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
         return cls(
@@ -156,6 +163,7 @@ class _Run:
                 )
             )
             stack.enter_context(self.model)
+            checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
             last = self._loop(records, checkpoints, profile, stop)
@@ -188,7 +196,12 @@ class _Run:
         config = self.config
         rate, iterations = Schedule.of(config.training), config.execution.device_iterations
         step = self.start.step
-        while step < config.training.steps and not stop.look() and not self.best.is_over:
+        while step < config.training.steps:
+            stop.look(self.best.is_over, checkpoints.is_due(step))
+            if stop.requested or stop.over:
+                break
+            if stop.save:
+                checkpoints.save(step)
             steps = range(step, step + iterations)
             rates = [rate(s) for s in steps]
             batches = [self.loader.next_batch() for _ in steps]
@@ -213,7 +226,7 @@ class _Run:
         checkpoints.finish(step)
         if self.skipped.too_many:
             raise self.skipped.error(checkpoints.kept)
-        if self.best.is_over:
+        if stop.over:
             self.best.say_over()
         return step
 

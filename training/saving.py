@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from importlib import metadata
 from typing import Any, Self
 
 from checkpoints import CheckpointStore
 from config.sections import RunConfig
 from data.batches import Loader
+from files.shown import shown_bytes
 from files.yaml_files import yaml_text
 from modelling.sessions.training import FineTuning
 from modelling.spec import ModelFamily
 from modelling.start import MODEL
+from modelling.weights import Arrays, nbytes_of
 from records.run_directory import CONFIG
-from terminal.screen import say
+from terminal.screen import is_heard, say
 from training.best import Best
 from training.skipped_steps import SkippedSteps
 
@@ -37,12 +40,23 @@ class Checkpoints:
         settings = config.checkpoint
         self._store = CheckpointStore(settings.save, settings.to_keep) if settings.save else None
         self.step: int = saved  # the last one saved
+        self._last = time.monotonic()  # seconds, when that was
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time for a save, as `checkpoint.minutes` says, by process 0's clock."""
+        minutes = self._config.checkpoint.minutes
+        due = minutes is not None and time.monotonic() - self._last >= 60 * minutes
+        return due and step != self.step and is_heard() and self._store is not None
 
     def after(self, step: int) -> None:
         """Save if `checkpoint.steps` says so; the loop goes on meanwhile."""
         every = self._config.checkpoint.steps
         if every is not None and step % every < self._config.execution.device_iterations:
-            self._save(step, wait=False)
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Save; the loop goes on meanwhile."""
+        self._save(step, wait=False)
 
     def finish(self, step: int) -> None:
         """Save the last step, if it is not saved yet."""
@@ -54,8 +68,9 @@ class Checkpoints:
             return
         tensors = self._model.tensors(self._config.checkpoint.save_optimizer)
         texts = {CONFIG: yaml_text(self._config.to_dict())}
+        self._check_space(step, tensors)
         self._store.save(step, tensors, self._metadata(), wait, texts)
-        self.step = step
+        self.step, self._last = step, time.monotonic()
         if wait:
             say(f"saved step {step} in {self._config.checkpoint.save}")
 
@@ -75,6 +90,27 @@ class Checkpoints:
             MODEL: self._family.to_config_json(self._config),
             "versions": {name: metadata.version(name) for name in ("jax", "numpy", "popxl-xla")},
         }
+
+    def _check_space(self, step: int, tensors: Arrays) -> None:
+        """Raise CheckpointError if the disk has no room for a step. Process 0 looks."""
+        if is_heard() and self._store is not None:
+            self._store.check_space(step, nbytes_of(tensors))
+
+    def begin(self) -> None:
+        """Before the first step: say when the run is saved, and check that the disk has room.
+
+        Raises:
+            CheckpointError: it has none for a step. Less than for all that are kept is a warning.
+        """
+        settings = self._config.checkpoint
+        if self._store is None or not is_heard():
+            return
+        needed = nbytes_of(self._model.tensors(settings.save_optimizer))
+        self._store.check_space(None, needed)
+        every = [f"{settings.steps} steps"] if settings.steps is not None else []
+        every += [f"{settings.minutes:g} minutes"] if settings.minutes is not None else []
+        when = f"every {' and every '.join(every)}, and " if every else ""
+        say(f"saving {when}at the end in {settings.save}: {shown_bytes(needed)} each")
 
     def __enter__(self) -> Self:
         return self

@@ -9,11 +9,12 @@ from typing import Any, Self
 
 import popdist
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Turns the first SIGTERM or SIGINT (Ctrl-C) into a flag to look at between steps.
+    """Turns the first SIGTERM, SIGINT (Ctrl-C) or SIGUSR1 (Slurm's warning of a time limit) into a
+    flag to look at between steps. Processes agree there on whatever else ends or saves the run.
 
     with StopSignal() as stop:
         for step in range(steps):
@@ -29,13 +30,21 @@ class StopSignal:
     def __init__(self) -> None:
         self._received: str | None = None
         self._agreed: str | None = None
+        self.over = self.save = False
         self._previous: dict[signal.Signals, Any] = {}
 
-    def look(self) -> bool:
-        """Whether a signal asked any process for the end. All of them look at the same time."""
-        names = [name for name in popdist.gather(self._received) if name is not None]
+    def look(self, over: bool = False, save: bool = False) -> bool:
+        """Whether a signal asked any process for the end. All of them look at the same time.
+
+        Args:
+            over: this process finds that the training is over; `self.over` then says whether any
+                does.
+            save: this process finds that it is time to save; so `self.save`.
+        """
+        received, overs, saves = zip(*popdist.gather([self._received, over, save]), strict=True)
         # Not what this process alone has received since: the others do not know of it yet.
-        self._agreed = names[0] if names else None
+        self._agreed = next((name for name in received if name is not None), None)
+        self.over, self.save = any(overs), any(saves)
         return self._agreed is not None
 
     @property

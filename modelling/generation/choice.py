@@ -11,18 +11,20 @@ from modelling.generation.program import GenerationProgram, build_generation
 from modelling.generation.search import Strategy
 from modelling.generation.streamed import build_streamed
 from modelling.memory import NotEnoughMemoryError, check_memory
+from modelling.placement import host_room
 
 if TYPE_CHECKING:
     from modelling.spec import ModelFamily
 
 
 def generation_program(
-    config: RunConfig, family: ModelFamily, strategy: Strategy
+    config: RunConfig, family: ModelFamily, strategy: Strategy, beside: int = 0
 ) -> GenerationProgram:
     """The program that `generation.weights` asks for; auto: the resident one, if it fits.
 
     Args:
         config: with `model.eval` set.
+        beside: bytes of host memory that another program of the process takes.
 
     Raises:
         DeviceError: fewer devices than replicas.
@@ -37,14 +39,14 @@ def generation_program(
             )
         return build_streamed(config, family.streamed, strategy)
     resident = build_generation(config, family.generator, strategy)
-    if wanted == "auto" and family.streamed is not None and not _fits(resident, config):
+    if wanted == "auto" and family.streamed is not None and not _fits(resident, config, beside):
         return build_streamed(config, family.streamed, strategy)
     return resident
 
 
-def _fits(program: GenerationProgram, config: RunConfig) -> bool:
+def _fits(program: GenerationProgram, config: RunConfig, beside: int) -> bool:
     try:
-        check_memory(program.ir, device_desc(config))
+        check_memory(program.ir, device_desc(config), beside, room=host_room(config))
     except NotEnoughMemoryError:
         return False
     return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import popxl
+from modelling.generation.stack import joined
 from modelling.phases.buffers import Port, over_layers
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
@@ -130,10 +131,7 @@ class PhaseWeights:
         settings: Settings,
         entries: int = 1,
     ) -> None:
-        together = NamedVariableFactories()
-        for some in facts:
-            for name, leaf in some.to_dict().items():  # into levels that several have
-                together.insert(name, leaf, overwrite=True)
+        together = joined(*facts)
         self.name, self.entries = name, entries
         self._store = VariableStore.create(together, entries, settings)
         self.variables = [self._layer(row) for row in range(entries)]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from modelling.layers import Layers
 from popxl import Tensor
 from popxl_addons import Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories
 
 Inputs = Sequence[Tensor | list[Tensor]]
 """Inputs of a graph; lists of tensors are inputs one after the other."""
+
+
+def joined(*trees: NamedVariableFactories) -> NamedVariableFactories:
+    """The variables of all trees, whose levels they may share; one of several has it alike."""
+    return NamedVariableFactories.from_dict(
+        {name: factory for tree in trees for name, factory in tree.to_dict().items()}
+    )
 
 
 class Stack(Module):
@@ -33,15 +41,12 @@ class Stack(Module):
             first: those that the first layer alone has.
         """
         for i in range(self.layers):
-            own = layer.copy()
-            if first is not None and i == 0:
-                for name, factory in first.to_dict().items():  # into levels that both have
-                    own.insert(name, factory, overwrite=True)
+            own = layer if first is None or i else joined(layer, first)
             yield self.add_variable_inputs(i, own)
 
     def at_one_position(
         self,
-        layer: Module,
+        layers: Module | Layers,
         x: Tensor,
         caches: Sequence[Tensor],
         others: Callable[[slice], Inputs],
@@ -49,8 +54,8 @@ class Stack(Module):
         """Call all layers on one token of each sample.
 
         Args:
-            layer: takes x, its keys and values, and `others`; returns x, and the new keys and
-                values.
+            layers: of one kind, or several; each takes x, its keys and values, and `others`, and
+                returns x, and the new keys and values.
             x: (batch, 1, hidden).
             caches: keys and values, those of each layer after those of the one before.
             others: further inputs of the layer whose keys and values are in a slice of `caches`.
@@ -58,11 +63,16 @@ class Stack(Module):
         Returns:
             x, and all layers' new caches.
         """
-        first = slice(0, 2)
-        facts, block = layer.create_graph(x, caches[first], *others(first))
+        if isinstance(layers, Module):
+            layers = Layers([layers], [0] * self.layers)
+        pairs = [slice(2 * i, 2 * i + 2) for i in range(self.layers)]
+        made = [
+            kind.create_graph(x, caches[pair], *others(pair))
+            for kind, pair in zip(layers.kinds, layers.first_of_kinds(pairs), strict=True)
+        ]
         new: list[Tensor] = []
-        for i, weights in enumerate(self.weights_of_layers(facts)):
-            pair = slice(2 * i, 2 * i + 2)
-            x, *updated = block.bind(weights).call(x, *caches[pair], *others(pair))
+        for i, weights in enumerate(self.weights_of_layers(made[0][0])):
+            block = made[layers.order[i]][1]
+            x, *updated = block.bind(weights).call(x, *caches[pairs[i]], *others(pairs[i]))
             new += updated
         return x, *new

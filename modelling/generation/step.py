@@ -15,9 +15,12 @@ class Step(Module):
     Subclasses add their layers, and `build`, which calls `embedded`, the layers and `logits`.
     """
 
-    def __init__(self, config: RunConfig, head: LMHeadLoss) -> None:
+    def __init__(
+        self, config: RunConfig, head: LMHeadLoss, embeddings: Embeddings | None = None
+    ) -> None:
+        """Args: `embeddings`: of the words; default: as they are in the table."""
         super().__init__()
-        self.embeddings = Embeddings(config)
+        self.embeddings = embeddings or Embeddings(config)
         self.head = head
 
     def embedded(self, words: Tensor) -> Tensor:
@@ -28,4 +31,5 @@ class Step(Module):
     def logits(self, x: Tensor) -> Tensor:
         """x: (batch, 1, hidden) -> float32 (batch, part of the vocabulary)."""
         with popxl.plan.part("head/token"):
-            return self.head.next_logits(x)
+            table = self.embeddings.tokens.get("weight") if self.head.tied else None
+            return self.head.next_logits(x, table)

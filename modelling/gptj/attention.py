@@ -7,12 +7,9 @@ only the first `rotary_dim` features are.
 from __future__ import annotations
 
 from config.gptj import GPTJConfig, GPTJModel
-from modelling.layers import AttentionHeads, FusedLinear, Groups, causal_bias, heads_first
-from popxl import Tensor, ops
+from modelling.layers import AttentionHeads, FusedLinear, Groups, Scores, Tables, heads_first
+from popxl import Tensor
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
-
-Tables = tuple[Tensor, Tensor]
-"""Sines and cosines of the angles of positions, float32 ([batch,] positions, rotary_dim / 2)."""
 
 
 def rotary_tables(model: GPTJModel, positions: int) -> Tables:
@@ -20,20 +17,6 @@ def rotary_tables(model: GPTJModel, positions: int) -> Tables:
     attention = model.attention
     base = attention.rotary_positional_embeddings_base
     return trig_table_constants(positions, attention.rotary_dim, base)
-
-
-def tables_at(tables: Tables, positions: Tensor) -> Tables:
-    """The angles of one position for each sample.
-
-    Args:
-        positions: int32 (batch,).
-
-    Returns:
-        Tables (batch, 1, rotary_dim / 2).
-    """
-    batch = positions.shape[0]
-    sin, cos = (ops.gather(t, positions).reshape((batch, 1, t.shape[-1])) for t in tables)
-    return sin, cos
 
 
 class SelfAttention(AttentionHeads):
@@ -49,7 +32,7 @@ class SelfAttention(AttentionHeads):
             groups,
             model.attention.heads,
             model.head_size,
-            scale=model.head_size**-0.5,
+            Scores(model.head_size**-0.5, causal=True),
             slices=config.execution.attention_serialisation,
         )
         self.model = model
@@ -63,7 +46,7 @@ class SelfAttention(AttentionHeads):
         """As `build`, and the rotated keys and the values, (batch, heads, length, head_size)."""
         length = self.axes.length(x)
         q, k, v = self.project(x, rotary_tables(self.model, length))
-        return self.merge(self.attend(q, k, v, [causal_bias(length)], seed)), k, v
+        return self.merge(self.attend(q, k, v, seed=seed)), k, v
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values: (batch, heads, length, head_size) each."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 import popxl
@@ -23,12 +25,13 @@ class Block(Layer):
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
         model = config.model
+        self.room = model.output_length
         self.groups = Groups.current(config.execution.tensor_parallel)
         self.dropout = Dropout.of(model)
         self.norm = LayerNorm(model.layer_norm_epsilon)
         self.attention = SelfAttention(config, self.groups)
         self.feed_forward = FeedForward(
-            model.hidden_size, model.inner_size, self.groups, model.weight_group_size
+            model.hidden_size, model.inner_size, self.groups, model.weight_group_size, bias=True
         )
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
@@ -38,30 +41,25 @@ class Block(Layer):
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
         attention_seed, *output_seeds = self.dropout.seeds(seed, 3)
-        opened = self.open(x)
-        return self.close(x, opened, self.attention(opened, attention_seed), *output_seeds)
+        return self.around(x, lambda t: self.attention(t, attention_seed), *output_seeds)
 
-    def open(self, x: Tensor) -> Tensor:
-        """What both branches read."""
-        return self.groups.open_sharded(self.norm(x))
-
-    def close(
+    def around(
         self,
         x: Tensor,
-        opened: Tensor,
-        attended: Tensor,
+        attend: Callable[[Tensor], Tensor],
         attention_seed: Tensor | None = None,
         feed_forward_seed: Tensor | None = None,
     ) -> Tensor:
-        """Add to x what the branches make of `opened`.
+        """The layer around some attention.
 
         Dropout before the sum over replicas is the same as after it, with one mask for all parts
         and the bias; so two masks need no second sum.
 
         Args:
-            attended: this replica's part of the attention.
+            attend: what both branches read -> this replica's part of the attention.
         """
-        attended = self.dropout(attended, attention_seed)
+        opened = self.groups.open_sharded(self.norm(x))
+        attended = self.dropout(attend(opened), attention_seed)
         fed = self.dropout(self.feed_forward(opened), feed_forward_seed)
         total = x + self.groups.close_sharded(attended + fed)
         bias = self.weight("feed_forward_bias", x.shape[-1:], x.dtype)

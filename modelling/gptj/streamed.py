@@ -1,4 +1,4 @@
-"""Generation with GPT-J layer by layer. `modelling.gptj.generation` explains slots and places."""
+"""Generation with GPT-J layer by layer. `modelling.generation.cached` explains slots."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from config.gptj import GPTJConfig
 from modelling.generation import SpecialTokens, repeated
+from modelling.generation.cached import angles_at, positions_of_slots
 from modelling.generation.caches import continued
 from modelling.generation.decoder_only import DecoderOnlyStreams
+from modelling.gptj.attention import rotary_tables
 from modelling.gptj.ends import DecoderHead
-from modelling.gptj.generation import DecodingBlock, PromptBlock, padding_of, place_of
+from modelling.gptj.generation import PromptBlock, TokenBlock
 from modelling.phases.settings import Settings
 from popxl import Tensor
 from popxl_addons import Module
@@ -28,7 +30,7 @@ class Reading(PromptBlock):
         return x, *(repeated(cache, self.copies) for cache in caches)
 
 
-class Writing(DecodingBlock):
+class Writing(TokenBlock):
     """A layer that reads one token of each sequence."""
 
     def __init__(self, config: GPTJConfig) -> None:
@@ -46,12 +48,13 @@ class Writing(DecodingBlock):
         """x: (sequences, 1, hidden) -> the same shape, and the caches with this position.
 
         Args:
-            facts: `first` and `padding` of `GPTJStep.build`.
+            facts: `first` and `slots` of `DecoderOnlyStep.build`.
         """
-        first, padding = facts
-        place = place_of(self.model, position, first, padding)
+        first, slots = facts
+        at, tables = first + position, rotary_tables(self.model, slots.shape[-1])
+        places, slot = [at.reshape((-1, 1)), slots], position + self.model.sequence_length
         caches = continued(caches, parents)
-        return super().build(x, caches, place.slot, place.tables, place.biases)
+        return super().build(x, caches, slot, places, angles_at(tables, at))
 
 
 class GPTJStreams(DecoderOnlyStreams):
@@ -67,7 +70,7 @@ class GPTJStreams(DecoderOnlyStreams):
         return SpecialTokens(self._config.model.end_token, self._config.model.pad_token)
 
     def facts_of(self, last: Tensor) -> list[Tensor]:
-        return [last, padding_of(last, self.prompt_length, self.output_length)]
+        return [last, positions_of_slots(last, self.prompt_length, self.output_length)]
 
     def reading(self) -> Module:
         return Reading(self._config, self.copies)

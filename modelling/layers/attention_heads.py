@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config.sections import RunConfig
+from modelling.devices import platform
 from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
+from modelling.layers.attention_step import PLAIN, Scores
 from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.linear import Linear
 from modelling.layers.parallel import Groups
 from popxl import Tensor
+
+
+def fused_attention(config: RunConfig) -> bool | None:
+    """What a configuration asks of `popxl.ops.attention`."""
+    choice = config.execution.attention
+    if choice != "auto":
+        return choice == "fused"
+    return True if platform(config) == "gpu" else None
 
 
 class AttentionHeads(Layer):
@@ -21,10 +31,17 @@ class AttentionHeads(Layer):
 
     Variables: `output.weight` (heads * head_size / tensor_parallel, hidden).
 
+    Attributes:
+        heads, key_heads: heads of queries, and of keys and values, on this replica.
+        holders: neighbours of a tensor-parallel group that hold the same heads of keys and values,
+            see `Groups.holders`.
+        fused: see `popxl.ops.attention`.
+
     Args:
         heads: of the whole layer.
         head_size: features of a head.
-        scale, slices: see `Attention`.
+        scores, slices: see `Attention`.
+        key_heads: heads of keys and values, each for equally many of queries; None: as `heads`.
     """
 
     def __init__(
@@ -33,8 +50,9 @@ class AttentionHeads(Layer):
         groups: Groups,
         heads: int,
         head_size: int,
-        scale: float = 1.0,
+        scores: Scores = PLAIN,
         slices: int = 1,
+        key_heads: int | None = None,
     ) -> None:
         super().__init__()
         model = config.model
@@ -42,8 +60,13 @@ class AttentionHeads(Layer):
         self.axes = Axes.of(config)
         self.heads = groups.shard(heads, "attention heads")
         self.features = self.heads * head_size  # of all heads on a replica
+        self.holders = groups.holders(key_heads or heads)
+        self.key_heads = (key_heads or heads) * self.holders // groups.tensor_parallel
         self.dropout = Dropout.of(model)
-        self.attention = Attention(self.dropout, scale, slices, differentiable=not model.eval)
+        self.fused = fused_attention(config) if slices == 1 else False
+        self.attention = Attention(
+            self.dropout, scores, slices, differentiable=not model.eval, fused=self.fused
+        )
         self.group_size = model.weight_group_size
         self.output = Linear(model.hidden_size, groups.sharded, group_size=self.group_size)
 
@@ -54,13 +77,15 @@ class AttentionHeads(Layer):
         v: Tensor,
         biases: Sequence[Tensor] = (),
         seed: Tensor | None = None,
+        places: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """Attention of this replica's heads; see `Attention.build`."""
-        return self.attention(q, k, v, biases, self.groups.own_seed(seed))
+        return self.attention(q, k, v, biases, self.groups.own_seed(seed), places, lengths)
 
-    def of_heads(self, projection: Tensor) -> Tensor:
-        """(batch, n, heads * head_size) -> (batch, n, heads, head_size)."""
-        return split_heads(self.axes.swap(projection), self.heads)
+    def of_heads(self, projection: Tensor, heads: int | None = None) -> Tensor:
+        """(batch, n, heads * head_size) -> (batch, n, heads, head_size). Default: `self.heads`."""
+        return split_heads(self.axes.swap(projection), heads or self.heads)
 
     def split(self, *projections: Tensor) -> tuple[Tensor, ...]:
         """Each (batch, n, heads * head_size) -> (batch, heads, n, head_size)."""

@@ -1,32 +1,91 @@
 """The arithmetic of attention.
 
-Shapes: b samples, h heads on this replica, q queries, k keys, d features of a head.
+Shapes: b samples, h heads on this replica, g of them with keys of their own, q queries, k keys, d
+features of a head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import popxl_addons as addons
 from modelling.layers.dropout import Dropout
 from popxl import Tensor, ops
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made and which of them count.
+
+    Attributes:
+        scale: of the products of queries and keys.
+        cap: scores become cap * tanh(scores / cap); None: they stay.
+        causal: whether queries see only keys of positions up to their own.
+        window: of causal attention, how many positions they see, their own included; None: all.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+    causal: bool = False
+    window: int | None = None
+
+
+PLAIN = Scores()
+
+
 class AttentionStep(addons.Module):
-    """softmax(q kᵀ * scale + biases) v, for some queries and all keys.
+    """softmax(scores + biases) v, for some queries and all keys.
 
     Scores and softmax are in float32, whatever the dtype of q, k and v: scores that are not
     scaled, as T5's, need it.
     """
 
-    def __init__(self, dropout: Dropout, scale: float) -> None:
-        """Args: `dropout`: of the probabilities; `scale`: of the scores."""
+    def __init__(self, dropout: Dropout, scores: Scores, fused: bool | None = None) -> None:
+        """Args: `dropout`: of the probabilities; `fused`: see `popxl.ops.attention`."""
         super().__init__()
+        self.fused = fused
         self.dropout = dropout
-        self.scale = scale
+        self.scores = scores
 
     def build(
-        self, q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor], seed: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        biases: Sequence[Tensor],
+        places: Sequence[Tensor],
+        seed: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
-        """q: (b, h, q, d), k and v: (b, h, k, d), biases broadcast to (b, h, q, k) -> as q."""
-        return ops.attention(q, k, v, biases, self.scale, *self.dropout.arguments(seed))
+        """q: (b, h, q, d), k and v: (b, g, k, d), biases broadcast to (b, h, q, k) -> as q.
+
+        Args:
+            places, lengths: see `Attention.build`.
+        """
+        scores, (at, texts) = self.scores, self.pairs(places)
+        seed, probability = self.dropout.arguments(seed)
+        return ops.attention(
+            q,
+            k,
+            v,
+            biases,
+            scores.scale,
+            seed,
+            probability,
+            causal=scores.causal,
+            window=scores.window,
+            cap=scores.cap,
+            positions=at,
+            segments=texts,
+            lengths=lengths,
+            fused=self.fused,
+        )
+
+    def pairs(
+        self, places: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
+        """Positions and segments among the places of queries and keys."""
+        found = [(places[i], places[i + 1]) for i in range(0, len(places), 2)]
+        at = found.pop(0) if found and self.scores.causal else None
+        return at, found.pop() if found else None

@@ -54,3 +54,6 @@ class Dropout:
                 "of shape (2,), or build the model for evaluation"
             )
         return seed
+
+
+NO_DROPOUT = Dropout()

@@ -28,30 +28,42 @@ class VocabularyEmbedding(Layer):
 
     def build(self, tokens: Tensor) -> Tensor:
         """tokens: int32 of any shape, in [0, vocabulary) -> (*shape, hidden)."""
-        weight = self.weight("weight", self.shape, self.dtype, self.groups.sharded)
+        weight = self.table()
         if self.groups.tensor_parallel == 1:
             return ops.gather(weight, tokens)
         own = tokens - self.groups.rank() * self.shape[0]
         return self.groups.close_sharded(ops.gather(weight, own, zero_OOR=True))
 
-
-class Embeddings(Layer):
-    """What a stack begins with: embeddings of tokens, and dropout.
-
-    Variables: `tokens.weight`, see `VocabularyEmbedding`.
-    """
-
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__()
-        model = config.model
-        self.axes = Axes.of(config)
-        self.dropout = Dropout.of(model)
-        self.tokens = VocabularyEmbedding(
-            model.embedding.vocab_size,
-            model.hidden_size,
-            popxl.dtype.as_dtype(model.precision),
+    @classmethod
+    def of(cls, config: RunConfig) -> VocabularyEmbedding:
+        """That of a configuration."""
+        return cls(
+            config.model.embedding.vocab_size,
+            config.model.hidden_size,
+            popxl.dtype.as_dtype(config.model.precision),
             Groups.current(config.execution.tensor_parallel),
         )
+
+    def table(self) -> Tensor:
+        """The weight."""
+        return self.weight("weight", self.shape, self.dtype, self.groups.sharded)
+
+
+class Embeddings(Layer):
+    """What a stack begins with: embeddings of tokens, times a factor, and dropout.
+
+    Variables: `tokens.weight`, see `VocabularyEmbedding`.
+
+    Args:
+        scale: the factor, rounded to the embedding's type.
+    """
+
+    def __init__(self, config: RunConfig, scale: float = 1.0) -> None:
+        super().__init__()
+        self.axes = Axes.of(config)
+        self.dropout = Dropout.of(config.model)
+        self.tokens = VocabularyEmbedding.of(config)
+        self.scale = scale
 
     def build(self, words: Tensor, seed: Tensor | None = None) -> Tensor:
         """words: int32 (batch, length) -> (batch, length, hidden).
@@ -59,4 +71,5 @@ class Embeddings(Layer):
         Args:
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
-        return self.dropout(self.tokens(self.axes.swap(words)), seed)
+        x = self.tokens(self.axes.swap(words))
+        return self.dropout(x if self.scale == 1 else x * self.scale, seed)

@@ -2,80 +2,97 @@
 
 from __future__ import annotations
 
-from modelling.layers.dropout import Dropout
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.linear import FusedLinear, Linear
 from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
 
+Activation = Literal["gelu_tanh", "relu", "silu"]
+
+
+def activation_of(name: Activation) -> Callable[[Tensor], Tensor]:
+    """The function of a name: gelu_tanh is the tanh approximation of GELU (arXiv:1606.08415), silu
+    is x * sigmoid(x) (arXiv:1702.03118)."""
+    return dict(zip(get_args(Activation), (ops.gelu, ops.relu, ops.swish), strict=True))[name]
+
 
 class FeedForward(Layer):
-    """wo(gelu(wi x + bias)), with gelu's tanh approximation, inside a sharded computation.
+    """wo(activation(wi x + bias)), inside a sharded computation.
 
-    Variables: `wi.weight` (hidden, inner / tensor_parallel), `wi.bias`; `wo.weight`
-    (inner / tensor_parallel, hidden), without a bias: it belongs behind the sum over replicas.
+    Variables: `wi.weight` (hidden, inner / tensor_parallel), and `wi.bias` if there is one;
+    `wo.weight` (inner / tensor_parallel, hidden), without a bias: it belongs behind the sum over
+    replicas.
 
     Args:
         hidden: features of the input and output.
         inner: features inside.
         group_size: of weights in 4 bits, see `Linear`.
-    """
-
-    def __init__(
-        self, hidden: int, inner: int, groups: Groups, group_size: int | None = None
-    ) -> None:
-        super().__init__()
-        part = groups.shard(inner, "inner features")
-        self.wi = Linear(part, groups.sharded, bias=True, group_size=group_size)
-        self.wo = Linear(hidden, groups.sharded, group_size=group_size)
-
-    def build(self, x: Tensor) -> Tensor:
-        """x: (..., hidden) -> this replica's part of the sum, of the same shape."""
-        return self.wo(ops.gelu(self.wi(x)))
-
-
-class GatedFeedForward(Layer):
-    """wo(gelu(wi_0 x) * wi_1 x), with gelu's tanh approximation (Shazeer, arXiv:2002.05202).
-
-    Variables: `wi.weight` (hidden, 2 * inner / tensor_parallel), a replica's columns of wi_0, then
-    those of wi_1; `wo.weight` (inner / tensor_parallel, hidden). No biases.
-
-    Args:
-        hidden: features of the input and output.
-        inner: features inside.
+        bias: whether there is one.
         dropout: of the inner features.
-        scale: divisor of the inner features, undone at the end. With float16 it keeps the product
-            of the two branches, and the sums in `wo`, in range.
-        group_size: of weights in 4 bits, see `Linear`.
+        scale: divisor of the inner features, undone after the sum (`whole`). With float16 it keeps
+            the products of two branches, and the sums in `wo`, in range.
     """
 
     def __init__(
         self,
         hidden: int,
         inner: int,
-        dropout: Dropout,
         groups: Groups,
-        scale: float = 1.0,
         group_size: int | None = None,
+        activation: Activation = "gelu_tanh",
+        bias: bool = False,
+        dropout: Dropout = NO_DROPOUT,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.groups = groups
         self.dropout = dropout
         self.scale = scale
+        self.activation = activation_of(activation)
         part = groups.shard(inner, "inner features")
-        self.wi = FusedLinear(part, 2, groups.sharded, group_size)
+        self.wi = self.into(part, groups, bias, group_size)
         self.wo = Linear(hidden, groups.sharded, group_size=group_size)
 
+    def into(self, part: int, groups: Groups, bias: bool, group_size: int | None) -> Linear:
+        """The map to the inner features, `part` of them on a replica."""
+        return Linear(part, groups.sharded, bias, group_size)
+
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """x: (..., hidden) -> the same shape.
+        """x: (..., hidden) -> this replica's part of the sum, of the same shape.
 
         Args:
             seed: for dropout, the same on the replicas of a tensor-parallel group.
         """
-        gate, linear = self.wi(self.groups.open_sharded(x))
-        gate = ops.gelu(gate)
-        if self.scale != 1:
-            gate = gate / self.scale
-        inner = self.dropout(gate * linear, self.groups.own_seed(seed))
-        y = self.groups.close_sharded(self.wo(inner))
+        return self.wo(self.dropout(self.inner(x), self.groups.own_seed(seed)))
+
+    def whole(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """As `build`, outside of a sharded computation: (..., hidden) -> the same shape."""
+        y = self.groups.close_sharded(self(self.groups.open_sharded(x), seed))
         return y if self.scale == 1 else y * self.scale
+
+    def inner(self, x: Tensor) -> Tensor:
+        """The inner features of this replica."""
+        return self.scaled(self.activation(self.wi(x)))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Divided by the scale."""
+        return x if self.scale == 1 else x / self.scale
+
+
+class GatedFeedForward(FeedForward):
+    """wo(activation(wi_0 x) * wi_1 x) (Shazeer, arXiv:2002.05202), inside a sharded computation.
+
+    Variables: `wi.weight` (hidden, 2 * inner / tensor_parallel), a replica's columns of wi_0, then
+    those of wi_1, and `wi.bias` likewise if there is one; `wo.weight`.
+    """
+
+    def into(self, part: int, groups: Groups, bias: bool, group_size: int | None) -> Linear:
+        return FusedLinear(part, 2, groups.sharded, group_size, bias)
+
+    def inner(self, x: Tensor) -> Tensor:
+        gate, linear = self.wi(x)
+        return self.scaled(self.activation(gate)) * linear

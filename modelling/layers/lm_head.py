@@ -17,32 +17,47 @@ IGNORED = -100
 
 
 class LMHead(Layer):
-    """Logits of the next token, with a weight of its own (not the embedding's).
+    """Logits of the next token.
 
-    Variables: `weight` (hidden, ceil(vocabulary / tensor_parallel)), sharded, and `bias`
-    (ceil(vocabulary / tensor_parallel),) if there is one; in FP8 those of `product`.
+    Variables, unless the weight is the embedding's: `weight` (hidden, ceil(vocabulary /
+    tensor_parallel)), sharded, and `bias` (ceil(vocabulary / tensor_parallel),) if there is one; in
+    FP8 those of `product`.
+
+    Args:
+        cap: logits become cap * tanh(logits / cap); None: they stay.
     """
 
-    def __init__(self, vocabulary: int, groups: Groups, bias: bool = False) -> None:
+    def __init__(
+        self, vocabulary: int, groups: Groups, bias: bool = False, cap: float | None = None
+    ) -> None:
         super().__init__()
         self.vocabulary = vocabulary
         self.groups = groups
         self.bias = bias
+        self.cap = cap
         self.product = matrix_product()
 
-    def build(self, x: Tensor) -> Tensor:
+    def build(self, x: Tensor, table: Tensor | None = None) -> Tensor:
         """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
 
         Each replica gets the logits of its part of the vocabulary; those of padding, behind the
         end of the vocabulary, are so low that no softmax or argmax sees them.
+
+        Args:
+            table: the weight of the embedding, if it is the head's too: its transpose.
         """
         shard = self.groups.vocabulary_shard(self.vocabulary)
-        weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
+        if table is None:
+            weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
+        else:
+            weight = table.transpose()
         x = self.groups.open_sharded(x)
         bias = None
         if self.bias:
             bias = cast(self.weight("bias", (shard,), x.dtype, self.groups.sharded), popxl.float32)
         logits = self.product(x, weight, bias, popxl.float32)
+        if self.cap is not None:
+            logits = ops.tanh(logits / self.cap) * self.cap
         padded = shard * self.groups.tensor_parallel
         if padded == self.vocabulary:
             return logits

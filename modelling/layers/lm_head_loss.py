@@ -6,6 +6,7 @@ from config.sections import RunConfig
 from modelling.fp8 import linear_head
 from modelling.layers.axes import Axes
 from modelling.layers.dropout import Dropout
+from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.layer import Layer
 from modelling.layers.lm_head import LMHead
 from modelling.layers.parallel import Groups
@@ -15,22 +16,39 @@ from popxl import Tensor
 class LMHeadLoss(Layer):
     """Norm, dropout, logits and loss.
 
-    Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`.
+    Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`; if the head
+    is tied to the embedding, `tokens.weight` instead, which the embeddings own.
 
     Args:
         norm: the stack's final norm.
         dropout: of its output.
         bias: whether the logits have one.
+        tied: whether the weight of the logits is that of the embedding.
+        scale: factor on the logits.
+        cap: see `LMHead`.
     """
 
-    def __init__(self, config: RunConfig, norm: Layer, dropout: Dropout, bias: bool) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        norm: Layer,
+        dropout: Dropout,
+        bias: bool,
+        tied: bool = False,
+        scale: float = 1.0,
+        cap: float | None = None,
+    ) -> None:
         super().__init__()
         groups = Groups.current(config.execution.tensor_parallel)
         self.axes = Axes.of(config)
         self.norm = norm
         self.dropout = dropout
+        self.tied = tied
+        self.scale = scale
+        if tied:
+            self.tokens = VocabularyEmbedding.of(config)
         with linear_head(config):
-            self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias)
+            self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias, cap)
 
     def build(
         self, x: Tensor, labels: Tensor, weight: Tensor, seed: Tensor | None = None
@@ -56,11 +74,19 @@ class LMHeadLoss(Layer):
         flat = logits.reshape((tokens, classes)), labels.reshape((tokens,))
         return self.lm_head.token_loss(*flat) * weight
 
-    def logits(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`."""
-        return self.lm_head(self.dropout(self.norm(x), seed))
+    def logits(self, x: Tensor, seed: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`.
 
-    def next_logits(self, x: Tensor) -> Tensor:
+        Args:
+            table: the embedding's weight, where the graph has it and the head is tied to it.
+        """
+        if self.tied and table is None:
+            table = self.tokens.table()
+        x = self.dropout(self.norm(x), seed)
+        # The features are scaled, not the logits: they are fewer.
+        return self.lm_head(x if self.scale == 1 else x * self.scale, table)
+
+    def next_logits(self, x: Tensor, table: Tensor | None = None) -> Tensor:
         """As `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
-        logits = self.logits(x)
+        logits = self.logits(x, table=table)
         return logits.reshape((-1, logits.shape[-1]))

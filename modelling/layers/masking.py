@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 import popxl
 from modelling.layers.layer import cast
 from popxl import Tensor, ops
@@ -11,12 +9,6 @@ from popxl import Tensor, ops
 MASKED = -1e9
 """Added to a score in float32, it makes the probability 0, and it never overflows, however many
 masks add up."""
-
-
-def causal_bias(length: int) -> Tensor:
-    """Hide the keys behind each query: float32 (1, 1, length, length), a constant."""
-    behind = np.triu(np.ones((1, 1, length, length), np.float32), 1)
-    return popxl.constant(behind * np.float32(MASKED), popxl.float32, "causal_mask")
 
 
 def converted_mask(mask: Tensor) -> Tensor:

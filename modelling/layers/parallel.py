@@ -77,6 +77,27 @@ class Groups:
         """A replica's part of a vocabulary, whose last part is padded if it is shorter."""
         return -(-vocabulary // self.tensor_parallel)
 
+    def holders(self, parts: int) -> int:
+        """How many neighbours of a group hold the same one of `parts`, which are shared out.
+
+        It is 1 where each member has at least one of its own. Raises ValueError if the parts cannot
+        be shared out equally.
+        """
+        if max(parts, self.tensor_parallel) % min(parts, self.tensor_parallel):
+            raise ValueError(
+                f"{parts} heads of keys cannot be shared out to tensor_parallel "
+                f"{self.tensor_parallel} devices: one must be a multiple of the other"
+            )
+        return max(self.tensor_parallel // parts, 1)
+
+    def held_by(self, holders: int) -> ReplicaGrouping:
+        """For variables that so many neighbours of a tensor-parallel group hold alike."""
+        if holders == 1:
+            return self.sharded
+        replicas = self.tensor_parallel * self.data_parallel
+        members = [r % self.tensor_parallel // holders for r in range(replicas)]
+        return popxl.gir().replica_grouping_from_assignments(members)
+
     # ---- in graphs ------------------------------------------------------------------------------
     def open_sharded(self, x: Tensor) -> Tensor:
         """Begin a computation in which the members of a group do different parts of the work.
@@ -90,6 +111,16 @@ class Groups:
         if self.tensor_parallel == 1:
             return x
         return replicated_all_reduce_identical_inputs(x, group=self.tp)
+
+    def open_held(self, weight: Tensor, holders: int) -> Tensor:
+        """Begin the use of a weight that so many neighbours hold alike, each for a part of the
+        work: its gradient is the sum over them."""
+        if holders == 1:
+            return weight
+        replicas = self.tensor_parallel * self.data_parallel
+        neighbours = [r // holders for r in range(replicas)]
+        group = popxl.gir().replica_grouping_from_assignments(neighbours)
+        return replicated_all_reduce_identical_inputs(weight, group=group)
 
     def close_sharded(self, x: Tensor) -> Tensor:
         """End a sharded computation: the sum of what the members of a group have."""

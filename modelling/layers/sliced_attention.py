@@ -11,6 +11,7 @@ run them together, and to keep what it was meant to compute again: XLA does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import popxl
 import popxl_addons as addons
@@ -36,45 +37,57 @@ class SlicedAttention(addons.Module):
         self.slices = slices
 
     def build(
-        self, q: Tensor, k: Tensor, v: Tensor, biases: Sequence[Tensor], seed: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        biases: Sequence[Tensor],
+        places: Sequence[Tensor],
+        seed: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionStep.build`."""
-        inputs, size = [q, k, v, *biases], self._size(q)
-        self.aux.inputs, self.aux.seed = inputs, seed
+        inputs = _Inputs([q, k, v, *biases], list(places))
+        self.aux.biases = len(biases)
+        self.aux.inputs, self.aux.seed = inputs.all, seed
+        size = self._size(q)
 
         def iteration(
-            out: Tensor, start: Tensor, inputs: list[Tensor], seed: Tensor | None
+            out: Tensor, start: Tensor, values: list[Tensor], seed: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            q, k, v, *biases = _cut(inputs, start, size)
-            return _put(out, start, self.step(q, k, v, biases, _own(seed, start))), start + size
+            (q, k, v, *biases), places = inputs.cut(values, start, size)
+            part = self.step(q, k, v, biases, places, _own(seed, start))
+            return _put(out, start, part), start + size
 
         out, start = ops.init(q.shape, v.dtype), popxl.constant(0, popxl.int32)
-        graph = popxl.gir().create_graph(iteration, out, start, inputs, seed)
-        return ops.repeat(graph, self.slices, out, start, *inputs, *_present(seed))[0]
+        graph = popxl.gir().create_graph(iteration, out, start, inputs.all, seed)
+        return ops.repeat(graph, self.slices, out, start, *inputs.all, *_present(seed))[0]
 
     def build_grad(self, dy: Tensor) -> list[Tensor]:
-        """Gradients of q, k, v and the biases."""
-        inputs, seed = self.aux.inputs, self.aux.seed
-        size = self._size(inputs[0])
+        """Gradients of q, k, v and the biases; the places have none."""
+        values, seed = self.aux.inputs, self.aux.seed
+        inputs = _Inputs.of(values, self.aux.biases)
+        size = self._size(values[0])
         gradient = self._step_gradient(inputs, seed)
 
         def iteration(
             totals: list[Tensor],
             start: Tensor,
             dy: Tensor,
-            inputs: list[Tensor],
+            values: list[Tensor],
             seed: Tensor | None,
         ) -> list[Tensor]:
-            values = [*_cut(inputs, start, size), *_present(_own(seed, start))]
-            found = gradient.call(_slice(dy, start, size), args=_forward_values(gradient, values))
+            floats, places = inputs.cut(values, start, size)
+            given = _forward_values(gradient, [*floats, *places, *_present(_own(seed, start))])
+            found = gradient.call(_slice(dy, start, size), args=given)
             pairs = zip(totals, found, strict=True)
             return [*(_add(total, start, g) for total, g in pairs), start + size]
 
-        totals = [_zeros(t, moves) for t, moves in zip(inputs, _moving(inputs), strict=True)]
+        moving = zip(inputs.floats, inputs.moving, strict=False)
+        totals = [_zeros(t, axis is not None) for t, axis in moving]
         start = popxl.constant(0, popxl.int32)
-        graph = popxl.gir().create_graph(iteration, totals, start, dy, inputs, seed)
-        sums = ops.repeat(graph, self.slices, *totals, start, dy, *inputs, *_present(seed))
-        return [cast(total, t.dtype) for total, t in zip(sums, inputs, strict=False)]
+        graph = popxl.gir().create_graph(iteration, totals, start, dy, values, seed)
+        sums = ops.repeat(graph, self.slices, *totals, start, dy, *values, *_present(seed))
+        return [cast(total, t.dtype) for total, t in zip(sums, inputs.floats, strict=False)]
 
     def _size(self, q: Tensor) -> int:
         queries = q.shape[QUERIES]
@@ -82,20 +95,64 @@ class SlicedAttention(addons.Module):
             raise ValueError(f"{queries} queries cannot be cut into {self.slices} equal slices")
         return queries // self.slices
 
-    def _step_gradient(
-        self, inputs: list[Tensor], seed: Tensor | None
-    ) -> addons.GraphWithNamedArgs:
+    def _step_gradient(self, inputs: _Inputs, seed: Tensor | None) -> addons.GraphWithNamedArgs:
         """The gradient of one slice. It takes the output's gradient and the step's inputs."""
-        size = self._size(inputs[0])
-        q, k, v, *biases = (
-            TensorSpec((*t.shape[:QUERIES], size, *t.shape[QUERIES + 1 :]), t.dtype)
-            if moves
-            else t.spec
-            for t, moves in zip(inputs, _moving(inputs), strict=True)
-        )
-        _, step = self.step.create_graph(q, k, v, biases, seed)
-        wanted = step.graph.inputs[: len(inputs)]
+        (q, k, v, *biases), places = inputs.specs(self._size(inputs.floats[0]))
+        _, step = self.step.create_graph(q, k, v, biases, places, seed)
+        wanted = step.graph.inputs[: len(inputs.floats)]
         return addons.recompute_graph(step.autodiff(grads_required=wanted))
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a step takes.
+
+    Attributes:
+        floats: q, k, v and the biases.
+        places: see `Attention.build`.
+    """
+
+    floats: list[Tensor]
+    places: list[Tensor]
+
+    @classmethod
+    def of(cls, values: Sequence[Tensor], biases: int) -> _Inputs:
+        """From `all` of them."""
+        return cls(list(values[: 3 + biases]), list(values[3 + biases :]))
+
+    @property
+    def all(self) -> list[Tensor]:
+        return [*self.floats, *self.places]
+
+    @property
+    def moving(self) -> list[int | None]:
+        """Of each input the axis of all queries, along which it is cut; None: it has none."""
+        q, _, _, *biases = self.floats
+        cut = (b.shape[QUERIES] == q.shape[QUERIES] for b in biases)
+        of_biases = [QUERIES if it else None for it in cut]
+        return [QUERIES, None, None, *of_biases, *(None if i % 2 else 1 for i in self._numbers)]
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.places))
+
+    def cut(
+        self, values: Sequence[Tensor], start: Tensor, size: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Of the values, `floats` and `places` of the slice of queries that begins at `start`."""
+        parts = [
+            t if axis is None else _slice(t, start, size, axis)
+            for t, axis in zip(values, self.moving, strict=True)
+        ]
+        return parts[: len(self.floats)], parts[len(self.floats) :]
+
+    def specs(self, size: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        """Those of one slice."""
+        found = [
+            t.spec if axis is None else _resized(t, axis, size)
+            for t, axis in zip(self.all, self.moving, strict=True)
+        ]
+        return found[: len(self.floats)], found[len(self.floats) :]
 
 
 def _forward_values(
@@ -108,20 +165,12 @@ def _forward_values(
     return {t: by_input[c.fwd_tensor] for t, c in expected if c.fwd_tensor in by_input}
 
 
-def _moving(inputs: Sequence[Tensor]) -> list[bool]:
-    """Which of q, k, v and the biases are cut: those with an axis of all queries."""
-    q, _, _, *biases = inputs
-    return [True, False, False, *(b.shape[QUERIES] == q.shape[QUERIES] for b in biases)]
+def _resized(t: Tensor, axis: int, size: int) -> TensorSpec:
+    return TensorSpec((*t.shape[:axis], size, *t.shape[axis + 1 :]), t.dtype)
 
 
-def _cut(inputs: Sequence[Tensor], start: Tensor, size: int) -> list[Tensor]:
-    """q, k, v and the biases for the slice of queries that begins at `start`."""
-    pairs = zip(inputs, _moving(inputs), strict=True)
-    return [_slice(t, start, size) if moves else t for t, moves in pairs]
-
-
-def _slice(t: Tensor, start: Tensor, size: int) -> Tensor:
-    return ops.dynamic_slice(t, start, [QUERIES], [size], no_overlap=True)
+def _slice(t: Tensor, start: Tensor, size: int, axis: int = QUERIES) -> Tensor:
+    return ops.dynamic_slice(t, start, [axis], [size], no_overlap=True)
 
 
 def _put(t: Tensor, start: Tensor, part: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import popxl
 import popxl_addons as addons
-from modelling.layers import Axes, Embeddings
-from modelling.phases.buffers import ActivationBuffers, InputBuffers
+from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
+from modelling.phases.buffers import ActivationBuffers, InputBuffers, Port
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
@@ -16,18 +16,29 @@ from modelling.phases.stack import stack_backward, stack_forward
 
 
 class DecoderOnlyLayout:
-    """Embeddings, layers of one kind, and the head. See `modelling.phases.training.Layout`.
+    """Embeddings, layers, and the head. See `modelling.phases.training.Layout`.
 
     Inputs: `words` and `labels`, int32 (micro-batch, sequence_length).
 
     Args:
-        layer: `build(x, seed=None)` returns the shape of x, (batch, length, hidden).
-        head: a `modelling.layers.LMHeadLoss`.
+        layers: of one kind, or several; `build(x, seed=None)` returns the shape of x, (batch,
+            length, hidden).
+        head: it may be tied to the embedding.
+        embeddings: of the words; default: as they are in the table.
     """
 
-    def __init__(self, settings: Settings, layer: addons.Module, head: addons.Module) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        layers: addons.Module | Layers,
+        head: LMHeadLoss,
+        embeddings: Embeddings | None = None,
+    ) -> None:
         config = settings.config
         model, batch = config.model, config.execution.micro_batch_size
+        if isinstance(layers, addons.Module):
+            layers = Layers([layers], [0] * model.layers)
+        self._layers, self._settings = layers, settings
         words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
         scalar = popxl.TensorSpec((), popxl.float32)
         self.inputs = InputBuffers({"words": words, "labels": words, "weight": scalar}, settings)
@@ -35,22 +46,40 @@ class DecoderOnlyLayout:
         hidden = popxl.TensorSpec(shape, settings.dtype)
         row = ActivationBuffers.create(hidden, model.layers + 1, settings).port
         self.embeddings = Phase(
-            "embeddings", Embeddings(config), {"words": self.inputs.port("words")}, row(0), settings
+            "embeddings",
+            embeddings or Embeddings(config),
+            {"words": self.inputs.port("words")},
+            row(0),
+            settings,
         )
-        self.layer = Phase("layer", layer, {"x": row(0)}, row(1), settings, model.layers)
+        self.kinds = self._kinds({"x": row(0)}, row(1))
         head_inputs = {
             "x": row(model.layers),
             "labels": self.inputs.port("labels"),
             "weight": self.inputs.port("weight"),
         }
-        self.head = LossPhase("head", head, head_inputs, settings)
-        self.phases = [self.embeddings, self.layer, self.head]
+        tied = {"tokens": self.embeddings} if head.tied else None
+        self.head = LossPhase("head", head, head_inputs, settings, tied)
+        self.phases = [self.embeddings, *self.kinds, self.head]
+
+    def _kinds(self, inputs: dict[str, Port], output: Port) -> list[Phase]:
+        """A phase for each kind of layer; the first has the variables of all layers."""
+        found: list[Phase] = []
+        for number, module in enumerate(self._layers.kinds):
+            name = f"layer_{number + 1}" if number else "layer"
+            alike = found[0] if found else None
+            count = len(self._layers.order)
+            phase = Phase(name, module, inputs, output, self._settings, count, alike=alike)
+            found.append(phase)
+        return found
 
     def forward(self, seed: popxl.Tensor | None) -> None:
         """All phases forwards; see `Layout`."""
+        seeds = [] if seed is None else [seed]
         only = popxl.constant(0, popxl.int32)
         self.embeddings.forward(only, seed)
-        stack_forward(self.layer, [] if seed is None else [seed])
+        for kind, rows in self._layers.runs():
+            stack_forward(self.kinds[kind], seeds, rows)
         self.head.forward(only, seed)
 
     def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
@@ -59,5 +88,6 @@ class DecoderOnlyLayout:
         only = popxl.constant(0, popxl.int32)
         self.forward(seed)
         squares = self.head.backward(only, seed)
-        squares = stack_backward(self.layer, squares, seeds)
+        for kind, rows in reversed(self._layers.runs()):
+            squares = stack_backward(self.kinds[kind], squares, seeds, rows)
         return squares + self.embeddings.backward(only, seed)

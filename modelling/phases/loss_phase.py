@@ -29,10 +29,15 @@ class LossPhase(Phase):
     """
 
     def __init__(
-        self, name: str, module: addons.Module, inputs: Mapping[str, Port], settings: Settings
+        self,
+        name: str,
+        module: addons.Module,
+        inputs: Mapping[str, Port],
+        settings: Settings,
+        shared: Mapping[str, Phase] | None = None,
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
-        super().__init__(name, module, inputs, None, settings)
+        super().__init__(name, module, inputs, None, settings, shared=shared)
 
     def _build_graphs(
         self, forward: addons.GraphWithNamedArgs, inputs: Mapping[str, Port], output: Port | None

@@ -8,7 +8,7 @@ from typing import Any
 import popxl
 import popxl_addons as addons
 from modelling.phases.settings import Settings
-from modelling.phases.state import VariableStore
+from modelling.phases.state import VariableStore, name_kind
 from modelling.weights import Row
 from popxl import ops
 from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep, Whole
@@ -50,6 +50,7 @@ class OptimizerStore:
             made[name], steps[name] = _graph(own, shard.spec, factory, settings)
         facts = NamedVariableFactories.from_dict(made)
         buffers = named_variable_buffers(facts, entries, False)
+        name_kind(buffers, "moments")
         clips = settings.config.training.optimizer.gradient_clipping is not None
         return cls(facts, buffers, clips, steps)
 

@@ -41,6 +41,8 @@ class Phase:
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
             The name of a tree of variables stands for all of them, "" for all variables.
+        alike: a phase of as many layers that has the same variables and keeps them; of which phase
+            a layer is, is up to the caller, who runs it in that one alone.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Phase:
         settings: Settings,
         entries: int = 1,
         shared: Mapping[str, Phase] | None = None,
+        alike: Phase | None = None,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
+        self._keeps_variables = True
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
@@ -61,7 +65,10 @@ class Phase:
             self._build_graphs(forward, inputs, output)
         else:
             self._build_forward(forward, inputs, output)
-        self._own(dict(shared or {}))
+        if alike is None:
+            self._own(dict(shared or {}))
+        else:
+            self._share(alike)
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(
@@ -157,6 +164,15 @@ class Phase:
         if settings.training:
             self._build_reduction()
 
+    def _share(self, other: Phase) -> None:
+        """Use the variables, FP8 state and gradients of a phase, which updates them."""
+        assert self.names == other.names, "phases that are alike have the same variables"
+        self.variables, self.fp8, self.optimizer = other.variables, other.fp8, None
+        self._owner, self._lent = other._owner, other._lent
+        self._keeps_variables = False
+        if self._settings.training:
+            self._build_reduction()
+
     def _build_reduction(self) -> None:
         settings = self._settings
         groups = {n: self._store_of(n).shard_groups[n] for n in self.names}
@@ -194,7 +210,9 @@ class Phase:
             (optimizer state by variable) and, if asked, `grad` (gradients times
             `RunConfig.gradient_scaling`).
         """
-        return [self._init_layer(row, gradients) for row in range(self.entries) if self.variables]
+        if not self.variables or not self._keeps_variables:
+            return []
+        return [self._init_layer(row, gradients) for row in range(self.entries)]
 
     def _init_layer(self, row: int, gradients: bool) -> addons.NamedTensors:
         assert self.variables is not None

@@ -1,4 +1,4 @@
-"""Stacks: the layers of a phase, one after the other, in one loop of the program."""
+"""Stacks: layers one after the other, those of a phase in one loop of the program."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from modelling.phases.buffers import over_layers
 from modelling.phases.phase import Phase
 
 
-def stack_forward(phase: Phase, seeds: Sequence[popxl.Tensor]) -> None:
-    """All layers of a phase.
+def stack_forward(phase: Phase, seeds: Sequence[popxl.Tensor], rows: range | None = None) -> None:
+    """Layers of a phase.
 
     Args:
         seeds: the step's seed; none if nothing is random.
+        rows: which layers; default: all.
     """
 
     def body(row: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
         phase.forward(row, *seeds)
         return []
 
-    over_layers(range(phase.entries), body, (), seeds)
+    over_layers(rows or range(phase.entries), body, (), seeds)
 
 
 def stack_backward(
-    phase: Phase, squares: popxl.Tensor, seeds: Sequence[popxl.Tensor]
+    phase: Phase,
+    squares: popxl.Tensor,
+    seeds: Sequence[popxl.Tensor],
+    rows: range | None = None,
 ) -> popxl.Tensor:
-    """The gradients of all layers of a phase, from the last layer to the first.
+    """The gradients of layers of a phase, from the last layer to the first.
 
     Args:
         squares: sum of the squares of the gradients so far.
+        rows: which layers, in their order; default: all.
 
     Returns:
         `squares`, with those of these layers added.
@@ -38,5 +43,6 @@ def stack_backward(
     def body(row: popxl.Tensor, squares: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
         return [squares + phase.backward(row, *seeds)]
 
-    (total,) = over_layers(range(phase.entries - 1, -1, -1), body, [squares], seeds)
+    order = (rows or range(phase.entries))[::-1]
+    (total,) = over_layers(order, body, [squares], seeds)
     return total

@@ -44,16 +44,19 @@ class VariableStore:
         cls, facts: NamedVariableFactories, entries: int, settings: Settings
     ) -> VariableStore:
         """Buffers and graphs for `entries` layers' worth of the variables of `facts`."""
-        groupings = facts.replica_groupings.to_dict()
+        groupings = _cut_over(facts)
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
         over = {n: settings.shards(math.prod(shapes[n]), groupings[n]) for n in shapes}
         alone = popxl.gir().replica_grouping(group_size=1)
         buffers = named_variable_buffers(facts, entries, over)
+        grads = _gradient_buffers(buffers, entries) if settings.training else NamedRemoteBuffers()
+        name_kind(buffers, "weights")
+        name_kind(grads, "gradients")
         load, names, gather = _loading(buffers, groupings)
         return cls(
             facts,
             buffers,
-            _gradient_buffers(buffers, entries) if settings.training else NamedRemoteBuffers(),
+            grads,
             {n: groupings[n] if over[n] > 1 else alone for n in shapes},
             names,
             load,
@@ -64,7 +67,7 @@ class VariableStore:
         """The same store for a graph that needs no more than these variables."""
         wanted = self.facts.filter_keys(names)
         buffers = self.buffers.filter_keys(names)
-        load, found, gather = _loading(buffers, wanted.replica_groupings.to_dict())
+        load, found, gather = _loading(buffers, _cut_over(wanted))
         return replace(self, facts=wanted, buffers=buffers, names=found, load=load, gather=gather)
 
     def load_shards(self, row: popxl.Tensor) -> addons.NamedTensors:
@@ -104,6 +107,18 @@ class VariableStore:
                 replica_grouping=factory.replica_grouping,
             )
         return addons.NamedTensors.from_dict(found)
+
+
+def name_kind(buffers: NamedRemoteBuffers, kind: str) -> None:
+    """Say what buffers hold; see `modelling.placement`."""
+    for buffer in buffers.to_dict().values():
+        buffer.kind = kind
+
+
+def _cut_over(facts: NamedVariableFactories) -> dict[str, popxl.ReplicaGrouping]:
+    """The replicas over which each variable may be cut, of those that hold it alike: within runs
+    of neighbours where these have no constant stride, as PopXL does."""
+    return {n: group.const_rg for n, group in facts.replica_groupings.to_dict().items()}
 
 
 def _loading(

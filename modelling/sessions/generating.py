@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +32,7 @@ class Inference(RunningModel):
         config: RunConfig,
         family: ModelFamily | None = None,
         strategy: Strategy | None = None,
+        lender: RunningModel | None = None,
     ) -> None:
         """Build and compile the program.
 
@@ -39,37 +40,27 @@ class Inference(RunningModel):
             config: one for training serves as well.
             family: that of the configuration, where it is at hand; None: it is looked up.
             strategy: how tokens are chosen; None: as `generation` of the configuration says.
+            lender: see `RunningModel`. Weights that are on the device are a copy.
         """
         family = family or family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
-        self._table = family.weights(config)
         self._strategy = strategy_of(config) if strategy is None else strategy
-        self.program = generation_program(config, family, self._strategy)
+        beside = 0 if lender is None else lender.stored
+        self.program = generation_program(config, family, self._strategy, beside)
         self._deal = Deal.of(config, self.program.ir.num_host_transfers)
-        super().__init__(config, self.program.ir)
+        table, found = family.weights(config), self.program.variables
+        variables: Variables
+        if isinstance(found, NamedTensors):
+            variables = {layer: NamedTensors(fwd=found.get(layer)) for layer in table.layers}
+        else:
+            variables = found
+        super().__init__(config, self.program.ir, table, variables, lender)
 
     @property
     def samples_per_run(self) -> int:
         """Samples of one run of the program: prompts, or groups of them that share one."""
         execution, batches = self.config.execution, self.program.ir.num_host_transfers
         return batches * execution.data_parallel * execution.micro_batch_size
-
-    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set the weights from whole tensors by logical name; other tensors are left alone.
-
-        Each is read when the model is entered, at once if it is.
-
-        Raises:
-            ValueError: one is missing. One of the wrong shape is an error when it is read.
-        """
-        self.session.write_variables_data(self._table.to_variables(tensors, self._variables))
-
-    @property
-    def _variables(self) -> Variables:
-        found = self.program.variables
-        if not isinstance(found, NamedTensors):
-            return found
-        return {layer: NamedTensors(fwd=found.get(layer)) for layer in self._table.layers}
 
     def generate(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,8 +43,14 @@ class Loss:
 class Losses(RunningModel):
     """Computes losses. Use it as a context; weights must be written before."""
 
-    def __init__(self, config: RunConfig, family: ModelFamily) -> None:
-        """Build and compile the program. A configuration for training serves as well."""
+    def __init__(
+        self, config: RunConfig, family: ModelFamily, lender: RunningModel | None = None
+    ) -> None:
+        """Build and compile the program. A configuration for training serves as well.
+
+        Args:
+            lender: see `RunningModel`.
+        """
         e = config.execution
         at_once = e.micro_batch_size * e.data_parallel
         batch = at_once * max(config.training.global_batch_size // at_once, 1)
@@ -54,19 +60,10 @@ class Losses(RunningModel):
             training=replace(config.training, global_batch_size=batch),
         )
         self._deal = Deal.of(config)
-        self._family, self._table = family, family.weights(config)
+        self._family = family
         self.program = build_loss(config, family.layout)
-        super().__init__(config, self.program.ir)
-
-    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set the weights from whole tensors by logical name; other tensors are left alone.
-
-        Each is read when the model is entered, at once if it is.
-
-        Raises:
-            ValueError: one is missing. One of the wrong shape is an error when it is read.
-        """
-        self.session.write_variables_data(self._table.to_variables(tensors, self.program.variables))
+        variables = self.program.variables
+        super().__init__(config, self.program.ir, family.weights(config), variables, lender)
 
     def of(self, samples: Samples, on_progress: Callable[[int], object] | None = None) -> Loss:
         """The loss of all samples.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,10 @@ import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.memory import check_memory
+from modelling.placement import place
+from modelling.weights import Variables, WeightTable
+from popxl import Variable
+from popxl_addons import NamedTensors
 from terminal.screen import say
 
 
@@ -25,11 +29,62 @@ class RunningModel:
         NotEnoughMemoryError: the state of the program does not fit.
     """
 
-    def __init__(self, config: RunConfig, ir: popxl.Ir) -> None:
-        """Compile `ir`."""
-        self.config = config
-        check_memory(ir, device_desc(config))
-        self.session = popxl.Session(ir, device_desc(config), weights_to_host_on_exit=False)
+    def __init__(
+        self,
+        config: RunConfig,
+        ir: popxl.Ir,
+        table: WeightTable,
+        variables: Variables,
+        lender: RunningModel | None = None,
+    ) -> None:
+        """Compile `ir`.
+
+        Args:
+            variables: the program's, which `table` says the weights of.
+            lender: a model that is entered while this one is, and lends its weights.
+        """
+        self.config, self._table, self.variables, self._lender = config, table, variables, lender
+        beside = 0 if lender is None else lender.stored
+        place(config, ir, beside, lender is not None)
+        check_memory(ir, device_desc(config), beside, lender is not None)
+        self.session = popxl.Session(
+            ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
+        )
+
+    @property
+    def stored(self) -> int:
+        """Bytes of host memory that the state of this process's replicas takes."""
+        ir = self.session.ir
+        return popxl.plan.storage_of(ir).remote * ir.instance_replication_factor
+
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Set weights, and other state that the program has, from whole tensors by logical name.
+
+        Each is read when the model is entered, at once if it is: from files, or made, one by one.
+        What another model lends is not read at all, where both keep it alike.
+
+        Raises:
+            ValueError: one is missing. One of the wrong shape is an error when it is read.
+        """
+        values: dict[Any, Any] = dict(self._table.to_variables(tensors, self.variables))
+        if self._lender is not None:
+            values |= self._lender.lent(self.variables)
+        self.session.write_variables_data(values)
+
+    def lent(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
+        """This model's values of those variables of another program that are like its own."""
+        found = {}
+        for name, layers in borrowers.items():
+            own = self.variables.get(name)
+            if isinstance(layers, NamedTensors) or own is None or isinstance(own, NamedTensors):
+                continue
+            for theirs, ours in zip(layers, own, strict=True):
+                weights = ours.fwd.to_dict()
+                for path, t in theirs.fwd.to_dict().items():
+                    lent = weights.get(path)
+                    if lent is not None and (lent.shape, lent.dtype) == (t.shape, t.dtype):
+                        found[t] = self.session.lent(lent)
+        return found
 
     def _run(
         self, inputs: popxl.session.h2dStreamBufferMaps

@@ -57,21 +57,11 @@ class FineTuning(RunningModel):
         """
         self._family = family = family or family_of(config)
         self._deal = Deal.of(config)
-        self._table = family.weights(config)
-        self.program = build_training(config, family.layout, gradients, self._table)
-        super().__init__(config, self.program.ir)
+        table = family.weights(config)
+        self.program = build_training(config, family.layout, gradients, table)
+        super().__init__(config, self.program.ir, table, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------
-    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set weights, and optimizer state if there is any, from whole tensors by logical name.
-
-        Each is read when the model is entered, at once if it is: from files, or made, one by one.
-
-        Raises:
-            ValueError: one is missing. One of the wrong shape is an error when it is read.
-        """
-        self.session.write_variables_data(self._table.to_variables(tensors, self.program.variables))
-
     def tensors(self, optimizer: bool = True) -> Mapping[str, np.ndarray]:
         """Weights, and optimizer state if asked, as whole tensors by logical name.
 

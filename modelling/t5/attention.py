@@ -34,6 +34,11 @@ class AttentionLayer(AttentionHeads):
         self.norm = RMSNorm(config.model.layer_norm_epsilon)
         self.packing = Packing.of(config)
 
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether padding is told as numbers of tokens: a kernel adds one bias, not two."""
+        return bool(self.fused) and self.packing.examples == 1
+
     def project_out(self, x: Tensor, heads: Tensor, seed: Tensor | None = None) -> Tensor:
         """Add the heads' results to the residual.
 
@@ -70,10 +75,12 @@ class SelfAttention(AttentionLayer):
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
         q, k, v = self.project_qkv(x)
         length = self.axes.length(x)
-        biases = [self.relative_position(length, length)]
-        if mask is not None:
+        biases, lengths = [self.relative_position(length, length)], None
+        if mask is not None and self.takes_lengths:
+            lengths = self.packing.lengths(mask)
+        elif mask is not None:
             biases.append(self.packing.encoder_bias(mask))
-        heads = self.attend(q, k, v, biases, attention_seed)
+        heads = self.attend(q, k, v, biases, attention_seed, lengths=lengths)
         return self.project_out(x, heads, output_seed)
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -101,11 +108,15 @@ class CrossAttention(AttentionLayer):
             mask: int32 (batch, encoder length), see `Packing`.
         """
         attention_seed, output_seed = self.dropout.seeds(seed, 2)
-        bias = self.packing.cross_bias(mask, self.axes.length(x))
+        biases, lengths = [], None
+        if self.takes_lengths:
+            lengths = self.packing.lengths(mask)
+        else:
+            biases.append(self.packing.cross_bias(mask, self.axes.length(x)))
         x = self.packing.together(x)
         q = self.project_q(x)
         k, v = self.project_kv(encoded)
-        heads = self.attend(q, k, v, [bias], attention_seed)
+        heads = self.attend(q, k, v, biases, attention_seed, lengths=lengths)
         return self.packing.apart(self.project_out(x, heads, output_seed))
 
     def project_q(self, x: Tensor) -> Tensor:

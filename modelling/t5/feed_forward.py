@@ -21,14 +21,14 @@ class FeedForward(Layer):
         self.gated = GatedFeedForward(
             model.hidden_size,
             model.d_ff,
-            self.dropout,
             groups,
-            model.scale_ff,
             model.weight_group_size,
+            dropout=self.dropout,
+            scale=model.scale_ff,
         )
 
     def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
         inner_seed, output_seed = self.dropout.seeds(seed, 2)
-        y = self.gated(self.norm(x), inner_seed)
+        y = self.gated.whole(self.norm(x), inner_seed)
         return add_residual(x, self.dropout(y, output_seed))

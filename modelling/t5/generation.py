@@ -24,6 +24,7 @@ from modelling.generation import (
     put,
 )
 from modelling.generation.condition import call_if, is_any
+from modelling.generation.stack import joined
 from modelling.layers import Axes, Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
@@ -281,9 +282,7 @@ class T5Generator:
             [self._cache] * (2 * self._layers),
             prepared,
         )
-        self.facts = encode_facts.copy()
-        for name, factory in step_facts.to_dict().items():  # both have the embeddings
-            self.facts.insert(name, factory, overwrite=True)
+        self.facts = joined(encode_facts, step_facts)  # both have the embeddings
 
     def generate(
         self,

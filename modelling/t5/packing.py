@@ -47,6 +47,11 @@ class Packing:
         """Lets tokens see those of their example: float32, broadcasts to (batch, 1, q, k)."""
         return padding_bias(mask) if self.examples == 1 else segment_bias(mask, mask)
 
+    def lengths(self, mask: Tensor) -> Tensor:
+        """Tokens of each sample of one example, whose padding is at the end: int32 (batch,). At
+        least 1, so that a sample of padding alone has a softmax."""
+        return ops.maximum(ops.sum(mask, 1), popxl.constant(1, popxl.int32))
+
     def cross_bias(self, mask: Tensor, length: int) -> Tensor:
         """Lets the queries of each example's decoder sequences see its tokens in the encoder.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoints import load_checkpoint
+from checkpoints import CheckpointStore, load_checkpoint
 from checkpoints.folders import step_folders
 from checkpoints.tensor_files import digest
 
@@ -33,6 +33,13 @@ if what == "save":
             if len(sys.argv) > 3 and (step, index) == (3, 1):
                 os._exit(9)
             store.save(step, tensors, {"step": step}, wait=step == 2)
+elif what == "copies":  # each host has a copy, of which process 0's has got on
+    from checkpoints import CheckpointError, folders
+    folders._SEEN = 0.5
+    try:
+        load_checkpoint(f"{folder}/{index}")
+    except CheckpointError as error:
+        popdist.fail(str(error), 2)
 elif what == "best":  # beside periodic saves, on a slow disk
     import checkpoints.store as module
     write = module.write_shard
@@ -112,3 +119,19 @@ def test_files_follow_the_umask(tmp_path):
     files = list(tmp_path.glob("*-step-3/*"))
     assert {file.suffix for file in files} == {".json", ".safetensors"}
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
+
+
+def test_copies_of_a_run_that_differ(tmp_path):
+    """They were read as different steps, whose runs then waited for each other."""
+    for process, steps in (("0", 2), ("1", 1)):
+        with CheckpointStore(tmp_path / process) as store:
+            for step in range(steps):
+                store.save(step, {"a": np.full(3, step)}, {})
+    done = run(2, "copies", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("process 1 does not see ")
+    assert "000001-step-1, the newest step that process 0 sees" in done.stderr
+    with CheckpointStore(tmp_path / "1") as store:
+        store.save(1, {"a": np.full(3, 7)}, {})
+    done = run(2, "copies", str(tmp_path))
+    assert done.stderr.startswith("process 1 reads another ")

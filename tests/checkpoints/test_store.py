@@ -13,6 +13,7 @@ import pytest
 from checkpoints import (
     CheckpointError,
     CheckpointStore,
+    CheckpointWarning,
     TensorSpec,
     has_checkpoint,
     load_checkpoint,
@@ -285,3 +286,28 @@ def test_the_files_are_what_others_can_read(store):
     path = store.load().path
     assert load_file(path / "tensors-00001.safetensors")["x"].tolist() == [0, 1, 2, 3]
     assert json.loads((path / "manifest.json").read_text())["content"]["metadata"] == {"seed": 3}
+
+
+def test_a_step_that_cannot_be_deleted_stops_nothing(tmp_path, monkeypatch):
+    """As after `chattr +i`, or on NFS while another host has a file open."""
+    import checkpoints.folders as folders
+
+    refused, usual = [True], folders.shutil.rmtree
+
+    def rmtree(path, *args, **kwargs):
+        if refused[0] and ".deleted" in str(path):
+            raise OSError(39, "Directory not empty")
+        usual(path, *args, **kwargs)
+
+    monkeypatch.setattr(folders.shutil, "rmtree", rmtree)
+    with CheckpointStore(tmp_path, to_keep=1) as store:
+        store.save(1, {"x": np.ones(3)}, {}, wait=True)
+        for step in (2, 3):
+            with pytest.warns(CheckpointWarning, match="cannot delete .*Directory not empty"):
+                store.save(step, {"x": np.ones(3)}, {}, wait=True)
+        assert store.load().step == 3
+        with pytest.warns(CheckpointWarning, match="cannot delete"):  # and no restart
+            CheckpointStore(tmp_path, to_keep=1).save(4, {"x": np.ones(3)}, {}, wait=True)
+        refused[0] = False
+        store.save(5, {"x": np.ones(3)}, {}, wait=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["000004-step-5"]

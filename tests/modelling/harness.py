@@ -9,8 +9,9 @@ takes time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +78,11 @@ def error_of(ours: np.ndarray, theirs: np.ndarray) -> float:
     assert ours.shape == theirs.shape
     assert np.abs(theirs).max() > 0, "an array of zeros tests nothing"
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def with_fused_attention(config: Any) -> Any:
+    """The configuration with attention that never holds all scores."""
+    return replace(config, execution=replace(config.execution, attention="fused"))
 
 
 def small_config(tensor_parallel: int = 1, slices: int = 1, **model: object) -> T5Config:

@@ -59,7 +59,7 @@ def test_the_schedule_runs_the_first_iteration_by_itself():
     session, (found,) = summed(build, runs=2)
     np.testing.assert_allclose(found, values.sum(0), rtol=1e-6)
     text = str(session.schedule)
-    assert "call add_up.step_subgraph(0).from_zeros(%0)" in text
+    assert "call add_up.step_subgraph(0).first(%0)" in text
     assert "2 times add_up.step_subgraph(0)(" in text
     adds = {
         segment.name: " add(" in executable.as_text()
@@ -67,7 +67,7 @@ def test_the_schedule_runs_the_first_iteration_by_itself():
         if "step" in segment.name
     }
     assert adds == {
-        "add_up.step_subgraph(0).from_zeros.0": False,
+        "add_up.step_subgraph(0).first.0": False,
         "add_up.step_subgraph(0).0": True,
     }
 
@@ -191,8 +191,8 @@ def test_random_roundings_are_those_of_any_other_accumulator():
 
         return summed(build)[1][0]
 
-    from_zeros = with_start(lambda: ops.init((256,), popxl.bfloat16))
+    first = with_start(lambda: ops.init((256,), popxl.bfloat16))
     from_others = with_start(lambda: popxl.constant(np.zeros(256), popxl.bfloat16) * 1.0)
-    np.testing.assert_array_equal(from_zeros, from_others)
-    nearest = values.astype(from_zeros.dtype)
-    assert (from_zeros != nearest).any()
+    np.testing.assert_array_equal(first, from_others)
+    nearest = values.astype(first.dtype)
+    assert (first != nearest).any()

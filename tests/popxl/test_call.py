@@ -8,7 +8,6 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._core.aliases import modified_owners, owners
-from popxl._core.frame import ValueFrame
 from popxl.transforms import autodiff
 from tests.popxl.programs import f32, graph_of, run, run_ir, store
 
@@ -357,16 +356,3 @@ def test_a_thousand_updates_in_place(ir):
     ops.add_(t, popxl.constant(np.ones(2, np.float32)))
     assert list(owners(t)) == [x]
     assert modified_owners(ir.main_graph) == {x}
-    frame = _Frame()
-    frame.values[x] = 7
-    frame.write(t, frame.read(t) + 1)
-    assert frame.values == {x: 8}
-
-
-class _Frame(ValueFrame):
-    """Values without a meaning."""
-
-    def outer(self, t):
-        raise KeyError(t)
-
-    view = write_through = outer

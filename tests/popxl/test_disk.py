@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -105,6 +106,23 @@ def test_the_second_run_reads_ahead(tmp_path):
         session.run()
         assert sum(asked) >= ROWS
         assert session.disk_traffic.read >= 2 * ROWS * 2**18
+
+
+def test_nothing_is_read_ahead_past_a_store(tmp_path):
+    """Also not while the store is being made, when the file still has what was there before."""
+    behind = traffic.Traffic.opened(tmp_path, 0)
+    file = traffic.EntryFile(behind, 2, [4096], lambda x: [np.asarray(x).view(np.uint8)])
+    for value in (1.0, 2.0, 3.0):
+        with behind.run(behind):
+            file.store(0, jnp.full(1024, value))
+            for future in list(behind._reading.values()):
+                future.result()
+            with behind.changed:
+                behind.changed.wait_for(lambda: not behind.waiting)
+            (found,) = file.load(0)
+            assert found.view(np.float32)[0] == value
+    file.close()
+    behind.close()
 
 
 def test_entries_on_disk_take_no_memory(tmp_path):

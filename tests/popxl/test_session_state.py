@@ -51,7 +51,10 @@ class Counter:
         """What the session says `v` is, in each of the ways to ask."""
         ways = [
             session.read_variable_data(self.v),
-            *(np.resize(p.read(), 2) for p in session.variable_parts(self.v)),
+            *(
+                np.resize(session.read_variable_part(self.v, p), 2)
+                for p in session.variable_parts(self.v)
+            ),
             session.get_tensor_data(self.v),
             session.get_tensors_data([self.v, self.fixed])[self.v],
         ]
@@ -228,7 +231,7 @@ def _assert_lost(program: Counter, session: popxl.Session) -> None:
         session.get_tensor_data,
         session.read_variable_data,
         lambda v: session.get_tensors_data([program.fixed, v]),
-        lambda v: session.variable_parts(v)[0].read(),
+        lambda v: session.read_variable_part(v, session.variable_parts(v)[0]),
     ):
         with pytest.raises(popart_exception, match="'v' is lost: a run stopped in the middle"):
             ask(program.v)

@@ -16,7 +16,7 @@ from training.signals import StopSignal
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_raises_the_flag(number):
     with StopSignal() as stop:
         assert not stop.requested
@@ -33,14 +33,25 @@ def test_what_comes_while_processes_look_is_for_the_next_time(monkeypatch):
 
     def gather(value):
         os.kill(os.getpid(), signal.SIGTERM)
-        return [value, None]
+        return [value, [None, False, False]]
 
     with StopSignal() as stop:
         monkeypatch.setattr("popdist.gather", gather)
         assert not stop.look()
         assert not stop.requested
-        monkeypatch.setattr("popdist.gather", lambda value: [None, value])
+        monkeypatch.setattr("popdist.gather", lambda value: [[None, False, False], value])
         assert stop.look()
+
+
+def test_processes_agree_on_what_one_of_them_finds(monkeypatch):
+    """That training is over, or that it is time to save, by the clock of one of them."""
+    with StopSignal() as stop:
+        stop.look()
+        assert [stop.over, stop.save] == [False, False]
+        for others in ([None, True, False], [None, False, True]):
+            monkeypatch.setattr("popdist.gather", lambda value, o=others: [value, o])
+            assert not stop.look()
+            assert [stop.over, stop.save] == others[1:]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
-    from popxl._core.apart import Apart
+    from popxl._core.functional import Functional, Outlined
     from popxl._core.op import Op
     from popxl.ir import Ir
 
@@ -32,7 +32,7 @@ class Graph:
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
     _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
-    _apart: Apart | None  # compiled by itself, wherever it is called
+    _outlined: Outlined | None  # an executable of its own, wherever it is called
 
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.Graph instances directly; use ir.create_graph(...)")
@@ -42,7 +42,7 @@ class Graph:
         self = object.__new__(cls)
         self._ir_, self._name = ir, name
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
-        self._tensors, self._taken, self._hooks, self._apart = {}, {}, {}, None
+        self._tensors, self._taken, self._hooks, self._outlined = {}, {}, {}, None
         self._users, self._known, self._routed = {}, {}, {}
         self._gradient_is_written, self._written_gradients = False, {}
         return self
@@ -114,6 +114,13 @@ class Graph:
         """Graphs run by ops of this graph, in order of first use."""
         return tuple(dict.fromkeys(g for op in self._ops for g in op.called_graphs()))
 
+    @property
+    def functional(self) -> Functional:
+        """The graph as it is scheduled and compiled: nothing in it changes a value."""
+        from popxl._core.functional import functionalise
+
+        return functionalise(self)
+
     def get_tensor(self, tensor_id: str) -> Tensor:
         """The tensor with that id (or name). Raises ValueError if there is none."""
         name = tensor_id.removeprefix(self._prefix)
@@ -145,6 +152,7 @@ class Graph:
     def _add_output(self, tensor: Tensor) -> int:
         """Append an output; call sites that exist already gain it too. Returns its index."""
         from popxl._core.op import add_outputs
+        from popxl._core.regions import regions
 
         if self is self.main_graph:
             raise ValueError("the main graph has no outputs: use ops.host_store")
@@ -154,7 +162,7 @@ class Graph:
         self._outputs.append(tensor)
         self._changes()
         for site in self._call_sites:
-            if "then" in site.attrs:
+            if any(region.kind == "branch" for region in regions(site)):
                 raise SpecError(
                     f"graph {self.id!r} is a branch of a conditional at {site.location} and "
                     "cannot gain outputs any more"

@@ -11,6 +11,15 @@ import jax
 from popxl._lower.devices import replica_mesh
 
 
+def platform(device_desc: str) -> str:
+    """The platform that a device description names: "cpu", "gpu" or "tpu".
+
+    Raises:
+        DeviceError: there is no device of it.
+    """
+    return replica_mesh(device_desc, 1).devices.flat[0].platform
+
+
 def device_kinds(device_desc: str, replicas: int, instances: int = 1) -> list[str]:
     """The kind of each replica's device, such as "NVIDIA H100 80GB HBM3" or "cpu".
 

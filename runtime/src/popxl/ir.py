@@ -182,6 +182,11 @@ class Ir:
         self._buffers.append(buffer)
         return len(self._buffers)
 
+    @property
+    def remote_buffers(self) -> tuple[RemoteBuffer, ...]:
+        """All remote buffers, in the order of their making. Not of PopXL."""
+        return tuple(self._buffers)
+
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
         """Device-to-host streams that the program stores to."""
         from popxl._core.effects import program_effects

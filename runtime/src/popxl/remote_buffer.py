@@ -16,6 +16,9 @@ class RemoteBuffer:
 
     Programs move entries with `ops.remote_load` and `ops.remote_store`. Contents persist between
     runs of a session; entries that no remote variable initialises start as zeros.
+
+    Attributes:
+        kind: what it holds, a word for those who decide where entries live. Not of PopXL.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class RemoteBuffer:
         self._variables: dict[int, Variable] = {}  # by entry
         self._resident = 0
         self._on_disk = 0
+        self.kind = ""
         self._id = self._ir._register_buffer(self)
 
     def set_remote_buffer_info(

@@ -413,7 +413,7 @@ class Session:
 
         Other processes are not asked, as `read_variable_data` asks them. Not of PopXL.
         """
-        self._values.check_known(variable)
+        self._check_readable(variable)
         if self._state is not None and variable in self._values.stale:
             found = placed.part_here(self._program, self._state, variable, part.replicas)
         else:

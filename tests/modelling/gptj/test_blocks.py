@@ -13,7 +13,7 @@ from modelling.gptj.weights import EMBEDDINGS, HEAD, layer_name, weight_table
 from modelling.layers import Embeddings
 from popxl import TensorSpec
 from tests.modelling.gptj.hf import hf_model, small_config
-from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases
+from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases, with_fused_attention
 from tests.modelling.t5.test_collectives import collectives
 
 CONFIG = small_config()
@@ -60,6 +60,9 @@ def gptj_cases() -> dict[str, Case]:
             rand(*shape),
         ),
         "layer": case(lambda tp: Block(config_of(tp)), *block),
+        "layer, fused attention": case(
+            lambda tp: Block(with_fused_attention(config_of(tp))), *block
+        ),
         "layer, attention in slices": case(lambda tp: Block(config_of(tp, slices=3)), *block),
         "head": case(
             lambda tp: DecoderHead(config_of(tp)),

@@ -18,6 +18,7 @@ from modelling.layers import (
     Groups,
     LMHead,
     RMSNorm,
+    Scores,
     VocabularyEmbedding,
     padding_bias,
 )
@@ -38,6 +39,17 @@ class TokenLoss(LMHead):
 
     def build(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         return self.token_loss(super().build(x), labels)
+
+
+class WholeFeedForward(addons.Module):
+    """A gated feed-forward outside of a sharded computation."""
+
+    def __init__(self, groups: Groups, hidden: int, inner: int, scale: float) -> None:
+        super().__init__()
+        self.gated = GatedFeedForward(hidden, inner, groups, scale=scale)
+
+    def build(self, x: Tensor) -> Tensor:
+        return self.gated.whole(x)
 
 
 class MaskedAttention(Attention):
@@ -75,10 +87,10 @@ def feed_forward_case() -> Case:
 
     wi = tuple(Weight(f"wi_{i}", (INNER, HIDDEN)) for i in range(2))
     rows = [
-        Row("wi.weight", wi, transpose=True, axis=1),
-        Row("wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
+        Row("gated.wi.weight", wi, transpose=True, axis=1),
+        Row("gated.wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
     ]
-    make = with_groups(lambda g: GatedFeedForward(HIDDEN, INNER, Dropout(), g, scale=8.0))
+    make = with_groups(lambda g: WholeFeedForward(g, HIDDEN, INNER, scale=8.0))
     return Case(make, reference, [rand(2, 3, HIDDEN)], rows, p, rand(2, 3, HIDDEN))
 
 
@@ -113,7 +125,7 @@ def attention_case(slices: int, queries: int, keys: int) -> Case:
 
     inputs = [rand(2, 3, n, 4) for n in (queries, keys, keys)]
     inputs += [rand(1, 3, queries, keys), mask]
-    make = with_groups(lambda _: MaskedAttention(Dropout(), 0.5, slices))
+    make = with_groups(lambda _: MaskedAttention(Dropout(), Scores(0.5), slices))
     return Case(make, reference, inputs, [], {}, rand(2, 3, queries, 4))
 
 

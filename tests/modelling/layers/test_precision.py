@@ -7,11 +7,12 @@ import pytest
 
 import popxl
 import popxl_addons as addons
-from modelling.layers import Dropout, GatedFeedForward, Groups, add_residual
+from modelling.layers import Groups, add_residual
 from modelling.layers.residual import FLOAT16_LIMIT
 from modelling.t5 import DecoderBlock, DecoderHead, EncoderBlock
 from modelling.t5.weights import HEAD, decoder_layer, encoder_layer, weight_table
 from tests.modelling.harness import small_config
+from tests.modelling.layers.test_layers import WholeFeedForward
 
 
 def run(ir: popxl.Ir, streams: list[popxl.DeviceToHostStream]) -> list[np.ndarray]:
@@ -86,10 +87,10 @@ def test_the_scale_keeps_a_feed_forward_in_range():
     for scale in (1.0, 64.0):
         ir = popxl.Ir()
         with ir.main_graph:
-            module = GatedFeedForward(1, 1, Dropout(), Groups.current(1), scale)
+            module = WholeFeedForward(Groups.current(1), 1, 1, scale)
             x = popxl.variable(np.array([[300.0]]), popxl.float16)
             _, graph = module.create_graph(x.spec)
-            weights = {"wi.weight": [[1.0, 1.0]], "wo.weight": [[0.5]]}
+            weights = {"gated.wi.weight": [[1.0, 1.0]], "gated.wo.weight": [[0.5]]}
             variables = {n: popxl.variable(w, popxl.float16) for n, w in weights.items()}
             named = addons.NamedTensors.from_dict(variables)
             streams = [addons.host_store(*graph.bind(named).call(x))]

@@ -20,6 +20,7 @@ from tests.modelling.harness import (
     Case,
     check_cases,
     small_config,
+    with_fused_attention,
 )
 from tests.modelling.t5.hf import additive, hf_model
 
@@ -44,6 +45,9 @@ def t5_cases() -> dict[str, Case]:
 
     def at(block):
         return lambda tensor_parallel: block(small_config(tensor_parallel))
+
+    def fused(block):
+        return lambda tensor_parallel: block(with_fused_attention(small_config(tensor_parallel)))
 
     def sliced(tensor_parallel: int) -> EncoderBlock:
         return EncoderBlock(small_config(tensor_parallel, slices=3))
@@ -71,20 +75,18 @@ def t5_cases() -> dict[str, Case]:
     labels[0, 2:] = labels[1] = -100
     wide, narrow = (BATCH, ENCODER, MODEL.hidden_size), (BATCH, DECODER, MODEL.hidden_size)
     encoder = encoder_layer(0), encode, [rand(*wide), MASK], rand(*wide)
+    pair = [rand(*narrow), rand(*wide), MASK]
+    decoder = decoder_layer(0), decode, pair, rand(*narrow)
     return {
         "embeddings": case(at(Embeddings), EMBEDDINGS, hf.shared, [words], rand(*wide)),
         "encoder": case(at(EncoderBlock), *encoder),
         "encoder in slices": case(sliced, *encoder),
+        "fused encoder": case(fused(EncoderBlock), *encoder),
         "encoder head": case(
             at(EncoderHead), ENCODER_HEAD, hf.encoder.final_layer_norm, [rand(*wide)], rand(*wide)
         ),
-        "decoder": case(
-            at(DecoderBlock),
-            decoder_layer(0),
-            decode,
-            [rand(*narrow), rand(*wide), MASK],
-            rand(*narrow),
-        ),
+        "decoder": case(at(DecoderBlock), *decoder),
+        "fused decoder": case(fused(DecoderBlock), *decoder),
         "head": case(
             at(DecoderHead), HEAD, loss, [rand(*narrow), labels, np.float32(0.37)], np.float32(1.5)
         ),

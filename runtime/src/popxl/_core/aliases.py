@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from popxl._core.known import found_once
+from popxl._core.regions import Region, regions
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
@@ -70,30 +74,63 @@ def modified_inputs(graph: Graph) -> frozenset[int]:
 
 
 def check_references(op: Op) -> None:
-    """Check that no two inputs by which a graph changes tensors are one tensor, or parts of one.
+    """Check that the references by which a graph changes tensors do not overlap.
 
     Raises:
-        ValueError: two are, so that one of the changes would be lost.
+        ValueError: two do, so that one of the changes would be lost.
     """
-    changed = op.modified_inputs()
-    if not changed:
-        return
-    first = 1 if "then" in op.attrs else 0  # behind a condition the branches' inputs
-    for graph in op.called_graphs():
-        _check_distinct(op, graph, first, changed)
-        first += len(graph._inputs)
-
-
-def _check_distinct(op: Op, graph: Graph, first: int, changed: set[int]) -> None:
-    holder: dict[Tensor, int] = {}
-    for i, inner in enumerate(graph._inputs):
-        if not (inner._by_ref or first + i in changed):
+    for region in regions(op):
+        if region.kind == "derivative":
             continue
-        for owner in owners(op.inputs[first + i]):
-            other = holder.setdefault(owner, i)
-            if other != i and not changed.isdisjoint((first + i, first + other)):
-                names = f"{graph._inputs[other].name!r} and {inner.name!r}"
+        changed = {i for i in modified_inputs(region.graph) if region.reaches(op, i)}
+        if changed:
+            _check_disjoint(op, region, changed)
+
+
+def _check_disjoint(op: Op, region: Region, changed: set[int]) -> None:
+    graph = region.graph
+    holders: dict[Tensor, list[int]] = {}
+    for i, inner in enumerate(graph._inputs):
+        if inner._by_ref or i in changed:
+            for owner in dict.fromkeys(owners(op.inputs[region.position(i)])):
+                holders.setdefault(owner, []).append(i)
+    for owner, found in holders.items():
+        for i, k in combinations(found, 2):
+            parts = (op.inputs[region.position(j)] for j in (i, k))
+            if not changed.isdisjoint((i, k)) and _overlap(owner, *parts):
+                names = f"{graph._inputs[i].name!r} and {graph._inputs[k].name!r}"
                 raise ValueError(
                     f"{op.name} at {op.location} passes {owner.id!r} as two references, {names} of "
-                    f"graph {graph.id!r}, which changes it: pass it once"
+                    f"graph {graph.id!r}, which changes it: pass it once, or parts of it that do "
+                    "not overlap"
                 )
+
+
+def _overlap(owner: Tensor, a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors show an element of `owner` in common."""
+    known: Stored = {}
+    if owner in (stored_in(a, known), stored_in(b, known)):
+        return owner.nelms > 0
+    return np.intersect1d(_elements(a, owner), _elements(b, owner)).size > 0
+
+
+def _elements(t: Tensor, owner: Tensor) -> np.ndarray:
+    """Indices of the elements of `owner` that `t` shows."""
+    known: Stored = {}
+    shown = {owner: np.arange(owner.nelms).reshape(owner.shape)}
+    waiting = [stored_in(t, known)]
+    while waiting:
+        t = waiting[-1]
+        up = [stored_in(p, known) for p in viewed(t)]
+        missing = [p for p in up if p not in shown]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        if t not in shown:
+            op = t._producer
+            if not up or op is None or op.defn.lower is None:
+                shown[t] = np.full(t.shape, -1)
+            else:
+                shown[t] = np.asarray(op.defn.lower(*(shown[p] for p in up), **op.attrs))
+    return shown[t][shown[t] >= 0]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
-from popxl._core.aliases import check_references
+from popxl._core.aliases import check_references, modified_inputs
 from popxl._core.infer import infer_specs
 from popxl._core.opdef import OpDef
 from popxl._core.regions import regions
@@ -66,8 +66,10 @@ class Op:
     def modified_inputs(self) -> set[int]:
         """Indices of the inputs whose value this op changes."""
         found = set() if self.inplace is None else {self.inplace}
-        if self.defn.modifies is not None:
-            found.update(self.defn.modifies(self))
+        for region in regions(self):
+            if region.kind != "derivative":
+                changed = (i for i in modified_inputs(region.graph) if region.reaches(self, i))
+                found.update(map(region.position, changed))
         return found
 
     def called_graphs(self) -> tuple[Graph, ...]:

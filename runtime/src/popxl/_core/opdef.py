@@ -2,8 +2,8 @@
 
 A *pure* op has `lower`, a JAX function from arrays (and attributes) to arrays, which is its
 meaning. Shapes and dtypes follow from it by `jax.eval_shape`, gradients by `jax.vjp`, unless the
-definition says otherwise. A *structural* op (call, repeat, remote load, ...) has `execute`, which
-acts on the frame of values of the running graph.
+definition says otherwise. An op that runs graphs (call, repeat, conditional) has `regions`, which
+say all. Another *structural* op (host load, print, ...) has `execute`, which acts on the machine.
 
 In-place variants and views are not separate definitions: an `Op` records which input its result
 overwrites (`inplace`), or that its result is a view of its inputs (`view`).
@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from popxl._core.functional import Node
     from popxl._core.op import Op
     from popxl._core.regions import Region
-    from popxl._lower.machine import Frame
+    from popxl._lower.machine import Machine
     from popxl.tensor import Tensor, TensorSpec
 
 InferRule = Callable[..., "Sequence[TensorSpec]"]
@@ -59,11 +60,11 @@ class OpDef:
         grad: `grad(ctx, op, *output_grads) -> [gradient or None of each input]`, adding ops to the
             gradient graph; `output_grads` has None where no gradient flows. Default: a vjp of
             `lower`. `NoGrad` if there is none.
-        execute: for structural ops: `execute(frame, op)`, instead of `lower`.
+        execute: for structural ops, instead of `lower`: `execute(machine, node, arrays)`, which
+            returns the results.
         view_write: for ops usable as views: `view_write(inputs, value, **attrs) -> new inputs`,
             arrays in, tuple of arrays out; stores `value` through the view into its inputs.
         dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
-        modifies: `modifies(op) -> indices` of inputs a structural op changes.
         regions: for ops that run graphs: `regions(op) -> [Region]`, what they run.
         same: `same(op) -> bool`: whether the only output is the only input, unchanged; where it is,
             nothing is computed or copied.
@@ -82,10 +83,9 @@ class OpDef:
     lower: Callable[..., Any] | None = None
     infer: InferRule | None = None
     grad: GradRule | NoGrad | None = None
-    execute: Callable[[Frame, Op], None] | None = None
+    execute: Callable[[Machine, Node, Sequence[Any]], Sequence[Any]] | None = None
     view_write: Callable[..., Any] | None = None
     dtypes: Literal["same", "any"] = "any"
-    modifies: Callable[[Op], Iterable[int]] | None = None
     regions: Callable[[Op], Iterable[Region]] | None = None
     same: Callable[[Op], bool] | None = None
     effects: Callable[[Op], Any] | None = None
@@ -97,8 +97,10 @@ class OpDef:
     home: str = ""
 
     def __post_init__(self) -> None:
-        if (self.lower is None) == (self.execute is None):
-            raise ValueError(f"op {self.name!r} needs exactly one of `lower` and `execute`")
+        if self.lower is not None and self.execute is not None:
+            raise ValueError(f"op {self.name!r} has both `lower` and `execute`")
+        if self.lower is self.execute is self.regions is None:
+            raise ValueError(f"op {self.name!r} needs one of `lower`, `execute` and `regions`")
 
     def __repr__(self) -> str:
         return f"OpDef({self.name})"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 if TYPE_CHECKING:
     from popxl._core.op import Op
     from popxl.graph import Graph
+    from popxl.tensor import Tensor
 
 T = TypeVar("T")
 
@@ -28,8 +29,10 @@ class Region:
         outputs: for each output of the graph, its position among the op's outputs, or None.
         carried: how many outputs become the first inputs of the next iteration.
         count: how often it runs.
-        kind: "always"; "branch": of all regions of this kind one runs; "derivative": values reach
-            the graph in ways that only the op knows, and it changes no state.
+        kind: "always"; "branch": of all regions of this kind one runs, the first if the op's first
+            input is true; "derivative": values reach the graph in ways that only the op knows, and
+            it changes no state.
+        also: tensors of the graph whose values the op wants besides its outputs.
     """
 
     graph: Graph
@@ -38,6 +41,18 @@ class Region:
     carried: int = 0
     count: int = 1
     kind: Literal["always", "branch", "derivative"] = "always"
+    also: tuple[Tensor, ...] = ()
+
+    def position(self, index: int) -> int:
+        """Position among the op's inputs of the tensor that input `index` of the graph is given."""
+        at = self.inputs[index]
+        assert at is not None, f"input {index} of {self.graph!r} is given by the op itself"
+        return at
+
+    def reaches(self, op: Op, index: int) -> bool:
+        """Whether changes of input `index` of the graph reach the tensor that `op` gives it."""
+        at = self.inputs[index]
+        return at is not None and (self.graph._inputs[index]._by_ref or at in op.site_modified)
 
 
 def regions(op: Op) -> tuple[Region, ...]:

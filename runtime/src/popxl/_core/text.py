@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from popxl._core.functional import Functional, Node, Value
     from popxl._core.op import Op
     from popxl.graph import Graph
     from popxl.ir import Ir
@@ -82,3 +83,35 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+# ---- the functional form ------------------------------------------------------------------------
+def node_text(node: Node) -> str:
+    """`%v'1 = add_(%v, %c)`, with what it runs."""
+    left = ", ".join(map(_bound, node.outputs))
+    args = ", ".join(map(repr, node.inputs))
+    name = node.kind if node.op is None else node.op.defn.name
+    if node.kind in ("view", "write"):
+        name = f"{node.kind} {name}"
+    runs = [
+        f"@{r.graph.graph.id}" + (f" x {r.count}" if r.count != 1 else "") for r in node.regions
+    ]
+    values = ((k, v) for k, v in node.attrs.items() if v is not None and not runs)
+    attrs = "".join(f" {k}={_value(v)}" for k, v in values)
+    return f"{left + ' = ' if left else ''}{' '.join([name, *runs])}({args}){attrs}"
+
+
+def _bound(value: Value) -> str:
+    return f"{value!r}: {spec_text(value.spec)}"
+
+
+def functional_text(form: Functional) -> str:
+    """The functional form of a graph."""
+    ins = ", ".join(map(_bound, form.inputs))
+    own = len(form.outputs) - len(form.changed)
+    outs = ", ".join(map(repr, form.outputs[:own]))
+    pairs = zip(form.changed, form.outputs[own:], strict=True)
+    changed = ", ".join(f"{form.inputs[i]!r} becomes {v!r}" for i, v in pairs)
+    outs = "; ".join(filter(None, (outs, changed)))
+    lines = [f"functional @{form.graph.id}({ins}) -> ({outs}) {{"]
+    return "\n".join([*lines, *(f"  {node_text(node)}" for node in form.nodes), "}"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl._core.aliases import check_references
 from popxl._core.infer import infer_specs
+from popxl._core.regions import Region, regions
 from popxl._core.sharding import shard_elements
 from popxl.errors import popart_exception
 from popxl.replica_grouping import ReplicaGrouping
@@ -59,13 +60,11 @@ def verify(graph: Graph) -> None:
                f"overwrites its input {op.inplace}, which it does not have")  # fmt: skip
         _check(not op.view or op.defn.view_write is not None, op,
                "is a view, but has no rule to write through")  # fmt: skip
-        if "then" in op.attrs:
-            _check_branches(op)
-        if "graph" in op.attrs:
-            _check_call(op)
-        else:
-            got, want = _recorded(op), _inferred(op)
-            _check(got == want, op, f"has outputs {got}, but its inputs give {want}")
+        for region in regions(op):
+            if region.kind != "derivative":
+                _check_region(op, region)
+        got, want = _recorded(op), _inferred(op)
+        _check(got == want, op, f"has outputs {got}, but its inputs give {want}")
     for t in graph._outputs:
         if t not in defined:
             raise VerificationError(f"graph {graph.id!r} returns %{t.name}, which nothing defines")
@@ -156,25 +155,21 @@ def _inferred(op: Op) -> list[Any]:
     return [(s.shape, s.dtype) for s in infer_specs(op)]
 
 
-def _check_call(op: Op) -> None:
-    called = op.attrs["graph"]
-    _check_passed(op, called, op.inputs)
-    got = [(t.shape, t.dtype) for t in op.outputs]
-    want = [(t.shape, t.dtype) for t in called._outputs]
-    _check(got == want, op, f"returns {got}, but @{called.id} returns {want}")
+def _check_region(op: Op, region: Region) -> None:
+    called, last = region.graph, max((at for at in region.inputs if at is not None), default=-1)
+    _check(last < len(op.inputs), op, f"passes too little to @{called.id}")
+    _check_same(op, called, "passes", "takes", called._inputs,
+                [op.inputs[region.position(i)] for i in range(len(region.inputs))])  # fmt: skip
+    _check_same(op, called, "returns", "returns", called._outputs,
+                [op.outputs[at] for at in region.outputs if at is not None])  # fmt: skip
 
 
-def _check_branches(op: Op) -> None:
-    then, otherwise = op.attrs["then"], op.attrs["otherwise"]
-    split = 1 + len(then._inputs)
-    _check_passed(op, then, op.inputs[1:split])
-    _check_passed(op, otherwise, op.inputs[split:])
-
-
-def _check_passed(op: Op, called: Graph, tensors: list[Tensor]) -> None:
-    got = [(t.shape, t.dtype) for t in tensors]
-    want = [(t.shape, t.dtype) for t in called._inputs]
-    _check(got == want, op, f"passes {got}, but @{called.id} takes {want}")
+def _check_same(
+    op: Op, called: Graph, does: str, wants: str, theirs: list[Tensor], ours: list[Tensor]
+) -> None:
+    got = [(t.shape, t.dtype) for t in ours]
+    want = [(t.shape, t.dtype) for t in theirs]
+    _check(got == want, op, f"{does} {got}, but @{called.id} {wants} {want}")
 
 
 def _check(ok: bool, op: Op, problem: str) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -23,28 +23,18 @@ import jaxlib
 import numpy as np
 
 from popxl import dtypes
-from popxl._core.op import Op
 from popxl._core.opdef import registry
 from popxl._core.options import MEANINGFUL
 from popxl._lower.compile import switches
-from popxl._lower.segment import (
-    Bind,
-    Capture,
-    Item,
-    Name,
-    RunOp,
-    Segment,
-    Write,
-    Zeros,
-    facts_of,
-    is_argument,
-)
+from popxl._lower.segment import Segment, facts_of, is_argument
 from popxl.graph import Graph
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.streams import Stream
 from popxl.tensor import Constant, Tensor, TensorSpec
 
 if TYPE_CHECKING:
+    from popxl._core.functional import Functional, Node, Value
+    from popxl._core.op import Op
     from popxl._core.opdef import OpDef
     from popxl._lower.program import Program
 
@@ -133,31 +123,25 @@ def segment_lines(program: Program, segment: Segment) -> Iterator[str]:
     yield f"replicas={facts.replicas} transfers={facts.transfers}"
     for name in sorted(MEANINGFUL - _PATH_OPTIONS):
         yield f"option {name}={getattr(options, name)}"
-    for i, (arg, spec) in enumerate(zip(segment.args, segment.arg_specs, strict=True)):
-        what = "write" if isinstance(arg, int) else text.named(arg)
-        yield f"argument {what} {_spec(spec)} {'number' if i in segment.numbers else ''}"
+    for i, value in enumerate(segment.args):
+        yield f"argument {text.value(value)} {'number' if i in segment.numbers else ''}"
     yield from (f"stream {text.stream(s)}" for s in segment.streams)
     yield f"sinks {[text.stream(s) for s in segment.sinks]}"
     yield from (f"constant {text.tensor(c)} {_spec(c.spec)}" for c in segment.constants)
-    writes = {arg: i for i, arg in enumerate(segment.args) if isinstance(arg, int)}
-    for item in segment.items:
-        yield text.item(item, writes)
+    yield from map(text.node, segment.nodes)
     yield f"checks {[facts.checks[op] for op in segment.effects.checks if op in facts.checks]}"
-    yield f"return {[text.named(name) for name in segment.results]}"
+    yield f"return {text.values(segment.results)}"
     yield f"donated {segment.donated}"
     yield from text.graphs()
 
 
 class _Text:
-    """Writes down items, with names that are the same in all equal segments."""
+    """Writes down nodes, with names that are the same in all equal segments."""
 
     def __init__(self, target: str) -> None:
         self._target = target
         self._numbers: dict[Any, int] = {}
-        self._graphs: dict[Graph, int] = {}
-
-    def named(self, name: Name) -> str:
-        return f"{self._number('scope', name[0])}:{self.tensor(name[1])}"
+        self._graphs: dict[Functional, int] = {}
 
     def stream(self, s: Stream) -> str:
         return f"{self._number('stream', s)} {type(s).__name__} {_spec(s.spec)}"
@@ -168,65 +152,50 @@ class _Text:
     def tensor(self, t: Tensor) -> str:
         return f"%{self._number('tensor', t)}"
 
-    def item(self, item: Item, writes: dict[int, int]) -> str:
-        match item:
-            case RunOp(scope, op, _):
-                return f"{self._number('scope', scope)} {self.op(op)}"
-            case Capture(scope, t, number):
-                return f"capture {number} {self._number('scope', scope)} {self._read(t)}"
-            case Bind(to, source):
-                return f"bind {self.named(to)} {self.named(source)} {self._read(source[1])}"
-            case Write(scope, t, number):
-                return f"write {self._number('scope', scope)} {self._read(t)} {writes[number]}"
-            case Zeros(scope, t):
-                return f"zeros {self.named((scope, t))} {_spec(t.spec)}"
-        raise AssertionError(item)
+    def value(self, v: Value) -> str:
+        t = v.tensor
+        if v.node is None and isinstance(t, Constant):
+            return f"{self.tensor(t)} {_spec(t.spec)} {self._data(t)}"
+        return f"%{self._number('value', v)} {_spec(t.spec)}"
 
-    def _read(self, t: Tensor) -> str:
-        """A tensor, with the views that it is read through and the value of a constant."""
-        ops = self._views(t)
-        return f"{self._data(t)} through {ops}" if ops else self._data(t)
+    def values(self, values: Iterable[Value]) -> list[str]:
+        return list(map(self.value, values))
 
-    def _views(self, t: Tensor) -> list[str]:
-        op = t._producer
-        if op is None or op.outputs[0] is not t or not (op.view or op.inplace is not None):
-            return []
-        inputs = op.inputs if op.view else [op.inputs[op.inplace or 0]]
-        return [*(v for i in inputs for v in self._views(i)), self._one(op)]
+    @staticmethod
+    def _data(t: Constant) -> str:
+        return "argument" if is_argument(t) else _array(t._data)
 
-    def _data(self, t: Tensor) -> str:
-        value = ""
-        if isinstance(t, Constant):
-            value = "argument" if is_argument(t) else _array(t._data)
-        return f"{self.tensor(t)} {_spec(t.spec)} {value}"
+    def node(self, node: Node) -> str:
+        ins, outs = self.values(node.inputs), self.values(node.outputs)
+        runs = [
+            f"{self._graph(r.graph)} {r.inputs} {r.outputs} {r.carried} {r.count} {r.kind}"
+            for r in node.regions
+        ]
+        meaning = "" if node.op is None else self._meaning(node.op)
+        return f"{node.kind} {meaning} {ins} -> {outs} {runs}"
 
-    def op(self, op: Op) -> str:
-        views = [v for t in op.inputs for v in self._views(t)]
-        return f"{self._one(op)} {views or ''}"
-
-    def _one(self, op: Op) -> str:
-        ins = [self._data(t) for t in op.inputs]
-        outs = [self._data(t) for t in op.outputs]
+    def _meaning(self, op: Op) -> str:
         try:
-            attrs = ", ".join(f"{k}={self.value(v)}" for k, v in sorted(op.attrs.items()))
+            pairs = sorted(op.attrs.items())
+            attrs = ", ".join(f"{k}={self.attribute(v)}" for k, v in pairs)
         except Uncacheable as error:
             raise Uncacheable(f"{op.name} at {op.location} has {error}") from None
-        how = f"inplace={op.inplace} view={op.view} modified={sorted(op.site_modified)}"
-        meaning = " ".join(_user_defined(op, self._target))
-        return f"op {op.defn.name} {ins} -> {outs} {{{attrs}}} {how} {meaning}"
+        return f"{op.defn.name} {{{attrs}}} {' '.join(_user_defined(op, self._target))}"
+
+    def _graph(self, graph: Functional) -> str:
+        return f"graph:{self._graphs.setdefault(graph, len(self._graphs))}"
 
     def graphs(self) -> Iterator[str]:
         """The graphs that were named, and those that they name."""
         done = 0
         while done < len(self._graphs):
             graph = list(self._graphs)[done]
-            yield f"graph {done} {[self._data(t) for t in graph._inputs]}"
-            yield f"by reference {[t._by_ref for t in graph._inputs]}"
-            yield from (self.op(op) for op in graph._ops)
-            yield f"return {[self._read(t) for t in graph._outputs]}"
+            yield f"graph {done} {self.values(graph.inputs)}"
+            yield from map(self.node, graph.nodes)
+            yield f"return {self.values(graph.outputs)}"
             done += 1
 
-    def value(self, value: Any) -> str:
+    def attribute(self, value: Any) -> str:
         """A text that equal attributes share and different ones do not."""
         if value is None or isinstance(value, (bool, int, float, str, bytes, Enum)):
             return f"{type(value).__name__}:{value!r}"
@@ -234,22 +203,26 @@ class _Text:
             case TensorSpec():  # before mappings, which it is
                 return _spec(value)
             case tuple() | list():
-                return f"{type(value).__name__}({', '.join(map(self.value, value))})"
+                return f"{type(value).__name__}({', '.join(map(self.attribute, value))})"
             case dict():
-                pairs = (f"{self.value(k)}: {self.value(v)}" for k, v in value.items())
+                pairs = (f"{self.attribute(k)}: {self.attribute(v)}" for k, v in value.items())
                 return f"dict({', '.join(pairs)})"
             case Graph():
-                return f"graph:{self._graphs.setdefault(value, len(self._graphs))}"
+                return "graph"  # the node's regions say what it means
             case Tensor():
-                return f"tensor:{self.tensor(value)}"
+                return f"tensor:{self._place(value)}"
             case Stream():
                 return f"stream:{self.stream(value)}"
-            case Op():
-                return self._one(value)
         for kind, write in _WRITERS:
             if isinstance(value, kind):
                 return write(value)
         raise Uncacheable(f"an attribute of type {type(value).__name__}")
+
+    def _place(self, t: Tensor) -> str:
+        """A tensor of a graph that the op runs: regions list the values of those that are no
+        inputs in the same order."""
+        ins = t._graph._inputs
+        return f"input {ins.index(t)}" if t in ins else self.tensor(t)
 
 
 def _spec(spec: TensorSpec) -> str:

@@ -61,7 +61,7 @@ def upcoming(
     numbers.update(
         (slot, value)
         for slot, value in zip(routine.inputs, given, strict=False)
-        if slot is not None and value is not None
+        if value is not None
     )
     for step in routine.steps:
         match step:
@@ -93,7 +93,8 @@ def _iterations(
     outs: Numbers = []
     for _ in range(step.count):
         outs = yield from upcoming(step.body.routine, fetched, current)
-        current[: step.carried] = outs[: step.carried]
+        for k, i in step.carried:
+            current[i] = outs[k]
     numbers.update(
         (slot, value)
         for slot, value in zip(step.body.outs, outs, strict=False)

@@ -1,8 +1,7 @@
 """Running graphs while JAX traces a segment: values of tensors, and the state that persists.
 
 `Machine` holds the state that ops of the segment touch by themselves: data and positions of host
-streams, faults found, numbers of random roundings. `Frame` holds the values of one activation of
-one graph.
+streams, faults found, numbers of random roundings. Values of a graph are a dict by `Value`.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.frame import ValueFrame
+from popxl._core.rounding import is_rounded
 from popxl._core.text import first_line
 from popxl._lower.hostdata import device_view
-from popxl._lower.rounding import is_rounded
 from popxl._lower.state import LoopState
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
+    from popxl._core.functional import Functional, Node, PureRegion, Value
     from popxl._core.op import Op
-    from popxl.graph import Graph
     from popxl.streams import Stream
-    from popxl.tensor import Tensor
+    from popxl.tensor import Tensor, TensorSpec
 
 
 PART = "part"  # marks the labels of parts among the scopes that JAX knows ops by
@@ -97,84 +95,122 @@ class Machine:
         self.updates = number + 1
         return {"rounding": (self.seed, number)}
 
-    # ---- loops ----------------------------------------------------------------------------------
-    def loop_state(self, graphs: Sequence[Graph], count: int = 1) -> LoopState:
-        """What a loop or branch must carry: see `LoopState`."""
-        return LoopState(self, graphs, count)
-
     # ---- running --------------------------------------------------------------------------------
-    def run(self, graph: Graph, inputs: Sequence[jax.Array]) -> Frame:
-        """Run `graph` and return its frame, from which outputs and changed inputs can be read."""
-        frame = Frame(self)
-        frame.values.update(zip(graph._inputs, inputs, strict=True))
-        for op in graph._ops:
-            if not op.view:
-                execute(frame, op)
-        return frame
+    def run(self, graph: Functional, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """The outputs of a graph."""
+        values = dict(zip(graph.inputs, inputs, strict=True))
+        for node in graph.nodes:
+            self.execute(node, values)
+        return [self.read(v, values) for v in graph.outputs]
 
-
-class Frame(ValueFrame[jax.Array]):
-    """An activation while JAX traces it."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__()
-        self.machine = machine
-
-    def outer(self, t: Any) -> jax.Array:
-        # Never cached: an array made while tracing a loop body must not be used outside it.
-        given = self.machine.constants.get(t)
+    def read(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
+        """The array of a value, or of a constant."""
+        if value in values:
+            return values[value]
+        # Never kept: an array made while tracing a loop body must not be used outside it.
+        t: Any = value.tensor
+        given = self.constants.get(t)
         return jnp.asarray(device_view(t._data)) if given is None else given
 
-    def view(self, op: Op, inputs: Sequence[jax.Array]) -> jax.Array:
-        assert op.defn.lower is not None
-        return _results(op.defn.lower(*inputs, **op.attrs))[0]
+    def execute(self, node: Node, values: dict[Value, jax.Array]) -> None:
+        """Run one node; its outputs are added to `values`.
 
-    def write_through(
-        self, op: Op, inputs: Sequence[jax.Array], value: jax.Array
+        Raises:
+            popart_exception: with the op and the user's line, if what it means cannot be computed.
+        """
+        arrays = [self.read(v, values) for v in node.inputs]
+        op = node.op
+        if op is None:
+            results = self._results(node, arrays)
+        else:
+            try:
+                with jax.named_scope(op.name), part_scope(node.part):
+                    results = self._results(node, arrays)
+            except popart_exception:
+                raise  # it is for the user already, or names an op of a called graph
+            except Exception as error:
+                raise popart_exception(
+                    f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
+                    f"{type(error).__name__}: {first_line(error)}"
+                ) from error
+        values.update(zip(node.outputs, results, strict=True))
+
+    def _results(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
+        if node.kind == "zeros":
+            return [_zeros(node.outputs[0].spec)]
+        op = node.op
+        assert op is not None
+        if node.kind == "write":
+            assert op.defn.view_write is not None, f"{op.name} has no rule to write through"
+            return op.defn.view_write(tuple(arrays[:-1]), arrays[-1], **op.attrs)
+        if op.defn.lower is not None:
+            self.check(op, arrays)
+            rounding = self.rounding(op) if node.kind == "op" else {}
+            result = op.defn.lower(*arrays, **op.attrs, **rounding)
+            return result if isinstance(result, (tuple, list)) else [result]
+        if op.defn.execute is None:
+            return self._run_regions(node, arrays)
+        # A gradient may run graphs again: they were checked when they were called.
+        with self.unchecked() if node.regions else nullcontext():
+            return op.defn.execute(self, node, arrays)
+
+    # ---- loops and branches ---------------------------------------------------------------------
+    def _run_regions(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
+        region = node.regions[0]
+        if region.kind == "branch":
+            outs = self._branch(node.regions, arrays)
+        else:
+            outs = self._loop(region, [arrays[at] for at in region.inputs if at is not None])
+        results: dict[int | None, jax.Array] = dict(zip(region.outputs, outs, strict=True))
+        return [results[i] for i in range(len(node.outputs))]
+
+    def _loop(self, region: PureRegion, given: list[jax.Array]) -> Sequence[jax.Array | None]:
+        """A call, or a `lax.fori_loop` that carries exactly what the graph changes."""
+        graph = region.graph
+        if region.count == 1:
+            return self.run(graph, given)
+        wanted = [k for k, at in enumerate(region.outputs) if at is not None]
+        state = LoopState(self, [graph], region.count)
+
+        def iteration(at: Any, carry: Any) -> Any:
+            outs, saved = carry
+            with state.entered(saved, at):
+                inputs = list(given)
+                for k, i in region.carried:
+                    inputs[i] = outs[k]
+                new = self.run(graph, inputs)
+                return {k: new[k] for k in wanted}, state.snapshot()
+
+        into = dict(region.carried)
+        start = {k: given[into[k]] if k in into else _zeros(graph.outputs[k].spec) for k in wanted}
+        outs, saved = lax.fori_loop(0, region.count, iteration, (start, state.snapshot()))
+        state.leave(saved)
+        return [outs.get(k) for k in range(len(graph.outputs))]
+
+    def _branch(
+        self, branches: Sequence[PureRegion], arrays: list[jax.Array]
     ) -> Sequence[jax.Array]:
-        assert op.defn.view_write is not None, f"{op.name} has no rule to write through"
-        return op.defn.view_write(tuple(inputs), value, **op.attrs)
+        """`lax.cond` between two graphs."""
+        state = LoopState(self, [region.graph for region in branches])
 
-    def define(self, op: Op, results: Any) -> None:
-        """As for every frame; one result may be given by itself."""
-        super().define(op, _results(results))
+        def branch(region: PureRegion) -> Any:
+            def run(saved: Any, arrays: Any) -> Any:
+                given = [arrays[at] for at in region.inputs if at is not None]
+                with state.entered(saved):
+                    return self.run(region.graph, given), state.snapshot()
+
+            return run
+
+        taken = arrays[0].reshape(()).astype(bool)
+        outs, saved = lax.cond(taken, *map(branch, branches), state.snapshot(), arrays)
+        state.leave(saved)
+        return outs
+
+
+def _zeros(spec: TensorSpec) -> jax.Array:
+    return jnp.zeros(spec.shape, spec.dtype.as_jax())
 
 
 def part_scope(part: str) -> AbstractContextManager[Any]:
     """Label what JAX traces inside as part of the program; "": leave the label as it is."""
     return jax.named_scope(f"{PART}<{part}>") if part else nullcontext()
-
-
-def execute(frame: Frame, op: Op) -> None:
-    """Run one op.
-
-    Raises:
-        popart_exception: with the op and the user's line, if what it means cannot be computed.
-    """
-    try:
-        with jax.named_scope(op.name), part_scope(op.part):
-            _execute(frame, op)
-    except popart_exception:
-        raise  # it is for the user already, or names an op of a called graph
-    except Exception as error:
-        raise popart_exception(
-            f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error
-
-
-def _execute(frame: Frame, op: Op) -> None:
-    if op.defn.execute is None:
-        assert op.defn.lower is not None
-        inputs = list(map(frame.read, op.inputs))
-        frame.machine.check(op, inputs)
-        frame.define(op, op.defn.lower(*inputs, **op.attrs, **frame.machine.rounding(op)))
-    elif op.called_graphs():
-        op.defn.execute(frame, op)
-    else:  # a gradient may run graphs again: they were checked when they were called
-        with frame.machine.unchecked():
-            op.defn.execute(frame, op)
-
-
-def _results(result: Any) -> Sequence[jax.Array]:
-    return result if isinstance(result, (tuple, list)) else [result]

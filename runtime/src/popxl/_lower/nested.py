@@ -1,20 +1,15 @@
-"""Ops that run routines of their own: calls, loops and branches of the host."""
+"""Nodes that run routines of their own: calls, loops and branches of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from popxl._core.regions import Region, regions
 from popxl._lower.assembly import Assembly
-from popxl._lower.rounding import count_updates
 from popxl._lower.schedule import Branch, Loop, Passed, Routine, Slot
-from popxl._lower.segment import Scope
 
 if TYPE_CHECKING:
-    from popxl._core.op import Op
-    from popxl.graph import Graph
-    from popxl.tensor import Tensor
+    from popxl._core.functional import Functional, Node, PureRegion
 
 
 class RoutineOf(Protocol):
@@ -22,197 +17,173 @@ class RoutineOf(Protocol):
 
     def __call__(
         self,
-        graph: Graph,
+        graph: Functional,
         known: frozenset[int],
         arrays: Iterable[int],
-        zeros: Sequence[Tensor] = (),
+        zeros: Sequence[int] = (),
     ) -> Routine:
         """
         Args:
-            known: inputs that are numbers which the host knows, by position among those passed.
+            known: inputs that are numbers which the host knows.
             arrays: outputs that have to be arrays.
-            zeros: inputs that are zeros at first. They are not passed, but returned: the values
-                that they have at the end follow the graph's outputs.
+            zeros: inputs that are zeros, and not passed.
         """
         ...
 
 
-class Nested(Assembly):
-    """The steps of one routine, while those are made that run other routines."""
+class Nested:
+    """Adds such nodes to the steps of a routine."""
 
-    def __init__(
-        self,
-        routine_of: RoutineOf,
-        graph: Graph,
-        inputs: Sequence[Tensor],
-        known: set[int],
-        zeros: Sequence[Tensor],
-    ) -> None:
-        super().__init__(graph, inputs, known, zeros)
-        self._routine_of = routine_of
+    def __init__(self, assembly: Assembly, routine_of: RoutineOf) -> None:
+        self._assembly, self._routine_of = assembly, routine_of
 
     # ---- calls and loops ------------------------------------------------------------------------
-    def _loop(self, scope: Scope, op: Op) -> None:
-        (region,) = regions(op)
-        if region.count == 0:
-            for i in range(region.carried):
-                self._bind((scope, op.outputs[i]), (scope, op.inputs[i]))
-            return
-        known = self._known_in_loop(scope, op, region)
-        zeros = self._zeros_in_loop(scope, op, region)
-        args = {
-            i: self._argument(scope, op, at, i in known)
-            for i, at in enumerate(region.inputs)
-            if i not in zeros
-        }
-        self.close()
+    def loop(self, node: Node) -> None:
+        """A loop, or a call: a loop of one iteration."""
+        (region,) = node.regions
+        known = self._known(node, region)
+        zeros = self._zeros(node, region)
+        args = {i: self._argument(node, region, i, i in known)
+                for i in range(len(region.inputs)) if i not in zeros}  # fmt: skip
+        self._assembly.close()
         done = 0
-        outs: tuple[Slot, ...] = ()
-        if zeros:  # an iteration of its own: what is added to zeros need only be stored
-            done, outs = 1, self._iterate(op, region, args, known, zeros, range(1))
+        outs: Sequence[Slot | None] = ()
+        if zeros:  # the first iteration is peeled: what is added to zeros need only be stored
+            done, outs = 1, self._iterate(node, region, args, known, zeros, range(1))
         if region.count > done:
-            outs = self._iterate(op, region, args, known, (), range(done, region.count))
+            outs = self._iterate(node, region, args, known, (), range(done, region.count))
         for at, out in zip(region.outputs, outs, strict=True):
-            assert at is not None
-            self._where[scope, op.outputs[at]] = out
-        for i, slot in args.items():
-            if region.inputs[i] in op.modified_inputs():
-                self._assign(scope, op.inputs[_at(region, i)], slot)
+            if at is not None and out is not None:
+                self._assembly.place(node.outputs[at], out)
 
     def _iterate(
         self,
-        op: Op,
-        region: Region,
+        node: Node,
+        region: PureRegion,
         args: dict[int, Slot],
         known: frozenset[int],
         zeros: Sequence[int],
         iterations: range,
-    ) -> tuple[Slot, ...]:
-        """Run the graph of `region` for some of the iterations of `op`.
+    ) -> list[Slot | None]:
+        """Run the graph of `region` for some of the iterations of `node`.
 
         Args:
             args: what the graph is given, by input; afterwards, what a further iteration is given.
             zeros: inputs that are zeros.
 
         Returns:
-            The graph's outputs.
+            Where the outputs are that somebody wants: those that the graph passes on, where the
+            caller has them.
         """
-        graph = region.graph
-        passed = [i for i in range(len(graph._inputs)) if i not in zeros]
-        routine = self._routine_of(
-            graph,
-            frozenset(passed.index(i) for i in known),
-            [i for i in range(region.carried) if i not in known],
-            [graph._inputs[i] for i in zeros],
-        )
+        graph, slots = region.graph, self._assembly.slots
+        inputs = [i for i in range(len(graph.inputs)) if i not in zeros]
+        arrays = [k for k, i in region.carried if i not in known]
+        routine = self._routine_of(graph, known, arrays, zeros)
+        carried = {i: k for k, i in region.carried if i in args}
 
-        def new(index: int) -> Slot:
-            slot = routine.outputs[index]
-            if slot not in routine.specs:
-                return self.new_number()
-            return self.new_array(routine.specs[slot])
+        def place(k: int) -> tuple[Slot | None, Slot | None]:
+            """Where output `k` is, and the slot that the step gives it."""
+            slot = routine.outputs[k]
+            if region.outputs[k] is None:
+                return None, None
+            if slot in routine.inputs:
+                i = inputs[routine.inputs.index(slot)]
+                if len(iterations) == 1 or carried.get(i, k) == k:
+                    return args[i], None
+            new = slots.array(routine.specs[slot]) if slot in routine.specs else slots.number()
+            return new, new
 
-        outs = [new(i) for i in range(len(routine.outputs))]
-        modified = op.modified_inputs()
-        changed = {
-            at: self.new_array(graph._inputs[i].spec)
-            for at, i in enumerate(passed)
-            if region.inputs[i] in modified and i >= region.carried and at in routine.changed
-        }
-        each = count_updates(graph)
+        places = [place(k) for k in range(len(routine.outputs))]
+        each = graph.updates
         step = Loop(
             body=Passed(
                 routine=routine,
-                args=tuple(args[i] for i in passed),
-                outs=tuple(outs),
-                changed=changed,
+                args=tuple(args[i] for i in inputs),
+                outs=tuple(own for _, own in places),
             ),
             count=len(iterations),
-            carried=region.carried,
-            updates=(self._updates + iterations.start * each, each),
+            carried=tuple((k, inputs.index(i)) for k, i in region.carried if i in inputs),
+            updates=(self._assembly.updates + iterations.start * each, each),
         )
-        self._step(step, op)
-        own = len(graph._outputs)
-        args.update(enumerate(outs[: region.carried]))
-        args.update((passed[at], slot) for at, slot in changed.items())
-        args.update(zip(zeros, outs[own:], strict=True))
-        return tuple(outs[:own])
+        self._assembly.step(step, node)
+        found = [slot for slot, _ in places]
+        for k, i in region.carried:
+            slot = found[k]
+            assert slot is not None
+            args[i] = slot
+        return found
 
-    def _zeros_in_loop(self, scope: Scope, op: Op, region: Region) -> list[int]:
+    def _zeros(self, node: Node, region: PureRegion) -> tuple[int, ...]:
         """Inputs of the graph that are zeros at first, and that it changes."""
-        modified = op.modified_inputs()
-        return [
-            i
-            for i, at in enumerate(region.inputs)
-            if i >= region.carried and at in modified and self._is_zero(scope, op.inputs[at])
-        ]
+        changed = {i for k, i in region.carried if k >= len(region.graph.graph._outputs)}
+        return tuple(
+            i for i in sorted(changed) if self._assembly.is_zeros(node.inputs[_at(region, i)])
+        )
 
-    def _known_in_loop(self, scope: Scope, op: Op, region: Region) -> frozenset[int]:
+    def _known(self, node: Node, region: PureRegion) -> frozenset[int]:
         """Inputs of the graph that are numbers in all iterations."""
-        modified = op.modified_inputs()
+        own = len(region.graph.graph._outputs)
+        changed = {i for k, i in region.carried if k >= own}
         known = {
             i
             for i, at in enumerate(region.inputs)
             if at is not None
-            and at not in modified
-            and self._number(scope, op.inputs[at]) is not None
+            and i not in changed
+            and self._assembly.number(node.inputs[at]) is not None
         }
-        while region.count != 1 or region.carried:
-            routine = self._routine_of(
-                region.graph, frozenset(known), [i for i in range(region.carried) if i not in known]
-            )
-            lost = {i for i in range(region.carried)
-                    if i in known and routine.outputs[i] in routine.specs}  # fmt: skip
+        while region.carried:
+            arrays = [k for k, i in region.carried if i not in known]
+            routine = self._routine_of(region.graph, frozenset(known), arrays)
+            lost = {i for k, i in region.carried
+                    if i in known and routine.outputs[k] in routine.specs}  # fmt: skip
             if not lost:
                 break
             known -= lost
         return frozenset(known)
 
-    def _argument(self, scope: Scope, op: Op, at: int | None, known: bool) -> Slot:
-        assert at is not None
-        t = op.inputs[at]
-        slot = self._number(scope, t) if known else self._array(scope, t)
+    def _argument(self, node: Node, region: PureRegion, index: int, known: bool) -> Slot:
+        value = node.inputs[_at(region, index)]
+        slot = self._assembly.number(value) if known else self._assembly.array(value)
         assert slot is not None
         return slot
 
     # ---- branches -------------------------------------------------------------------------------
-    def _branch(self, scope: Scope, op: Op) -> None:
-        condition = self._number(scope, op.inputs[0])
+    def branch(self, node: Node) -> None:
+        """A conditional."""
+        assembly = self._assembly
+        condition = assembly.number(node.inputs[0])
         if condition is None:
-            condition = self._fetched(scope, op.inputs[0], op)
-        modified = sorted(op.modified_inputs())
-        targets = list(dict.fromkeys(op.inputs[i] for i in modified))
-        before = [self._array(scope, t) for t in targets]
-        branches, sources = [], []
-        for region in regions(op):
-            routine = self._routine_of(region.graph, frozenset(), range(len(region.graph._outputs)))
-            args = [self._argument(scope, op, at, False) for at in region.inputs]
-            branches.append(Passed(routine=routine, args=tuple(args), outs=()))
-            sources.append({
-                targets.index(op.inputs[_at(region, i)]): i
-                for i in range(len(region.inputs))
-                if region.inputs[i] in modified and i in routine.changed
-            })  # fmt: skip
-        self.close()
-        outs = [self.new_array(t.spec) for t in op.outputs]
-        after = [self.new_array(t.spec) for t in targets]
-        self._step(
-            Branch(
-                condition=condition,
-                branches=(branches[0], branches[1]),
-                outs=tuple(outs),
-                changed=tuple(zip(before, after, strict=True)),
-                sources=(sources[0], sources[1]),
-                updates=self._updates,
-            ),
-            op,
-        )
-        self._where.update(((scope, t), s) for t, s in zip(op.outputs, outs, strict=True))
-        for t, slot in zip(targets, after, strict=True):
-            self._assign(scope, t, slot)
+            condition = assembly.fetched(node.inputs[0], node)
+        branches = []
+        for region in node.regions:
+            every = range(len(region.graph.outputs))
+            routine = self._routine_of(region.graph, frozenset(), every)
+            args = [self._argument(node, region, i, False) for i in range(len(region.inputs))]
+            branches.append(Passed(routine=routine, args=tuple(args)))
+        assembly.close()
+        outs: list[Slot | None] = []
+        for k, value in enumerate(node.outputs):
+            passed = {_passed_on(branch, k) for branch in branches}
+            (slot,) = passed if len(passed) == 1 else (None,)
+            if slot is None:
+                new = assembly.slots.array(value.spec)
+            outs.append(new if slot is None else None)
+            assembly.place(value, new if slot is None else slot)
+        step = Branch(
+            condition=condition, branches=tuple(branches), outs=tuple(outs),
+            updates=assembly.updates,
+        )  # fmt: skip
+        assembly.step(step, node)
 
 
-def _at(region: Region, index: int) -> int:
+def _passed_on(passed: Passed, output: int) -> Slot | None:
+    """The caller's slot that an output of a routine is; None: it is another."""
+    routine = passed.routine
+    slot = routine.outputs[output]
+    return passed.args[routine.inputs.index(slot)] if slot in routine.inputs else None
+
+
+def _at(region: PureRegion, index: int) -> int:
     at = region.inputs[index]
     assert at is not None
     return at

@@ -20,15 +20,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from popxl._core.effects import Effects, program_effects
-from popxl._lower.build import build_schedule, main_variables
+from popxl._lower.build import build_schedule
 from popxl._lower.cache import SegmentCache
 from popxl._lower.devices import global_shape, per_replica, replicated, two_memories
+from popxl._lower.donation import is_exclusive
 from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
 from popxl._lower.launch import Turns
 from popxl._lower.lookahead import window_of
-from popxl._lower.rounding import count_updates
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Traffic
@@ -81,17 +81,17 @@ class State:
         return nullcontext() if self.traffic is None else self.traffic.run(program)
 
 
-def facts_of_program(ir: Ir, platform: str) -> Facts:
+def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:
     """What the program of `ir` says to its segments on `platform`."""
     options = ir._pb_ir.getSessionOptions()
     checked = [
         op
-        for op in program_effects(ir).checks
+        for op in schedule.graph.effects.checks
         if op.defn.check is not None and getattr(options, op.defn.check.option)
     ]
     return Facts(
         checks={op: i for i, op in enumerate(checked, 1)},
-        rounding=options.enableStochasticRounding and count_updates(ir.main_graph) > 0,
+        rounding=options.enableStochasticRounding and schedule.graph.updates > 0,
         replicas=ir.replication_factor,
         transfers=ir.num_host_transfers,
         platform=platform,
@@ -122,10 +122,10 @@ class Program:
         self.schedule: Schedule = build_schedule(ir)
         if two_memories(self.platform):
             self.schedule.window = window_of(self.schedule)
-        self.facts = facts_of_program(ir, self.platform)
+        self.facts = facts_of_program(self.schedule, ir, self.platform)
         for segment in self.schedule.segments:
             segment.facts = self.facts
-        self.variables = main_variables(ir)
+        self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
         self._unfinished: deque[jax.Array] = deque()
         self._unfinished_limit = _unfinished_limit(self.platform, ir)
         # Elsewhere devices have one queue; with replicas, launches of one thread overlap as well.
@@ -139,7 +139,7 @@ class Program:
     @property
     def changed(self) -> list[Variable | Shard]:
         """The variables on the device that a run may change."""
-        return [self.variables[i] for i in self.schedule.main.changed]
+        return [self.variables[i] for i in self.schedule.graph.changed]
 
     @property
     def rounds(self) -> bool:
@@ -243,19 +243,19 @@ class Program:
         walker = self._walker(state, shared)
         main = self.schedule.main
         given = [state.variables.pop(v) for v in self.variables]
-        kept = dict(enumerate(given))
-        for i in main.changed:
-            del kept[i]
+        changed = self.schedule.graph.changed
+        kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
+                if i not in changed}  # fmt: skip
         with state.running(self):
             slots = walker.routine(main, given)
             self._ahead.let_go()
             if self._transit is not None:
                 self._transit.finish()
-        state.variables.update((self.variables[i], array) for i, array in kept.items())
-        state.variables.update(
-            (self.variables[i], slots[s] if i in main.owned_changed else jnp.copy(slots[s]))
-            for i, s in main.changed.items()
-        )
+        state.variables.update(kept)
+        for k, i in enumerate(changed):
+            array = slots[main.outputs[k]]
+            private = is_exclusive(main, k, i)
+            state.variables[self.variables[i]] = array if private else jnp.copy(array)
         if shared.fault is not None:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from popxl._core.functional import Functional
     from popxl._lower.hostside import Rule
     from popxl._lower.segment import Segment
-    from popxl.graph import Graph
     from popxl.remote_buffer import RemoteBuffer
     from popxl.tensor import TensorSpec
 
@@ -152,17 +152,15 @@ class Passed:
 
     Attributes:
         args: slot for each input of the routine.
-        outs: slot for each output; None: nobody wants it.
-        changed: slots for the values that inputs have at the end, by input.
-        copies: inputs that get a copy, because the routine gives their memory away and the caller
-            needs them afterwards.
+        outs: slot for each output; None: nobody wants it, or it is what the caller passed.
+        copies: inputs that get a copy, because the routine donates them and the caller needs them
+            afterwards.
         gives: slots that the caller hands over: it needs them no more.
     """
 
     routine: Routine
     args: tuple[Slot, ...]
-    outs: tuple[Slot | None, ...]
-    changed: dict[int, Slot] = field(default_factory=dict)
+    outs: tuple[Slot | None, ...] = ()
     copies: frozenset[int] = frozenset()
     gives: tuple[Slot, ...] = ()
 
@@ -171,7 +169,6 @@ class Passed:
 
     def writes(self) -> Iterator[Slot]:
         yield from (out for out in self.outs if out is not None)
-        yield from self.changed.values()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -179,14 +176,14 @@ class Loop(Step):
     """Run a routine `count` times; a call is a loop of one iteration.
 
     Attributes:
-        carried: how many outputs become the first inputs of the next iteration.
+        carried: pairs of an output and the input that it is in the next iteration.
         recopied: inputs of the next iteration that get a copy (see `Passed.copies`).
         updates: random roundings before this step, and in each iteration.
     """
 
     body: Passed
     count: int = 1
-    carried: int = 0
+    carried: tuple[tuple[int, int], ...] = ()
     recopied: frozenset[int] = frozenset()
     updates: tuple[int, int] = (0, 0)
 
@@ -203,27 +200,21 @@ class Branch(Step):
 
     Attributes:
         condition: slot of a number; not 0: the first.
-        outs: slot for each output of the branches.
-        changed: for each tensor of the caller that either may change: the slot of its value before
-            and of that afterwards.
+        outs: slot for each output of the branches; None: both pass on what the caller passed.
     """
 
     condition: Slot
-    branches: tuple[Passed, Passed]
-    outs: tuple[Slot, ...]
-    changed: tuple[tuple[Slot, Slot], ...]
-    sources: tuple[dict[int, int], dict[int, int]] = ({}, {})  # changed tensor -> branch's input
+    branches: tuple[Passed, ...]
+    outs: tuple[Slot | None, ...]
     updates: int = 0
 
     def reads(self) -> Iterator[Slot]:
         yield self.condition
         for branch in self.branches:
             yield from branch.reads()
-        yield from (before for before, _ in self.changed)
 
     def writes(self) -> Iterator[Slot]:
-        yield from self.outs
-        yield from (after for _, after in self.changed)
+        yield from (out for out in self.outs if out is not None)
 
 
 def calls(step: Step) -> tuple[Passed, ...]:
@@ -238,32 +229,26 @@ class Routine:
     """The steps of a graph.
 
     Attributes:
-        graph: the graph.
         title: for people.
-        inputs: slot of each input; None: no step needs it.
-        outputs: slot of each output.
-        changed: slot of the value that an input has at the end, where it may have changed.
+        inputs: slot of each input.
+        outputs: slot of each output; that of an input, if it is passed on.
         steps: in order.
         start: values of slots that are known before anything runs: numbers of constants.
         specs: of arrays, by slot, on one replica; slots of numbers have none.
-        consumed: inputs whose memory the routine gives away.
-        owned: outputs that are nobody else's, so that their memory may be given away; and likewise
-            of changed inputs.
         size: number of slots.
+        consumed: inputs that the routine donates, or stores without a copy.
+        memory: for each output the memory that it may be in (see `donation`).
     """
 
-    graph: Graph
     title: str
-    inputs: tuple[Slot | None, ...]
+    inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    changed: dict[int, Slot]
     steps: list[Step]
     start: dict[Slot, int]
     specs: dict[Slot, TensorSpec]
     size: int
     consumed: frozenset[int] = frozenset()
-    owned: frozenset[int] = frozenset()
-    owned_changed: frozenset[int] = frozenset()
+    memory: tuple[frozenset[Any], ...] = ()
 
 
 @dataclass(eq=False)
@@ -271,13 +256,15 @@ class Schedule:
     """What the host does in a run of a program.
 
     Attributes:
-        main: the routine of the main graph.
+        graph: the main graph in functional form: its inputs are the variables on the device.
+        main: its routine.
         routines: all of them; those that others call come first.
         segments: what the devices run.
         window: bytes on one replica of loads that are dispatched before the runs that precede them,
             and of stores on their way; None: host and device share their memory.
     """
 
+    graph: Functional
     main: Routine
     routines: Sequence[Routine]
     segments: Sequence[Segment]
@@ -333,13 +320,15 @@ def _step_text(step: Step, routine: Routine) -> str:
             giving = f" giving {_slots(donated)}" if donated else ""
             return f"{outs}run {step.segment.name}({_slots(step.args)}){giving}"
         case Loop():
-            outs = _slots([*step.body.outs, *step.body.changed.values()])
+            outs = _slots(step.body.outs)
             what = "call" if step.count == 1 else f"{step.count} times"
             left = f"{outs} = " if outs else ""
             return f"{left}{what} {step.body.routine.title}({_slots(step.body.args)})"
         case Branch():
-            then, otherwise = (b.routine.title for b in step.branches)
-            return f"{_slots(step.outs)} = if {number(step.condition)}: {then} else: {otherwise}"
+            runs = (f"{b.routine.title}({_slots(b.args)})" for b in step.branches)
+            outs = _slots(step.outs)
+            chosen = f"if {number(step.condition)}: {' else: '.join(runs)}"
+            return f"{outs} = {chosen}" if outs else chosen
     raise AssertionError(step)
 
 

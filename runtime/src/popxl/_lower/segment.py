@@ -1,14 +1,14 @@
 """Segments: the parts of a program that the devices run, each compiled once.
 
-A segment is a list of items in program order: ops of one activation (or of calls inlined into it),
-values to be kept, values that reach it in other ways. Its function takes and returns flat lists of
-arrays, of which each replica sees its part.
+A segment is a list of nodes of a functional graph, the values that they take, and those that later
+steps ask for. Its function takes and returns flat lists of arrays, of which each replica sees its
+part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,80 +18,20 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from popxl import dtypes
-from popxl._core.aliases import owners
-from popxl._core.effects import Effects, op_effects
-from popxl._core.regions import regions
-from popxl._lower.machine import Frame, Machine, execute, part_scope
-from popxl._lower.rounding import count_updates_of
+from popxl._core.effects import Effects
+from popxl._core.functional import count_updates, node_effects
+from popxl._lower.machine import Machine
 from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
+    from popxl._core.functional import Functional, Node, Value
     from popxl._core.op import Op
-    from popxl.graph import Graph
     from popxl.streams import Stream
-    from popxl.tensor import Tensor
 
 _INLINE_BYTES = 4096
 COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundings so far
-
-
-@dataclass(eq=False, frozen=True)
-class Scope:
-    """An activation of a graph inside a segment's routine: that of the routine, or an inlined
-    call's."""
-
-    graph: Graph
-
-
-Name = tuple[Scope, "Tensor"]
-
-
-@dataclass(frozen=True)
-class RunOp:
-    """Run an op; `part` labels it in plans ("": as what runs the routine)."""
-
-    scope: Scope
-    op: Op
-    part: str = ""
-
-
-@dataclass(frozen=True)
-class Capture:
-    """Keep the value that a tensor has now; it is result `number` of the segment's captures."""
-
-    scope: Scope
-    t: Tensor
-    number: int
-
-
-@dataclass(frozen=True)
-class Bind:
-    """Let `to`, an input or output of an inlined call, have the value that `source` has now."""
-
-    to: Name
-    source: Name
-
-
-@dataclass(frozen=True)
-class Write:
-    """Store argument `number` of the writes through the view `t`."""
-
-    scope: Scope
-    t: Tensor
-    number: int
-
-
-@dataclass(frozen=True)
-class Zeros:
-    """Let `t`, which owns its memory, be zeros."""
-
-    scope: Scope
-    t: Tensor
-
-
-Item = RunOp | Capture | Bind | Write | Zeros
 
 
 @dataclass(frozen=True)
@@ -119,35 +59,27 @@ class Segment:
 
     Attributes:
         name: for people.
-        items: in program order.
-        args: the owners whose values it takes, then the arrays that writes take (by number).
+        nodes: in program order.
+        args: the values that it takes.
         numbers: which arguments are numbers that the host knows.
-        captures: specs of the values that `Capture` items keep.
-        results: owners whose last value it returns, after the captures.
+        results: the values that it returns.
         donated: arguments whose memory results may take.
     """
 
     name: str
-    items: list[Item] = field(default_factory=list)
-    args: list[Name | int] = field(default_factory=list)
-    arg_specs: list[TensorSpec] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    args: list[Value] = field(default_factory=list)
     numbers: frozenset[int] = frozenset()
-    captures: list[TensorSpec] = field(default_factory=list)
-    results: list[Name] = field(default_factory=list)
+    results: list[Value] = field(default_factory=list)
     donated: tuple[int, ...] = ()
     facts: Facts | None = None
-
-    @property
-    def ops(self) -> list[Op]:
-        """Its ops, those of called graphs not included."""
-        return [item.op for item in self.items if isinstance(item, RunOp)]
 
     @cached_property
     def effects(self) -> Effects:
         """Streams it uses, checks, and whether it acts on the outside world."""
         found = Effects()
-        for op in self.ops:
-            found.add(op_effects(op))
+        for node in self.nodes:
+            found.add(node_effects(node))
         return found
 
     @cached_property
@@ -164,22 +96,24 @@ class Segment:
     def constants(self) -> list[Constant]:
         """The constants that it takes as arguments, by being too large to write into the code."""
         found: dict[Constant, None] = {}
-        for item in self.items:
-            _collect(_tensors(item), found)
-            if isinstance(item, RunOp):
-                for graph in _graphs(item.op):
-                    _collect(graph.constants, found)
+        _collect_constants(self.nodes, found, set())
+        _note_constants(self.results, found)
         return list(found)
 
     @cached_property
     def updates(self) -> int:
         """How many random roundings it does."""
-        return sum(map(count_updates_of, self.ops))
+        return sum(map(count_updates, self.nodes))
+
+    @property
+    def arg_specs(self) -> list[TensorSpec]:
+        """Specs of the arguments on one replica."""
+        return [TensorSpec(v.spec.shape, v.spec.dtype) for v in self.args]
 
     @property
     def result_specs(self) -> list[TensorSpec]:
-        """Specs of the results on one replica: captures, then owners."""
-        return [*self.captures, *(t.spec for _, t in self.results)]
+        """Specs of the results on one replica."""
+        return [TensorSpec(v.spec.shape, v.spec.dtype) for v in self.results]
 
     @cached_property
     def is_checked(self) -> bool:
@@ -217,26 +151,22 @@ def is_argument(constant: Constant) -> bool:
     return constant._data.nbytes > _INLINE_BYTES
 
 
-def _tensors(item: Item) -> Iterable[Tensor]:
-    if isinstance(item, RunOp):
-        sources = [*item.op.inputs]
-    elif isinstance(item, Bind):
-        sources = [item.source[1]]
-    else:
-        sources = [item.t]
-    return [o for t in sources for o in owners(t)]
-
-
-def _collect(tensors: Iterable[Tensor], found: dict[Constant, None]) -> None:
+def _note_constants(values: Iterable[Value], found: dict[Constant, None]) -> None:
+    tensors = (v.tensor for v in values if v.node is None)
     found.update((t, None) for t in tensors if isinstance(t, Constant) and is_argument(t))
 
 
-def _graphs(op: Op) -> Iterable[Graph]:
-    """The graphs that `op` runs, at any depth."""
-    for region in regions(op):
-        yield region.graph
-        for inner in region.graph._ops:
-            yield from _graphs(inner)
+def _collect_constants(
+    nodes: Iterable[Node], found: dict[Constant, None], seen: set[Functional]
+) -> None:
+    """Note the constants that nodes read, and the graphs that they run."""
+    for node in nodes:
+        _note_constants(node.inputs, found)
+        for graph in (region.graph for region in node.regions):
+            if graph not in seen:
+                seen.add(graph)
+                _note_constants(graph.outputs, found)
+                _collect_constants(graph.nodes, found, seen)
 
 
 # ---- the function -------------------------------------------------------------------------------
@@ -290,7 +220,10 @@ def replica_function(segment: Segment) -> Any:
             (machine.fault,) = take(1)
         if segment.is_rounded:
             machine.seed, machine.updates = take(2)
-        results = _run_items(segment, machine, arguments)
+        found = dict(zip(segment.args, arguments, strict=True))
+        for node in segment.nodes:
+            machine.execute(node, found)
+        results = [machine.read(v, found) for v in segment.results]
         results += [machine.streams[s] for s in segment.sinks]
         results += [jnp.asarray(machine.positions[s], jnp.int32) for s in segment.streams]
         if segment.is_checked:
@@ -298,36 +231,6 @@ def replica_function(segment: Segment) -> Any:
         return tuple(results)
 
     return run
-
-
-def _run_items(segment: Segment, machine: Machine, arguments: Sequence[Any]) -> list[Any]:
-    frames: dict[Scope, Frame] = {}
-    written: dict[int, Any] = {}
-
-    def frame(scope: Scope) -> Frame:
-        return frames.setdefault(scope, Frame(machine))
-
-    for name, value in zip(segment.args, arguments, strict=True):
-        if isinstance(name, int):
-            written[name] = value
-        else:
-            frame(name[0]).values[name[1]] = value
-    captured: dict[int, Any] = {}
-    for item in segment.items:
-        match item:
-            case RunOp(scope, op, part):
-                with part_scope(part):
-                    execute(frame(scope), op)
-            case Capture(scope, t, number):
-                captured[number] = frame(scope).read(t)
-            case Bind((scope, t), (source, of)):
-                frame(scope).values[t] = frame(source).read(of)
-            case Write(scope, t, number):
-                frame(scope).write(t, written[number])
-            case Zeros(scope, t):
-                frame(scope).values[t] = jnp.zeros(t.shape, t.dtype.as_jax())
-    kept = [captured[i] for i in range(len(segment.captures))]
-    return kept + [frame(scope).read(t) for scope, t in segment.results]
 
 
 def global_function(segment: Segment, mesh: Any) -> Any:

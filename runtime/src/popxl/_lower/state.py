@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from popxl._core.effects import Effects, graph_effects
-from popxl._lower.rounding import count_updates
+from popxl._core.effects import Effects
 
 if TYPE_CHECKING:
+    from popxl._core.functional import Functional
     from popxl._lower.machine import Machine
-    from popxl.graph import Graph
 
 
 class LoopState:
@@ -24,16 +23,16 @@ class LoopState:
         count: number of iterations.
     """
 
-    def __init__(self, machine: Machine, graphs: Sequence[Graph], count: int = 1) -> None:
+    def __init__(self, machine: Machine, graphs: Sequence[Functional], count: int = 1) -> None:
         effects = Effects()
         for graph in graphs:
-            effects.add(graph_effects(graph))
+            effects.add(graph.effects)
         self._machine = machine
         self._stores = list(effects.stores)
         self._streams = [*effects.loads, *effects.stores]
         self._checks = not machine.checks.keys().isdisjoint(effects.checks)
         self._updates, self._count = machine.updates, count
-        self._step = 0 if machine.seed is None else max(map(count_updates, graphs))
+        self._step = 0 if machine.seed is None else max(graph.updates for graph in graphs)
 
     def snapshot(self) -> Any:
         """The state now."""

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from popxl._lower.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
-from popxl._lower.segment import RunOp, Segment
+from popxl._lower.segment import Segment
 from popxl._lower.walker import Walker
 
 
@@ -129,8 +129,7 @@ class LabelledWalker(Walker):
     def _label(self, step: Step) -> str:
         """The part of a step; a segment may hold ops of several."""
         if isinstance(step, Run) and not step.part:
-            items = step.segment.items
-            found = [i.part for i in items if isinstance(i, RunOp) and i.part]
+            found = [node.part for node in step.segment.nodes if node.part]
             return " + ".join(dict.fromkeys(found)) or self._part
         return step.part or self._part
 

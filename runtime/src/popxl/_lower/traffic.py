@@ -21,10 +21,14 @@ import numpy as np
 
 from popxl._lower.disk import Scratch, aligned
 
-AHEAD = 2**28
+DISK_WINDOW = 2**28
+"""Bytes that each of the three windows of a folder takes at most: read ahead, waiting to be
+written, and kept to be used again."""
+
+AHEAD = DISK_WINDOW
 """Bytes that are read before they are asked for."""
 
-BEHIND = 2**28
+BEHIND = DISK_WINDOW
 """Bytes of stored entries that may wait for the disk; a store waits if they are more."""
 
 _LOOKED_AT = 256  # events
@@ -187,13 +191,13 @@ class EntryFile:
             DiskError: this or another entry could not be written.
         """
         self._check()
-        self.traffic.note("store", self, index)
         self._written.add(index)
         traffic, waiting = self.traffic, _Waiting(array)
         with traffic.changed:
             traffic.changed.wait_for(lambda: not traffic.waiting or traffic.waiting < BEHIND)
             traffic.waiting += self.nbytes
             self._waiting[index] = waiting
+        traffic.note("store", self, index)  # now nobody reads ahead what the file still has
         traffic.scratch.pool.submit(self._write, index, waiting)
 
     def load(self, index: int) -> jax.Array | list[np.ndarray]:

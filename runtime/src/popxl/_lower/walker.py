@@ -147,8 +147,7 @@ class Walker:
         for slot, number in routine.start.items():
             slots[slot] = number
         for at, value in zip(routine.inputs, inputs, strict=True):
-            if at is not None:
-                slots[at] = value
+            slots[at] = value
         inputs.clear()
         do = self._do
         for step in routine.steps:
@@ -191,7 +190,7 @@ class Walker:
         segment, shared = step.segment, self._shared
         arguments = [slots[s] for s in step.args]
         for i in segment.numbers:
-            arguments[i] = self._number(arguments[i], segment.arg_specs[i])
+            arguments[i] = self._number(arguments[i], segment.args[i].spec)
         arguments += [shared.streams[s] for s in segment.streams]
         arguments += [shared.positions[s] for s in segment.streams]
         arguments += [shared.constants[c] for c in segment.constants]
@@ -226,33 +225,29 @@ class Walker:
             slots[slot] = None
         base, each = step.updates
         outs: list[Any] = []
-        changed: dict[int, Any] = {}
+        into = {i for _, i in step.carried}
         for iteration in range(step.count):
             given = list(current)
             if iteration == step.count - 1:
                 current.clear()
             else:
                 for i in routine.consumed:
-                    if i < step.carried or i in body.changed:
+                    if i in into:
                         current[i] = None
                     else:  # the next iteration is given the same
                         given[i] = self._copy(given[i])
             inner = self.routine(routine, given, updates + base + iteration * each)
             outs = [inner[s] for s in routine.outputs]
-            changed = {i: inner[routine.changed[i]] for i in body.changed}
+            inner.clear()
             if iteration < step.count - 1:
-                current[: step.carried] = outs[: step.carried]
-                for i, value in changed.items():
-                    current[i] = value
+                for k, i in step.carried:
+                    current[i] = outs[k]
                 for i in step.recopied:
                     current[i] = self._copy(current[i])
                 outs.clear()
-                changed.clear()
         for out, value in zip(body.outs, outs, strict=True):
             if out is not None:
                 slots[out] = value
-        for i, slot in body.changed.items():
-            slots[slot] = changed[i]
 
     def _branch(self, step: Branch, slots: list[Any], updates: int) -> None:
         condition = slots[step.condition]
@@ -267,8 +262,5 @@ class Walker:
             passed.routine, [slots[s] for s in passed.args], updates + step.updates
         )
         for slot, at in zip(step.outs, passed.routine.outputs, strict=True):
-            slots[slot] = inner[at]
-        for k, (before, after) in enumerate(step.changed):
-            source = step.sources[taken].get(k)
-            changed = passed.routine.changed
-            slots[after] = slots[before] if source is None else inner[changed[source]]
+            if slot is not None:
+                slots[slot] = inner[at]

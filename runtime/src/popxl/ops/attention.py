@@ -1,92 +1,22 @@
-"""Attention of queries to keys, as one op.
-
-The softmax is normalised after the second product, on the small result and not on the scores, and
-the gradient passes over the scores once: the sum over a row that the gradient of a softmax needs is
-the product of the output with its gradient (Dao et al., FlashAttention, arXiv:2205.14135, section
-3.1 and appendix B).
-"""
+"""Attention of queries to keys, as one op: of all scores at once, or fused."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
-
-import jax.numpy as jnp
 
 from popxl import ops
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
-from popxl.ops._folds import max_over, sum_over
+from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
 from popxl.ops._grads import sum_to
-from popxl.ops._numerics import check_floating, check_same_dtype
-from popxl.ops.placement import materialised
-from popxl.ops.random import dropped
+from popxl.ops.fused_attention import FUSED_ATTENTION
 from popxl.tensor import Tensor
 
+Pair = tuple[Tensor, Tensor]
 
-def _product(equation: str, a: Any, b: Any) -> Any:
-    """Accumulated, and returned, in float32."""
-    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
-
-
-def _attention(
-    q: Any, k: Any, v: Any, *rest: Any, scale: float, biases: int, p: float
-) -> tuple[Any, ...]:
-    """(output, exponentials of the scores, 1 / their sums)."""
-    for t in (q, k, v):
-        check_floating(t)
-    check_same_dtype(q, k, v)
-    _check_shapes(q, k, v, rest[:biases])
-    scores = _product("...qd,...kd->...qk", q, k)
-    if scale != 1:
-        scores = scores * scale
-    for bias in rest[:biases]:
-        scores = scores + bias
-    exponentials = jnp.exp(scores - max_over(scores, -1, keepdims=True))
-    normaliser = 1 / sum_over(exponentials, -1, keepdims=True)
-    weights = exponentials.astype(v.dtype)
-    out = _product("...qk,...kd->...qd", _kept(weights, rest[biases:], p), v) * normaliser
-    return out.astype(v.dtype), weights, normaliser
-
-
-def _check_shapes(q: Any, k: Any, v: Any, biases: Sequence[Any]) -> None:
-    shapes = ", ".join(str(t.shape) for t in (q, k, v))
-    if min(t.ndim for t in (q, k, v)) < 2 or len({t.shape[:-2] for t in (q, k, v)}) > 1:
-        raise ValueError(f"q, k and v must have the same leading axes, but have shapes {shapes}")
-    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"the shapes of q, k and v do not fit: {shapes}")
-    scores = (*q.shape[:-1], k.shape[-2])
-    for bias in biases:
-        if jnp.broadcast_shapes(bias.shape, scores) != scores:
-            raise ValueError(f"a bias of shape {bias.shape} does not broadcast to {scores}")
-
-
-def _kept(weights: Any, seed: Sequence[Any], p: float) -> Any:
-    return dropped(weights, seed[0], weights.shape, p) if seed else weights
-
-
-def _attention_grads(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, weights: Any, normaliser: Any, *seed: Any,
-    scale: float, p: float,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v and of the scores."""
-    scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
-    rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
-    dp = _product("...qd,...kd->...qk", scaled, v)
-    wide = weights * (_kept(dp, seed, p) - rows)
-    ds = materialised(wide.astype(q.dtype))  # read three times
-    dv = _transposed_product(scaled, _kept(weights, seed, p))
-    dk = _transposed_product(q, ds)
-    dq = _product("...qk,...kd->...qd", ds, k)
-    if scale != 1:
-        dq, dk = dq * scale, dk * scale
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), ds
-
-
-def _transposed_product(a: Any, scores: Any) -> Any:
-    """(scores)ᵀ a. A transposed first operand slows XLA's products down on CPU, so the result is
-    transposed instead, which is smaller."""
-    return materialised(_product("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)
+_MANY = 2**20  # scores of a head, from which they are not held at once
 
 
 def _flops(op: Op) -> int:
@@ -102,29 +32,32 @@ def _grads_flops(op: Op) -> int:
 
 _GRADS = define(
     "attention_grads",
-    _attention_grads,
+    attention_grads,
     grad=NoGrad("second derivatives of attention are not supported"),
     flops=_grads_flops,
 )
 
 
 def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
-    q, k, v = op.inputs[:3]
-    biases = op.inputs[3 : 3 + op.attrs["biases"]]
-    seed = op.inputs[3 + len(biases) :]
-    kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *seed)]
-    attrs = {"scale": op.attrs["scale"], "p": op.attrs["p"]}
+    q, k, v, *rest = op.inputs
+    others = sorted_inputs(rest, Settings(**op.attrs))
+    kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *others.seed)]
+    attrs = {name: op.attrs[name] for name in ("scale", "p", "cap")}
     *found, ds = emit(_GRADS, [dy, *kept], attrs)
     return [
         *(g if ctx.needs(op, i) else None for i, g in enumerate(found)),
-        *(_of_bias(ds, b) if ctx.needs(op, 3 + i) else None for i, b in enumerate(biases)),
-        *(None for _ in seed),
+        *(_of_bias(ds, b) if ctx.needs(op, 3 + i) else None for i, b in enumerate(others.biases)),
+        *(None for _ in rest[len(others.biases) :]),
     ]
 
 
 def _of_bias(ds: Tensor, bias: Tensor) -> Tensor:
     wide = ds if ds.dtype is bias.dtype else ops.cast(ds, bias.dtype)
     return sum_to(wide, bias.shape)
+
+
+def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
+    return attention_of(q, k, v, *rest, settings=Settings(**attrs))
 
 
 _ATTENTION = define("attention", _attention, grad=_attention_grad, flops=_flops)
@@ -138,29 +71,59 @@ def attention(
     scale: float = 1.0,
     seed_tensor: Tensor | None = None,
     dropout: float = 0.0,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    cap: float | None = None,
+    positions: Pair | None = None,
+    segments: Pair | None = None,
+    lengths: Tensor | None = None,
+    fused: bool | None = None,
 ) -> Tensor:
-    """dropout(softmax(q kᵀ * scale + biases)) v. Products accumulate in float32, and scores and
-    softmax are float32, whatever the dtype of q, k and v.
+    """dropout(softmax(cap(q kᵀ * scale) + biases)) v. Products accumulate in float32, and scores
+    and softmax are float32, whatever the dtype of q, k and v.
 
     Args:
         q: (..., queries, features).
-        k, v: (..., keys, features).
+        k, v: (..., keys, features), or with fewer heads, the axis before these: consecutive heads
+            of q share one then (grouped queries; Ainslie et al., arXiv:2305.13245).
         biases: float32, each broadcasts to the scores (..., queries, keys).
         scale: of the scores.
         seed_tensor: uint32 (2,), for dropout.
         dropout: probability of a weight to become 0, in [0, 1).
+        causal: hide the keys whose position is after the query's.
+        window: if causal, hide the keys whose position is so many or more before the query's.
+        cap: scores become cap * tanh(scores / cap).
+        positions: if causal, of queries and keys: int32 (batch or 1, queries) and (batch or 1,
+            keys), for q of rank 4. None: 0, 1, ...
+        segments: numbers of the same shapes; keys of other segments than the query's are hidden.
+        lengths: int32 (batch,), for q of rank 4: the keys from this number on are hidden.
+        fused: never hold all scores. On NVIDIA GPUs it is cuDNN's kernel where that applies (16-bit
+            types, no cap, no dropout), elsewhere a loop over tiles of the queries. The gradient
+            computes the scores again. None: where there are 2**20 scores or more of a head.
 
     Returns:
         (..., queries, features), of the dtype of v.
 
     Raises:
         SpecError: shapes or dtypes do not fit.
-        ValueError: a wrong probability, or dropout without a seed.
+        ValueError: a wrong probability, dropout without a seed, or window or positions of attention
+            that is not causal.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"attention: the probability of dropout must be in [0, 1), not {dropout}")
     if dropout and seed_tensor is None:
         raise ValueError("attention: dropout needs seed_tensor, uint32 of shape (2,)")
+    if not causal and (window is not None or positions is not None):
+        raise ValueError("attention: window and positions are of causal attention: set causal")
     seed = [seed_tensor] if dropout and seed_tensor is not None else []
-    attrs = {"scale": float(scale), "biases": len(biases), "p": float(dropout)}
-    return emit(_ATTENTION, [q, k, v, *biases, *seed], attrs)[0]
+    settings = Settings(
+        float(scale), len(biases), float(dropout), bool(causal),
+        None if window is None else int(window), None if cap is None else float(cap),
+        positions is not None, segments is not None, lengths is not None,
+    )  # fmt: skip
+    places = [*(positions or ()), *(segments or ()), *([] if lengths is None else [lengths])]
+    if fused is None:
+        fused = math.prod(t.shape[-2] for t in (q, k) if t.rank > 1) >= _MANY
+    op = FUSED_ATTENTION if fused else _ATTENTION
+    return emit(op, [q, k, v, *biases, *places, *seed], settings._asdict())[0]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from popxl import context
-from popxl._core.aliases import check_references, modified_inputs
+from popxl._core.aliases import check_references
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._core.regions import Region
@@ -15,30 +15,11 @@ from popxl.errors import SpecError
 from popxl.graph import Graph
 from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
 
-if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
-
 
 # ---- the op -------------------------------------------------------------------------------------
 def outputs_as_called(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
     """Shape rule of calls: what the called graph returns."""
     return [t.spec for t in graph._outputs]
-
-
-def modified_by_reference(op: Op) -> set[int]:
-    """Inputs that the called graph changes and that are by-reference, or said to be changed."""
-    graph = op.attrs["graph"]
-    changed = modified_inputs(graph)
-    return {i for i in changed if graph._inputs[i]._by_ref or i in op.site_modified}
-
-
-def _execute(frame: Frame, op: Op) -> None:
-    """Runs a graph where it is called."""
-    graph = op.attrs["graph"]
-    inner = frame.machine.run(graph, [frame.read(t) for t in op.inputs])
-    frame.values.update(zip(op.outputs, map(inner.read, graph._outputs), strict=True))
-    for i in op.modified_inputs():
-        frame.write(op.inputs[i], inner.read(graph._inputs[i]))
 
 
 def regions_of_call(op: Op) -> list[Region]:
@@ -54,10 +35,8 @@ def _call_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | Non
 
 CALL = define(
     "call",
-    execute=_execute,
     infer=outputs_as_called,
     grad=_call_grad,
-    modifies=modified_by_reference,
     regions=regions_of_call,
 )
 

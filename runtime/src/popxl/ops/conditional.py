@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-from jax import lax
+from typing import Any
 
 from popxl import context, dtypes
-from popxl._core.aliases import modified_inputs
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl._core.regions import Region
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo, _check_index, gather_inputs
 from popxl.tensor import Tensor, TensorSpec
-
-if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
 
 # Inputs of the op: the condition, the inputs of the then-branch, the inputs of the else-branch.
 
@@ -43,54 +37,6 @@ def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec
     return [t.spec for t in then._outputs]
 
 
-def _modified(op: Op) -> set[int]:
-    found: set[int] = set()
-    for then in (True, False):
-        graph = op.attrs["then" if then else "otherwise"]
-        inputs = _branch_inputs(op, then)
-        found.update(
-            inputs[i]
-            for i in modified_inputs(graph)
-            if graph._inputs[i]._by_ref or inputs[i] in op.site_modified
-        )
-    return found
-
-
-def _execute(frame: Frame, op: Op) -> None:
-    """`lax.cond` between two graphs, with the state that either changes."""
-    graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
-    state = frame.machine.loop_state(list(graphs.values()))
-    changed = list(dict.fromkeys(op.inputs[i] for i in sorted(op.modified_inputs())))
-
-    def branch(then: bool) -> Any:
-        def run(saved: Any, values: Any, targets: Any) -> Any:
-            graph, inputs = graphs[then], _branch_inputs(op, then)
-            with state.entered(saved):
-                inner = frame.machine.run(graph, [values[i] for i in inputs])
-                result = dict(zip(changed, targets, strict=True))
-                for i, t in enumerate(graph._inputs):
-                    if inputs[i] in op.modified_inputs():
-                        result[op.inputs[inputs[i]]] = inner.read(t)
-                outs = [inner.read(t) for t in graph._outputs]
-                return outs, [result[t] for t in changed], state.snapshot()
-
-        return run
-
-    values = [frame.read(t) for t in op.inputs]
-    outs, new, saved = lax.cond(
-        values[0].reshape(()).astype(bool),
-        branch(True),
-        branch(False),
-        state.snapshot(),
-        values,
-        [frame.read(t) for t in changed],
-    )
-    state.leave(saved)
-    frame.values.update(zip(op.outputs, outs, strict=True))
-    for t, value in zip(changed, new, strict=True):
-        frame.write(t, value)
-
-
 def _regions(op: Op) -> list[Region]:
     graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
     return [
@@ -103,8 +49,7 @@ def _grad(ctx: Any, op: Op, *grads: Tensor | None) -> Any:
     return ctx.branch_grad(op, grads)
 
 
-CONDITIONAL = define("conditional", execute=_execute, infer=_infer, grad=_grad, modifies=_modified,
-                     regions=_regions)  # fmt: skip
+CONDITIONAL = define("conditional", infer=_infer, grad=_grad, regions=_regions)
 
 
 class ConditionalSiteInfo(CallSiteInfo):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._core.effects import Effects
-from popxl._core.op import Op, emit
+from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, define
 from popxl._core.text import spec_text
 from popxl.errors import SpecError
@@ -14,17 +15,19 @@ from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
+    from popxl._core.functional import Node
+    from popxl._lower.machine import Machine
 
 
-def _execute_load(frame: Frame, op: Op) -> None:
+def _execute_load(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """The next transfer of a stream, whose data is an argument of the program."""
-    frame.define(op, frame.machine.host_load(op.attrs["stream"]))
+    return [machine.host_load(node.attrs["stream"])]
 
 
-def _execute_store(frame: Frame, op: Op) -> None:
+def _execute_store(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """The next transfer of a stream, whose data is a result of the program."""
-    frame.machine.host_store(op.attrs["stream"], frame.read(op.inputs[0]))
+    machine.host_store(node.attrs["stream"], arrays[0])
+    return []
 
 
 _LOAD = define(

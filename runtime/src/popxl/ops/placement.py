@@ -20,7 +20,8 @@ from popxl.ops._folds import traced_for
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
+    from popxl._core.functional import Node
+    from popxl._lower.machine import Machine
     from popxl.graph import Graph
 
 
@@ -30,6 +31,7 @@ INIT = define(
     lambda shape, dtype, meta_shape, init_type: jnp.zeros(shape, dtype.as_jax()),
     infer=lambda shape, dtype, meta_shape, init_type: [TensorSpec(shape, dtype, meta_shape)],
     grad=NoGrad("no inputs"),
+    tags=("zeros",),
 )
 
 
@@ -131,7 +133,7 @@ TO_IR_ENUM_MAP = {name: name for name in ("executable", "compute_buffer", "io_bu
 
 _CODE_COPY = define(
     "code_copy",
-    execute=lambda frame, op: None,
+    execute=lambda machine, node, arrays: [],
     infer=lambda **_: [],
     grad=NoGrad("moves code, not data"),
 )
@@ -201,9 +203,10 @@ FloatFormat = Literal["auto", "fixed", "scientific", "none"]
 FLOAT_FORMAT_MAP = {name: name for name in ("auto", "fixed", "scientific", "none")}
 
 
-def _execute_print(frame: Frame, op: Op) -> None:
+def _execute_print(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """`jax.debug.callback` that writes to stderr."""
-    value = frame.read(op.inputs[0])
+    (value,), op = arrays, node.op
+    assert op is not None
     title, fmt = op.attrs["title"], PrintTensorFmt(*op.attrs["fmt"])
     if op.attrs["print_self"]:
         if value.dtype.itemsize < 4 and jnp.issubdtype(value.dtype, jnp.floating):
@@ -215,7 +218,7 @@ def _execute_print(frame: Frame, op: Op) -> None:
             print(f"{title}: {fmt.format(np.asarray(x))}", file=sys.stderr, flush=True)
 
         jax.debug.callback(show, shown, ordered=False)
-    frame.define(op, value)
+    return arrays
 
 
 def _print_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:

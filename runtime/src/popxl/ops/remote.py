@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._core.effects import Effects
-from popxl._core.op import Op, emit
+from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.errors import SpecError
 from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
+    from collections.abc import Sequence
+
+    from popxl._core.functional import Node
+    from popxl._lower.machine import Machine
 
 
 def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:
     return [TensorSpec(buffer.tensor_shape, buffer.tensor_dtype, buffer.meta_shape)]
 
 
-def _by_the_host(frame: Frame, op: Op) -> None:
+def _by_the_host(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """Transfers are steps of the host's schedule; no device runs them."""
-    raise AssertionError(f"{op} is in a segment")
+    raise AssertionError(f"{node} is in a segment")
 
 
 REMOTE_LOAD = define(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
-
-import jax.numpy as jnp
-from jax import lax
+from typing import Any
 
 from popxl import context
 from popxl._core.op import Op, emit
@@ -18,49 +15,11 @@ from popxl.graph import Graph
 from popxl.ops.call import (
     CallSiteInfo,
     gather_inputs,
-    modified_by_reference,
     output_names,
     outputs_as_called,
     regions_of_call,
 )
 from popxl.tensor import Tensor
-
-if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
-
-
-def _execute(frame: Frame, op: Op) -> None:
-    """`lax.fori_loop` whose carry is exactly the state the graph changes."""
-    graph, count = op.attrs["graph"], op.attrs["count"]
-    carried = op.attrs["carried"]
-    changed = sorted(i for i in op.modified_inputs() if i >= carried)
-    start = [frame.read(t) for t in op.inputs]
-    state = frame.machine.loop_state([graph], count)
-
-    def iteration(at: Any, carry: Any) -> Any:
-        firsts, by_ref, _, saved = carry
-        with state.entered(saved, at):
-            values = list(start)
-            values[:carried] = firsts
-            for i, value in zip(changed, by_ref, strict=True):
-                values[i] = value
-            inner = frame.machine.run(graph, values)
-            outs = [inner.read(t) for t in graph._outputs]
-            refs = [inner.read(graph._inputs[i]) for i in changed]
-            return outs[:carried], refs, outs[carried:], state.snapshot()
-
-    extra = [jnp.zeros(t.shape, t.dtype.as_jax()) for t in graph._outputs[carried:]]
-    carry: Any = (start[:carried], [start[i] for i in changed], extra, state.snapshot())
-    carry = iteration(0, carry) if count == 1 else lax.fori_loop(0, count, iteration, carry)
-    firsts, by_ref, extra, saved = carry
-    state.leave(saved)
-    frame.values.update(zip(op.outputs, [*firsts, *extra], strict=True))
-    for i, value in zip(changed, by_ref, strict=True):
-        frame.write(op.inputs[i], value)
-    # A carried by-reference input ends with the last iteration's value.
-    for i in op.modified_inputs():
-        if i < carried:
-            frame.write(op.inputs[i], firsts[i])
 
 
 def _repeat_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | None]:
@@ -69,10 +28,8 @@ def _repeat_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | N
 
 REPEAT = define(
     "repeat",
-    execute=_execute,
     infer=outputs_as_called,
     grad=_repeat_grad,
-    modifies=modified_by_reference,
     regions=regions_of_call,
 )
 

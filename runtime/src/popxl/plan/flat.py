@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popxl._lower.machine import PART
+from popxl.ops.fused_attention import KERNELS
 
 _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp_call "
                      "custom_vjp_call custom_vjp_call_jaxpr custom_lin".split())  # fmt: skip
@@ -17,7 +18,7 @@ class Node:
     """A primitive.
 
     Attributes:
-        name: JAX's name of it.
+        name: JAX's name of it, or that of a function that is one kernel.
         inputs, outputs: variables of JAX, without constants.
         atoms: all operands.
         params: as in JAX.
@@ -121,6 +122,9 @@ def _append(jaxpr: Any, part: str, nodes: list[Node], same: dict[Any, Any]) -> N
     for eqn in jaxpr.eqns:
         label = _part_of(eqn) or part
         atoms = [_resolve(v, same) for v in eqn.invars]
+        if eqn.params.get("name") in KERNELS:
+            nodes.append(Node(eqn.params["name"], atoms, list(eqn.outvars), eqn.params, label))
+            continue
         if eqn.primitive.name in _INLINED:
             inner = next(iter(_functions(eqn.params)))
             # A function may be called twice: its variables are renamed by what they stand for, so

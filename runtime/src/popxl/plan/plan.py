@@ -46,6 +46,7 @@ class Traced:
             streams=stored.streams,
             temporaries=peak,
             remote=stored.remote,
+            disk=stored.disk,
             resident=stored.resident,
         )
 
@@ -61,7 +62,7 @@ def trace(ir: Ir, platform: str = "cpu") -> Traced:
         platform: that the program is traced for: "cpu", "gpu" or "tpu".
     """
     schedule = build_schedule(ir)
-    facts = facts_of_program(ir, platform)
+    facts = facts_of_program(schedule, ir, platform)
     for segment in schedule.segments:
         segment.facts = facts
     works = {segment: work_of(segment) for segment in schedule.segments}
@@ -99,6 +100,7 @@ def memory_use(program: Program) -> MemoryUse:
         streams=stored.streams,
         temporaries=Walk({}, _compiled(program)).run(program.schedule),
         remote=stored.remote,
+        disk=stored.disk,
         resident=stored.resident,
     )
 
@@ -120,11 +122,13 @@ def storage_of(ir: Ir) -> Storage:
     constants = [c for graph in ir._graphs for c in graph.constants if is_argument(c)]
     buffers = list(_buffers(ir))
     resident = sum(_entry(b) * min(b.resident, b.entries) for b in buffers)
+    on_disk = sum(_entry(b) * min(b.on_disk, b.entries) for b in buffers)
     return Storage(
         variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants))
         + resident,
         streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
-        remote=sum(_entry(b) * b.entries for b in buffers) - resident,
+        remote=sum(_entry(b) * b.entries for b in buffers) - resident - on_disk,
+        disk=on_disk,
         resident=resident,
     )
 

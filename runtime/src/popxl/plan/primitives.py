@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from popxl.ops.fused_attention import KERNELS
+
 if TYPE_CHECKING:
     from popxl.plan.flat import Node
 
@@ -51,7 +53,7 @@ def kind_of(name: str) -> Kind:
         return "free"
     if name in _REDUCTIONS:
         return "reduction"
-    return "kernel" if name in _KERNELS or name in COLLECTIVES else "fused"
+    return "kernel" if name in _KERNELS or name in COLLECTIVES or name in KERNELS else "fused"
 
 
 def nbytes(aval: Any) -> int:
@@ -69,6 +71,8 @@ def _is_counter(aval: Any) -> bool:
 def flops_of(node: Node) -> int:
     """Operations of a matrix product or convolution: 2 for each multiply-add; 0 of others."""
     name, out = node.name, node.outputs[0].aval
+    if name in KERNELS:
+        return KERNELS[name]([atom.aval.shape for atom in node.atoms])
     if name in ("dot_general", "ragged_dot"):
         (contracted, _), _ = node.params["dimension_numbers"]
         shape = node.atoms[0].aval.shape

@@ -76,13 +76,15 @@ class Storage:
     Attributes:
         variables: device bytes of variables and large constants that live on the device.
         streams: device bytes of host streams: all transfers of a run, in both directions.
-        remote: host bytes of remote buffers, as they are stored.
+        remote: host bytes of remote buffers, as they are stored; without entries on disk.
+        disk: bytes of the entries on disk.
         resident: device bytes of entries of remote buffers that stay there; among `variables`.
     """
 
     variables: int
     streams: int
     remote: int
+    disk: int = 0
     resident: int = 0
 
     @property

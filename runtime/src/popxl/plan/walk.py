@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from popxl._core.regions import regions
 from popxl._lower.schedule import (
     Load,
     Loop,
@@ -21,12 +20,11 @@ from popxl._lower.schedule import (
     Store,
     calls,
 )
-from popxl._lower.segment import RunOp
 from popxl.plan.records import Collective, Part
 from popxl.plan.work import SegmentWork, Work
 
 if TYPE_CHECKING:
-    from popxl._core.op import Op
+    from popxl._core.functional import Node
     from popxl._lower.segment import Segment
 
 _HOST_OPS = {Load: "remote_load", Store: "remote_store"}
@@ -60,7 +58,7 @@ class Walk:
     def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
         main = schedule.main
-        stored = {s for s in (*main.inputs, *main.changed.values()) if s is not None}
+        stored = {*main.inputs, *main.outputs}
         return self._routine(main, "", 1, 0, stored)
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -72,7 +70,7 @@ class Walk:
         Args:
             outside: bytes that its callers keep alive.
         """
-        owned = [s for s in routine.inputs if s is not None and s in routine.specs]
+        owned = [s for s in routine.inputs if s in routine.specs]
         live = {s: 0 if s in lent else _size(routine, s) for s in owned}
         total = most = sum(live.values())
         for step in routine.steps:
@@ -123,7 +121,7 @@ class Walk:
         moved = sum(live.get(passed.args[i], 0) for i in handed)
         count = step.count if isinstance(step, Loop) else 1
         consumed = {routine.inputs[i] for i in routine.consumed}
-        lent = {s for s in routine.inputs if s is not None and s not in consumed}
+        lent = {s for s in routine.inputs if s not in consumed}
         inside = self._routine(routine, part, times * count, outside - moved, lent)
         return inside - moved
 
@@ -138,12 +136,12 @@ class Walk:
             return
         for label, work in self._works[segment].parts.items():
             self._sums[label or part].work.add(work, times)
-        for item in segment.items:
-            if isinstance(item, RunOp):
-                self._count_op(item.op, item.part or part, times)
+        for node in segment.nodes:
+            self._count_node(node, node.part or part, times)
 
-    def _count_op(self, op: Op, part: str, times: int) -> None:
-        if op.view:
+    def _count_node(self, node: Node, part: str, times: int) -> None:
+        op = node.op
+        if op is None or node.kind in ("view", "write"):
             return
         sums = self._sums[part]
         sums.ops[op.defn.name] += times
@@ -153,9 +151,9 @@ class Walk:
                 sums.host_to_device += nbytes
             else:
                 sums.device_to_host += nbytes
-        for region in regions(op):
-            for inner in region.graph._ops:
-                self._count_op(inner, inner.part or part, times * region.count)
+        for region in node.regions:
+            for inner in region.graph.nodes:
+                self._count_node(inner, inner.part or part, times * region.count)
 
     def _count_transfer(self, step: Load | Store, part: str, times: int) -> None:
         if not self._works:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from popxl._core.apart import Apart
+from popxl._core.functional import Outlined
 from popxl.graph import Graph
 from popxl.tensor import Tensor
 
@@ -31,4 +31,5 @@ def compile_apart(graph: Graph, first: Sequence[Tensor] = ()) -> None:
     for t in first:
         if t._graph is not graph:
             raise ValueError(f"compile_apart: {t.id!r} is not in graph {graph.id!r}")
-    graph._apart = Apart(tuple(first))
+    graph._outlined = Outlined(tuple(first))
+    graph._changes()

@@ -298,27 +298,41 @@ class GradContext:
 
     def fwd(self, t: Tensor) -> Tensor:
         """The value of forward tensor `t`, in the gradient graph."""
-        if t not in self._known and isinstance(t, Constant):
-            with self._graph:
-                self._known[t] = constant(t._data, t.dtype, t.name)
-        if t not in self._known:
-            self._compute_again(t)
-        if t not in self._known:
-            self._known[t] = self._graph._add_input(t.spec, f"fwd_{t.name}")
-            self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.Fwd))
+        waiting = [t]
+        while waiting:  # chains of what is computed again are long: no recursion
+            at = waiting[-1]
+            sources = self._computed_from(at)
+            missing = [i for i in sources or () if i not in self._known]
+            if at in self._known or not missing:
+                waiting.pop()
+                if at not in self._known:
+                    self._bring(at, sources is not None)
+            else:
+                waiting += reversed(missing)
         return self._known[t]
 
-    def _compute_again(self, t: Tensor) -> None:
-        """Compute `t` in the gradient graph, if it is not to be an input of it (see `saving`)."""
+    def _computed_from(self, t: Tensor) -> list[Tensor] | None:
+        """What `t` is computed from again; None: it is not (see `saving`)."""
         op = t._producer
         if op is None or op.defn.lower is None or op.inplace is not None or may_save(op):
-            return
-        inputs = [self.fwd(i) for i in op.inputs]
-        with self._graph:
-            names = [f"fwd_{out.name}" for out in op.outputs]
-            self._known.update(
-                zip(op.outputs, emit(op.defn, inputs, op.attrs, names=names), strict=True)
-            )
+            return None
+        return op.inputs
+
+    def _bring(self, t: Tensor, again: bool) -> None:
+        """Make `t` known: a constant, a value computed again, or an input."""
+        op = t._producer
+        if isinstance(t, Constant):
+            with self._graph:
+                self._known[t] = constant(t._data, t.dtype, t.name)
+        elif again and op is not None:
+            with self._graph:
+                names = [f"fwd_{out.name}" for out in op.outputs]
+                inputs = [self._known[i] for i in op.inputs]
+                found = emit(op.defn, inputs, op.attrs, names=names)
+                self._known.update(zip(op.outputs, found, strict=True))
+        else:
+            self._known[t] = self._graph._add_input(t.spec, f"fwd_{t.name}")
+            self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.Fwd))
 
     def call_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradient of a call: a call of the gradient graph of the called graph."""

@@ -8,7 +8,7 @@ first. So whatever a gradient rule says of an op holds inside loops as well. The
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from jax import lax
 from popxl._core.effects import op_effects
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
-from popxl._core.regions import Region
+from popxl._core.regions import Region, regions
 from popxl.errors import popart_exception
 from popxl.graph import Graph
 from popxl.ops.placement import init
@@ -26,7 +26,8 @@ from popxl.tensor import Tensor, TensorSpec
 from popxl.transforms.gradients import observed_tensors
 
 if TYPE_CHECKING:
-    from popxl._lower.machine import Frame
+    from popxl._core.functional import Functional, Node
+    from popxl._lower.machine import Machine
     from popxl.transforms.autodiff import GradContext, GradGraphInfo
 
 # An input of a gradient graph: the value of a tensor of the body, or the gradient of one that it
@@ -76,45 +77,50 @@ def _spread(op: Op, wanted: tuple[int, ...], found: Sequence[Tensor]) -> list[Te
     return result
 
 
-def _zero(t: Tensor) -> Any:
-    return jnp.zeros(t.shape, t.dtype.as_jax())
+def _zero(spec: TensorSpec) -> Any:
+    return jnp.zeros(spec.shape, spec.dtype.as_jax())
 
 
 def _backward(
-    frame: Frame,
-    graph: Graph,
+    machine: Machine,
+    graph: Functional,
     feed: _Feed,
     targets: Sequence[int | None],
-    value: Callable[[Tensor], Any],
+    values: Mapping[Tensor, Any],
     grads: Mapping[int, Any],
 ) -> dict[int, Any]:
     """Run a gradient graph: gradients of the body's inputs by their index."""
     arrays = []
-    for t, source in zip(graph._inputs, feed, strict=True):
+    for t, source in zip(graph.inputs, feed, strict=True):
         if isinstance(source, Tensor):
-            arrays.append(value(source))
+            arrays.append(values[source])
         else:
             terms = [grads[i] for i in source if i in grads]
-            arrays.append(reduce(jnp.add, terms) if terms else _zero(t))
-    inner = frame.machine.run(graph, arrays)
-    outs = zip(targets, graph._outputs, strict=True)
-    return {i: inner.read(t) for i, t in outs if i is not None}
+            arrays.append(reduce(jnp.add, terms) if terms else _zero(t.spec))
+    outs = zip(targets, machine.run(graph, arrays), strict=True)
+    return {i: array for i, array in outs if i is not None}
 
 
 # ---- loops --------------------------------------------------------------------------------------
-def _execute_loop(frame: Frame, op: Op) -> None:
+def _kept(op: Op) -> tuple[Tensor, ...]:
+    """Values of each iteration that the gradient graph of the body takes."""
+    constant = op.attrs["forward"]._inputs[op.attrs["carried"] :]
+    return tuple(t for t in op.attrs["feed"] if isinstance(t, Tensor) and t not in constant)
+
+
+def _execute_loop(machine: Machine, node: Node, values: Sequence[Any]) -> Sequence[Any]:
     """Two `lax.scan`s: the loop again, then the gradient graph of its body backwards."""
+    op, (again, reverse) = node.op, (region.graph for region in node.regions)
+    assert op is not None
     body, carried, count = op.attrs["forward"], op.attrs["carried"], op.attrs["count"]
-    feed, provided, wanted = op.attrs["feed"], op.attrs["provided"], op.attrs["wanted"]
-    values = [frame.read(t) for t in op.inputs]
+    provided, wanted = op.attrs["provided"], op.attrs["wanted"]
     start, given = values[: len(body._inputs)], values[len(body._inputs) :]
     constant = dict(zip(body._inputs[carried:], start[carried:], strict=True))
-    kept = [t for t in feed if isinstance(t, Tensor) and t not in constant]
+    kept = _kept(op)
 
     def forward(firsts: Any, _: Any) -> Any:
-        inner = frame.machine.run(body, [*firsts, *start[carried:]])
-        outs = [inner.read(t) for t in body._outputs[:carried]]
-        return outs, [inner.read(t) for t in kept]
+        outs = machine.run(again, [*firsts, *start[carried:]])
+        return outs[:carried], outs[len(body._outputs) :]
 
     def combined(i: int, total: Any, new: Any) -> Any:
         return jnp.maximum(total, new) if i in op.attrs["maxima"] else total + new
@@ -122,9 +128,7 @@ def _execute_loop(frame: Frame, op: Op) -> None:
     def backward(carry: Any, saved: Any) -> Any:
         grads, totals = carry
         at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
-        found = _backward(
-            frame, op.attrs["backward"], feed, op.attrs["targets"], at_hand.__getitem__, grads
-        )
+        found = _backward(machine, reverse, op.attrs["feed"], op.attrs["targets"], at_hand, grads)
         # An output that is not carried counts in the last iteration alone, which runs first here.
         passed = {
             i: found[i] if i < carried and i in found else jnp.zeros_like(g)
@@ -133,7 +137,7 @@ def _execute_loop(frame: Frame, op: Op) -> None:
         sums = {i: combined(i, total, found[i]) for i, total in totals.items() if i in found}
         return (passed, sums), None
 
-    _, saved = lax.scan(forward, start[:carried], None, length=count)
+    _, saved = lax.scan(forward, list(start[:carried]), None, length=count)
     totals = {i: jnp.zeros_like(start[i]) for i in op.attrs["targets"] if i is not None}
     first = (
         dict(zip(provided, given, strict=True)),
@@ -141,18 +145,19 @@ def _execute_loop(frame: Frame, op: Op) -> None:
     )
     (grads, totals), _ = lax.scan(backward, first, saved, length=count, reverse=True)
     everything = {**totals, **{i: g for i, g in grads.items() if i < carried}}
-    frame.define(
-        op, [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wanted]
-    )
+    return [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wanted]
 
 
 def _regions_of_loop(op: Op) -> list[Region]:
-    graphs = (op.attrs["forward"], op.attrs["backward"])
-    return [_derivative(graph, op.attrs["count"]) for graph in graphs]
+    count = op.attrs["count"]
+    return [
+        _derivative(op.attrs["forward"], count, _kept(op)),
+        _derivative(op.attrs["backward"], count),
+    ]
 
 
-def _derivative(graph: Graph, count: int = 1) -> Region:
-    return Region(graph, (None,) * len(graph._inputs), count=count, kind="derivative")
+def _derivative(graph: Graph, count: int = 1, also: tuple[Tensor, ...] = ()) -> Region:
+    return Region(graph, (None,) * len(graph._inputs), count=count, kind="derivative", also=also)
 
 
 REPEAT_GRAD = define(
@@ -205,38 +210,48 @@ def _needed_in_loop(ctx: GradContext, op: Op) -> set[int]:
 
 
 # ---- branches -----------------------------------------------------------------------------------
-def _execute_branch(frame: Frame, op: Op) -> None:
+def _execute_branch(machine: Machine, node: Node, values: Sequence[Any]) -> Sequence[Any]:
     """`lax.cond` between the gradient graphs of the branches."""
-    values = [frame.read(t) for t in op.inputs]
-    count = 1 + sum(len(g._inputs) for g in op.attrs["branches"])
-    wanted = op.attrs["wanted"]
+    op = node.op
+    assert op is not None
+    forward = [region.graph for region in node.regions[:2]]
+    reverse = iter(region.graph for region in node.regions[2:])
+    backward = [None if graph is None else next(reverse) for graph in op.attrs["backward"]]
+    count = 1 + sum(len(graph.inputs) for graph in forward)
     given = dict(zip(op.attrs["given"], values[count:], strict=True))
 
     def branch(k: int) -> Any:
-        graph, first = op.attrs["branches"][k], 1 + k * len(op.attrs["branches"][0]._inputs)
+        graph, first = forward[k], 1 + k * len(forward[0].inputs)
+        gradient, feed, targets = (backward[k], op.attrs["feed"][k], op.attrs["targets"][k])
 
         def run(values: Any, given: Any) -> Any:
             found: dict[int, Any] = {}
-            if op.attrs["backward"][k] is not None:
-                inner = frame.machine.run(graph, values[first : first + len(graph._inputs)])
-                found = _backward(
-                    frame, op.attrs["backward"][k], op.attrs["feed"][k],
-                    op.attrs["targets"][k], inner.read, given,
-                )  # fmt: skip
+            if gradient is not None:
+                outs = machine.run(graph, values[first : first + len(graph.inputs)])
+                kept = _tensors(feed)
+                at_hand = dict(zip(kept, outs[len(outs) - len(kept) :], strict=True))
+                found = _backward(machine, gradient, feed, targets, at_hand, given)
             return [
                 found[i - first] if i - first in found else jnp.zeros_like(values[i])
-                for i in wanted
+                for i in op.attrs["wanted"]
             ]
 
         return run
 
     taken = values[0].reshape(()).astype(bool)
-    frame.define(op, lax.cond(taken, branch(0), branch(1), values[:count], given))
+    return lax.cond(taken, branch(0), branch(1), list(values[:count]), given)
+
+
+def _tensors(feed: _Feed | None) -> tuple[Tensor, ...]:
+    return tuple(t for t in feed or () if isinstance(t, Tensor))
 
 
 def _regions_of_branch(op: Op) -> list[Region]:
-    graphs = (*op.attrs["branches"], *op.attrs["backward"])
-    return [_derivative(graph) for graph in graphs if graph is not None]
+    forward = zip(op.attrs["branches"], op.attrs["feed"], strict=True)
+    return [
+        *(_derivative(graph, also=_tensors(feed)) for graph, feed in forward),
+        *(_derivative(graph) for graph in op.attrs["backward"] if graph is not None),
+    ]
 
 
 CONDITIONAL_GRAD = define(
@@ -255,7 +270,7 @@ def branch_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> lis
         popart_exception: its graphs touch state, so that running one again would repeat the effect.
     """
     _check_pure(op)
-    branches = (op.attrs["then"], op.attrs["otherwise"])
+    branches = tuple(region.graph for region in regions(op))
     given = tuple(i for i, g in enumerate(grads) if g is not None)
     infos: list[Any] = []
     first = 1

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from popxl._core.infer import freeze
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, OpDef, define, registry
+from popxl._core.regions import regions
 from popxl.graph import Graph
 from popxl.tensor import Tensor, TensorSpec
 
@@ -68,14 +69,12 @@ def observed_tensors(graph: Graph, known: dict[Graph, set[Tensor]] | None = None
 
 def _entered(op: Op, index: int) -> list[Tensor]:
     """The inputs of the graphs that `op` runs which get its input `index`."""
-    found = []
-    first = 1 if "then" in op.attrs else 0  # behind a condition the branches' inputs
-    for graph in op.called_graphs():
-        if 0 <= index - first < len(graph._inputs):
-            found.append(graph._inputs[index - first])
-        if "then" in op.attrs:
-            first += len(graph._inputs)
-    return found
+    return [
+        t
+        for region in regions(op)
+        for t, at in zip(region.graph._inputs, region.inputs, strict=True)
+        if at == index
+    ]
 
 
 def by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list[Tensor]]:

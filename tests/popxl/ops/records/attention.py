@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -17,10 +18,10 @@ def _torch(q, k, v, *biases, scale=1.0):
     return scaled_dot_product_attention(q, k, v, mask, scale=scale)
 
 
-def _attention(name, *inputs, scale=1.0, dtypes=ALL):
+def _attention(name, *inputs, scale=1.0, dtypes=ALL, fused=None):
     return OpRecord(
         f"attention{name}",
-        lambda q, k, v, *biases: ops.attention(q, k, v, biases, scale),
+        lambda q, k, v, *biases: ops.attention(q, k, v, biases, scale, fused=fused),
         inputs,
         lambda *ts: _torch(*ts, scale=scale),
         dtypes,
@@ -28,6 +29,63 @@ def _attention(name, *inputs, scale=1.0, dtypes=ALL):
         why="half types round the weights and the scores' gradients, each of which is summed over",
     )
 
+
+def _seen(q, k, v, *numbers, window=None, cap=None, segments=False):
+    """By the definition: heads of keys repeated, scores capped, a mask of trues and falses."""
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * 0.5
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    pairs = [tuple(t[:, None].long() for t in numbers[i : i + 2]) for i in (0, 2)]
+    at, of = pairs[0] if numbers else (torch.arange(n.shape[2])[None, None] for n in (q, k))
+    mask = of[..., None, :] <= at[..., None]
+    if window is not None:
+        mask = mask & (at[..., None] - of[..., None, :] < window)
+    if segments:
+        mask = mask & (pairs[1][0][..., None] == pairs[1][1][..., None, :])
+    weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
+    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+def _causal(
+    name, *numbers, heads=(6, 2), lengths=(5, 5), segments=False, dtypes=ALL, fused=None, **settings
+):
+    def ours(q, k, v, *numbers):
+        pairs = {"positions": numbers[:2] or None, "segments": numbers[2:] or None}
+        return ops.attention(q, k, v, (), 0.5, causal=True, fused=fused, **pairs, **settings)
+
+    (h, g), (queries, keys) = heads, lengths
+    inputs = rand(2, h, queries, 4), rand(2, g, keys, 4, seed=1), rand(2, g, keys, 3, seed=2)
+    return OpRecord(
+        f"attention_{name}",
+        ours,
+        [*inputs, *(np.array(n, np.int32) for n in numbers)],
+        lambda *ts: _seen(*ts, segments=segments, **settings),
+        dtypes,
+        tolerance=3,
+        why="as above",
+    )
+
+
+def _lengths(name, fused):
+    """Keys past a sample's length are hidden."""
+
+    def theirs(q, k, v, lengths):
+        seen = torch.arange(k.shape[2]) < lengths.long()[:, None, None, None]
+        return scaled_dot_product_attention(q, k, v, seen.expand(*q.shape[:-1], -1), scale=1.0)
+
+    q, k, v = rand(2, 3, 5, 4), rand(2, 3, 7, 4, seed=1), rand(2, 3, 7, 4, seed=2)
+    return OpRecord(
+        f"attention{name}",
+        lambda q, k, v, n: ops.attention(q, k, v, lengths=n, fused=fused),
+        [q, k, v, np.array([4, 7], np.int32)],
+        theirs,
+        ("float32",),
+    )
+
+
+_AT = [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]]
+_SLOTS = [[0, 1, 2, 3, 4, 9, 9], [0, 1, 2, 9, 3, 4, 5]]
+_TEXTS = [[1, 1, 2, 2, 2], [1, 2, 2, 0, 0]]
+_ROW = [list(range(5))]
 
 RECORDS = [
     _attention("", rand(2, 3, 5, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 6), scale=0.5),
@@ -40,4 +98,18 @@ RECORDS = [
                rand(7, 4), dtypes=("float32",)),
     OpRecord("attention_of_itself", lambda t: ops.attention(t, t, t), [rand(3, 6, 4)],
              lambda t: scaled_dot_product_attention(t, t, t, scale=1.0), ("float32",)),
+    _causal("causal_grouped"),
+    _causal("causal_window_cap", window=3, cap=0.7, heads=(4, 4)),
+    _causal("causal_one_group", window=2, cap=0.3, heads=(3, 1), dtypes=("float32",)),
+    _causal("causal_positions", _AT, _SLOTS, window=4, lengths=(5, 7), dtypes=("float32",)),
+    _causal("causal_segments", _ROW, _ROW, _TEXTS, _TEXTS, window=2, segments=True),
+    _lengths("_lengths", fused=False),
+    # More queries than a tile has, and not a multiple of them.
+    _attention("_fused", rand(2, 3, 130, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 6, seed=1),
+               rand(1, 3, 130, 7), rand(2, 1, 1, 7), scale=0.5, fused=True),
+    _causal("fused_causal", window=5, cap=0.7, lengths=(257, 257), fused=True,
+            dtypes=("float32",)),
+    _causal("fused_segments", _AT, _SLOTS, _TEXTS, [[1, 1, 2, 2, 2, 3, 3], [1, 2, 2, 3, 0, 0, 0]],
+            lengths=(5, 7), segments=True, fused=True, dtypes=("float32",)),
+    _lengths("_fused_lengths", fused=True),
 ]  # fmt: skip

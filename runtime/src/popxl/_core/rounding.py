@@ -8,16 +8,12 @@ that replicas take differently leave them at the same number afterwards.
 
 from __future__ import annotations
 
-from operator import add, mul
 from typing import TYPE_CHECKING
 
 from popxl import dtypes
-from popxl._core.known import found_once
-from popxl._core.regions import combine
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
-    from popxl.graph import Graph
 
 _ROUNDED = (dtypes.float16, dtypes.bfloat16)
 
@@ -25,14 +21,3 @@ _ROUNDED = (dtypes.float16, dtypes.bfloat16)
 def is_rounded(op: Op) -> bool:
     """Whether `op` rounds a float32 value to the 16-bit type of the variable it updates."""
     return op.defn.rounds and op.inputs[0].dtype in _ROUNDED
-
-
-@found_once
-def count_updates(graph: Graph) -> int:
-    """Numbers that one execution of `graph` takes, those of graphs it calls included."""
-    return sum(map(count_updates_of, graph._ops))
-
-
-def count_updates_of(op: Op) -> int:
-    """Numbers that one execution of `op` takes."""
-    return 1 if is_rounded(op) else combine(op, count_updates, 0, add, mul, max)

@@ -1,0 +1,325 @@
+"""The configuration of Llama-shaped decoders: what an architecture does, setting by setting.
+
+Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and Granite are
+this model with different settings, which their config.json says (`modelling/llama/config_json.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import ClassVar, Literal
+
+from config.base import Section
+from config.errors import ConfigError
+from config.gptj import GPTJData, GPTJTraining
+from config.model import Embedding, Model
+from config.sections import RunConfig
+from config.values import (
+    LayerCount,
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Proportion,
+)
+from files.shown import shown
+
+Architecture = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3", "olmo2",
+    "granite",
+]  # fmt: skip
+
+WINDOW, FULL, UNROTATED, UNROTATED_WINDOW = "w", "f", "n", "u"
+"""Kinds of layers, as `attention.pattern` has them."""
+
+
+@dataclass(frozen=True)
+class LlamaEmbedding(Embedding):
+    """The embedding layers."""
+
+    vocab_size: PositiveInt = 32000
+    """Rows of the embedding, at least the tokenizer's size. HF: vocab_size."""
+
+    scale: PositiveFloat = 1.0
+    """Factor on embeddings. HF: embedding_multiplier; Gemma's is the root of hidden_size."""
+
+    tied: bool = False
+    """Whether the embedding is the head's weight too. HF: tie_word_embeddings."""
+
+
+@dataclass(frozen=True)
+class LlamaRotary(Section):
+    """Positions: pairs of features of queries and keys, turned by angles (arXiv:2104.09864)."""
+
+    theta: PositiveFloat = 10000.0
+    """Base of the angles' geometric progression. HF: rope_theta."""
+
+    local_theta: PositiveFloat | None = None
+    """The base in layers with a window, unscaled. null: as in all layers."""
+
+    fraction: Proportion = 1.0
+    """Part of a head's features that is turned. HF: partial_rotary_factor."""
+
+    type: Literal["default", "linear", "dynamic", "llama3", "longrope"] = "default"
+    """How angles are scaled for texts longer than those of pretraining. HF: rope_type."""
+
+    factor: PositiveFloat = 1.0
+    """How much longer texts get, but with longrope. HF: factor."""
+
+    low_frequency: PositiveFloat = 1.0
+    """llama3: wavelengths above original_length / this are scaled. HF: low_freq_factor."""
+
+    high_frequency: PositiveFloat = 4.0
+    """llama3: wavelengths below original_length / this are not. HF: high_freq_factor."""
+
+    original_length: PositiveInt | None = None
+    """llama3, longrope: tokens of texts in pretraining. HF: original_max_position_embeddings."""
+
+    short_factors: str | None = None
+    """longrope: divisors of the angles of texts up to original_length, one for each pair of
+    features, separated by commas. HF: short_factor."""
+
+    long_factors: str | None = None
+    """longrope: the same for longer ones. model.sequence_length decides, with output_length in
+    generation. HF: long_factor."""
+
+    attention_factor: PositiveFloat | None = None
+    """longrope: factor on turned features. null: from the lengths. HF: attention_factor."""
+
+    def validate(self) -> None:
+        if self.type in ("llama3", "longrope") and self.original_length is None:
+            raise ConfigError(f"rotary.type {self.type} needs rotary.original_length")
+        if self.type == "llama3" and self.low_frequency >= self.high_frequency:
+            raise ConfigError(
+                f"rotary.low_frequency {self.low_frequency} must be below rotary.high_frequency "
+                f"{self.high_frequency}"
+            )
+        if self.type == "longrope" and not (self.short_factors and self.long_factors):
+            raise ConfigError("rotary.type longrope needs rotary.short_factors and long_factors")
+        for name in ("short_factors", "long_factors"):
+            numbers(getattr(self, name), f"rotary.{name}")
+
+
+def numbers(text: str | None, name: str) -> tuple[float, ...]:
+    """Positive numbers separated by commas; raises ConfigError, which names the field."""
+    try:
+        found = tuple(map(float, text.split(","))) if text else ()
+    except ValueError:
+        found = (0.0,)
+    if not all(0 < x < float("inf") for x in found):
+        raise ConfigError(f"{name} is {shown(text)}, but must be positive numbers, with commas")
+    return found
+
+
+@dataclass(frozen=True)
+class LlamaAttention(Section):
+    """Attention."""
+
+    heads: PositiveInt = 32
+    """Number of attention heads. HF: num_attention_heads."""
+
+    key_value_heads: PositiveInt = 32
+    """Heads of keys and values, each for equally many heads. HF: num_key_value_heads."""
+
+    head_size: PositiveInt = 128
+    """Features of a head. HF: head_dim."""
+
+    pattern: str = "f"
+    """The kind of each layer, repeated to their number: f sees all positions before it, w a window;
+    n and u the same without rotary positions. HF: layer_types, no_rope_layers."""
+
+    window: PositiveInt | None = None
+    """Positions that a layer with a window sees, its own included. HF: sliding_window."""
+
+    scale: PositiveFloat | None = None
+    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier, or
+    query_pre_attn_scalar^-0.5."""
+
+    cap: PositiveFloat | None = None
+    """Scores become cap × tanh(scores / cap). HF: attn_logit_softcapping."""
+
+    norms: Literal["heads", "projections"] | None = None
+    """RMS norms of queries and keys: of each head, or of all together. null: none."""
+
+    input_bias: bool = False
+    """Whether queries, keys and values have a bias."""
+
+    output_bias: bool = False
+    """Whether the output projection has a bias."""
+
+    rotary: LlamaRotary = field(default_factory=LlamaRotary)
+
+    def validate(self) -> None:
+        if self.heads % self.key_value_heads:
+            raise ConfigError(
+                f"attention.heads {self.heads} must be divisible by {self.key_value_heads} "
+                "attention.key_value_heads"
+            )
+        kinds = {WINDOW, FULL, UNROTATED, UNROTATED_WINDOW}
+        if not self.pattern or set(self.pattern) - kinds:
+            raise ConfigError(
+                f"attention.pattern is {shown(self.pattern)}, but must be letters f, w, n and u"
+            )
+        if set(self.pattern) & {WINDOW, UNROTATED_WINDOW} and self.window is None:
+            raise ConfigError("attention.pattern has layers with a window: set attention.window")
+        rotated = self.rotated
+        if rotated < 2 or rotated % 2:
+            raise ConfigError(
+                f"attention.head_size {self.head_size} × rotary.fraction {self.rotary.fraction} "
+                f"must be an even number of features, but is {rotated}"
+            )
+        for name in ("short_factors", "long_factors"):
+            found = numbers(getattr(self.rotary, name), f"rotary.{name}")
+            if self.rotary.type == "longrope" and len(found) != rotated // 2:
+                raise ConfigError(
+                    f"rotary.{name} has {len(found)} numbers, but {rotated // 2} pairs of features "
+                    "are turned"
+                )
+
+    @property
+    def rotated(self) -> int:
+        """Features of a head that are turned, the first ones."""
+        return int(self.head_size * self.rotary.fraction)
+
+
+@dataclass(frozen=True)
+class LlamaModel(Model):
+    """The model. The defaults are Llama 2 7B."""
+
+    architecture: Architecture = "llama"
+    """Whose names of weights and settings the model has on the hub. HF: model_type."""
+
+    layers: LayerCount = 32
+    """Number of layers. HF: num_hidden_layers."""
+
+    hidden_size: PositiveInt = 4096
+    """Features of a token between layers. HF: hidden_size."""
+
+    inner_size: PositiveInt = 11008
+    """Features inside a feed-forward layer. HF: intermediate_size."""
+
+    sequence_length: PositiveInt = 4096
+    """Tokens of a training sample; the most that a prompt has."""
+
+    output_length: PositiveInt = 128
+    """Most tokens that are generated, the end token included."""
+
+    max_length: PositiveInt = 4096
+    """Tokens that the model was made for; dynamic and longrope angles depend on it. HF:
+    max_position_embeddings."""
+
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """What the gate of a feed-forward layer passes through. HF: hidden_act."""
+
+    feed_forward_bias: bool = False
+    """Whether feed-forward layers have biases. HF: mlp_bias."""
+
+    norms: Literal["before", "after", "both"] = "before"
+    """Whether attention and feed-forward have an RMS norm before them, after them, or both."""
+
+    norms_from_one: bool = False
+    """Whether RMS norms scale by 1 + weight, as Gemma's."""
+
+    norm_epsilon: PositiveFloat = 1e-5
+    """Added to the mean square under the root of a norm. HF: rms_norm_eps."""
+
+    residual_scale: Number = 1.0
+    """Factor on what attention and feed-forward add. HF: residual_multiplier."""
+
+    logits_divisor: PositiveFloat = 1.0
+    """Divisor of the logits. HF: logits_scaling."""
+
+    logits_cap: PositiveFloat | None = None
+    """Logits become cap × tanh(logits / cap). HF: final_logit_softcapping."""
+
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
+
+    start_token: int | None = None
+    """Token that texts begin with, which the tokenizer adds. HF: bos_token_id."""
+
+    end_token: NonNegativeInt = 2
+    """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
+
+    pad_token: NonNegativeInt = 0
+    """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
+
+    embedding: LlamaEmbedding = field(default_factory=LlamaEmbedding)
+    attention: LlamaAttention = field(default_factory=LlamaAttention)
+
+    @property
+    def kinds(self) -> str:
+        """The kind of each layer."""
+        return "".join(islice(cycle(self.attention.pattern), self.layers))
+
+    def validate(self) -> None:
+        super().validate()
+        if len(self.attention.pattern) > self.layers:
+            raise ConfigError(
+                f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
+                f"{self.layers} model.layers"
+            )
+
+
+@dataclass(frozen=True)
+class LlamaConfig(RunConfig):
+    """A run of a Llama-shaped model."""
+
+    family: Literal["llama"] = "llama"
+    """The model family."""
+
+    published_tokenizer: ClassVar[str] = "Qwen/Qwen3-0.6B"
+
+    model: LlamaModel = field(default_factory=LlamaModel)
+    training: GPTJTraining = field(default_factory=GPTJTraining)
+    data: GPTJData = field(default_factory=GPTJData)
+
+    def validate(self) -> None:
+        super().validate()
+        heads, parts = self.model.attention.key_value_heads, self.execution.tensor_parallel
+        if max(heads, parts) % min(heads, parts):
+            raise ConfigError(
+                f"model.attention.key_value_heads {heads} and execution.tensor_parallel {parts}: "
+                "one must be a multiple of the other"
+            )
+        if self.fp8.head and self.model.embedding.tied:
+            raise ConfigError(
+                "fp8.head is for heads with weights of their own, but model.embedding.tied is true"
+            )
+        if parts > heads and self.training.optimizer.name == "adafactor":
+            raise ConfigError(
+                f"adafactor with execution.tensor_parallel {parts} above "
+                f"model.attention.key_value_heads {heads} is not supported: take adamw"
+            )
+
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        return super().tensor_parallel_sizes() | {
+            "model.attention.heads": self.model.attention.heads,
+            "model.inner_size": self.model.inner_size,
+        }
+
+    def least_weights(self) -> int:
+        m, a = self.model, self.model.attention
+        a_layer = 2 * (a.heads + a.key_value_heads) * a.head_size + 3 * m.inner_size
+        tables = 1 if m.embedding.tied else 2
+        return m.hidden_size * (m.layers * a_layer + tables * m.embedding.vocab_size)
+
+    def least_bytes(self) -> dict[str, int]:
+        m, lengths = self.model, self.model.sequence_length + self.model.output_length
+        a = m.attention
+        cached = 2 * a.key_value_heads * a.head_size
+        return super().least_bytes() | {
+            "the attention scores": self.score_bytes(a.heads),
+            "the caches of generation": (
+                self._samples_at_once * lengths * cached * 2 if m.eval else 0
+            ),
+        }
+
+    def linear_inputs(self) -> dict[str, int]:
+        parts, m = self.execution.tensor_parallel, self.model
+        heads = m.attention.heads * m.attention.head_size
+        return super().linear_inputs() | {
+            "heads × head_size / execution.tensor_parallel": heads // parts,
+            "model.inner_size / execution.tensor_parallel": m.inner_size // parts,
+        }

@@ -1,0 +1,287 @@
+"""Generation with a decoder alone: read the prompts once, then decode with key/value caches.
+
+Prompts are padded on the right and have different lengths. The caches have a slot for each token
+of the longest prompt, and behind them one for each token that is generated: the slot of a new token
+is the same for all samples, and its position is not. Attention goes by positions; those of slots
+with padding are beyond any query's.
+
+The loop reads the last token of a prompt as its first one. So all positions are alike: they read a
+token and choose the next, and reading the prompts needs no head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import popxl
+from config.sections import RunConfig
+from modelling.generation.caches import POSITIONS, put
+from modelling.generation.condition import call_if, is_any
+from modelling.generation.loop import bind_step, decode, repeated
+from modelling.generation.prompts import last_words
+from modelling.generation.search import Search, SpecialTokens
+from modelling.generation.stack import Inputs, Stack
+from modelling.generation.step import Step
+from modelling.layers import Embeddings, Groups, Layers, LMHeadLoss, Tables, tables_at
+from popxl import Tensor, TensorSpec, ops
+from popxl_addons import Module, NamedTensors
+
+NOWHERE = 2**30
+"""Position of a slot that holds nothing: every query comes before it."""
+
+
+# ---- layers -------------------------------------------------------------------------------------
+class ReadsPrompts:
+    """Makes a family's layer read prompts. To be put before it among the bases of a class.
+
+    The layer has `attention` with `read`, and `around(x, attend)`, which is the layer with another
+    attention; and `room`, the number of tokens to be generated.
+    """
+
+    def build(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x: (batch, length, hidden) -> the same shape, and caches: keys and values of all
+        positions, with room for those of what is generated."""
+        caches: list[Tensor] = []
+
+        def attend(opened: Tensor) -> Tensor:
+            attended, *found = self.attention.read(opened)  # type: ignore[attr-defined]
+            caches.extend(map(self._with_room, found))
+            return attended
+
+        return self.around(x, attend), *caches  # type: ignore[attr-defined]
+
+    def _with_room(self, t: Tensor) -> Tensor:
+        batch, heads, _, size = t.shape
+        empty = ops.init((batch, heads, self.room, size), t.dtype)  # type: ignore[attr-defined]
+        return ops.concat([t, empty], POSITIONS)
+
+
+class ReadsOneToken:
+    """Makes a family's layer read the token at one position; see `ReadsPrompts`."""
+
+    def build(
+        self,
+        x: Tensor,
+        caches: Sequence[Tensor],
+        slot: Tensor,
+        places: Sequence[Tensor],
+        tables: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """x: (batch, 1, hidden) -> the same shape, and `caches` with this position's key and value.
+
+        Args:
+            caches: keys and values, (batch, heads, slots, head_size) each.
+            slot: of this position in the caches, int32 scalar.
+            places: positions of the queries and of all slots, int32 (batch, 1) and (batch, slots).
+            tables: angles of the positions, see `tables_at`; none if there are none.
+        """
+        attention = self.attention  # type: ignore[attr-defined]
+        updated: list[Tensor] = []
+
+        def attend(opened: Tensor) -> Tensor:
+            query, *new = attention.project(opened, tuple(tables) or None)
+            updated.extend(put(caches, slot, new))
+            return attention.merge(attention.attend(query, *updated, places=places))
+
+        return self.around(x, attend), *updated  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """What a family gives to generate with.
+
+    Attributes:
+        prompt: its layers, reading prompts.
+        token: its layers, at one position.
+        head: its end.
+        embeddings: its beginning, made anew at each call.
+        tables: the angles of positions 0, 1, ... for a kind of layer and a number of positions;
+            None: they have none.
+    """
+
+    prompt: Layers
+    token: Layers
+    head: LMHeadLoss
+    embeddings: Callable[[], Embeddings]
+    tables: Callable[[int, int], Tables | None]
+
+
+# ---- stacks -------------------------------------------------------------------------------------
+class PromptStack(Stack):
+    """All layers, reading prompts."""
+
+    def __init__(self, model: CachedModel) -> None:
+        super().__init__(len(model.prompt.order))
+        self.model = model
+
+    def build(self, x: Tensor, wanted: Tensor) -> list[Tensor]:
+        """x: (batch, length, hidden) -> each layer's caches; zeros unless `wanted`, a bool scalar.
+
+        Under a condition, since XLA otherwise puts off filling the caches until all layers are
+        done, and keeps the projections of all of them until then, one and a half times the caches.
+        """
+        layers = self.model.prompt
+        made = [kind.create_graph(x) for kind in layers.kinds]
+        caches: list[Tensor] = []
+        for i, weights in enumerate(self.weights_of_layers(made[0][0])):
+            block = made[layers.order[i]][1]
+            x, *new = call_if(wanted, block.bind(weights), x)
+            caches += new
+        return caches
+
+
+class TokenStack(PromptStack):
+    """All layers at one position."""
+
+    def build(  # type: ignore[override]
+        self,
+        x: Tensor,
+        caches: Sequence[Tensor],
+        slot: Tensor,
+        places: list[Tensor],
+        tables: Sequence[list[Tensor]],
+    ) -> tuple[Tensor, ...]:
+        """See `ReadsOneToken.build`; `caches` are those of all layers, `tables` of all kinds."""
+        layers = self.model.token
+
+        def others(pair: slice) -> Inputs:
+            return slot, places, tables[layers.order[pair.start // 2]]
+
+        return self.at_one_position(layers, x, caches, others)
+
+
+# ---- the model ----------------------------------------------------------------------------------
+class ReadPrompts(Module):
+    """From prompts to caches."""
+
+    def __init__(self, model: CachedModel) -> None:
+        super().__init__()
+        self.embeddings = model.embeddings()
+        self.layer = PromptStack(model)
+
+    def build(self, words: Tensor, wanted: Tensor) -> list[Tensor]:
+        """words: int32 (batch, length) -> what `PromptStack` returns."""
+        with popxl.plan.part("embeddings/prompt"):
+            x = self.embeddings(words)
+        with popxl.plan.part("layer/prompt"):
+            return self.layer(x, wanted)
+
+
+class DecoderOnlyStep(Step):
+    """See `Step`."""
+
+    def __init__(self, config: RunConfig, model: CachedModel) -> None:
+        super().__init__(config, model.head, model.embeddings())
+        self.prompt_length = config.model.sequence_length
+        self.model = model
+        self.layer = TokenStack(model)
+
+    def build(
+        self,
+        position: Tensor,
+        words: Tensor,
+        caches: Sequence[Tensor],
+        first: Tensor,
+        slots: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches.
+
+        Args:
+            position: in the loop, int32 scalar.
+            first: position of each sample's first word, int32 (batch,).
+            slots: positions of the slots, int32 (batch, slots).
+        """
+        at = first + position
+        places = [at.reshape((-1, 1)), slots]
+        kinds = range(len(self.model.token.kinds))
+        tables = [angles_at(self.model.tables(kind, slots.shape[-1]), at) for kind in kinds]
+        x = self.embedded(words)
+        with popxl.plan.part("layer/token"):
+            x, *caches = self.layer(x, caches, position + self.prompt_length, places, tables)
+        return self.logits(x), *caches
+
+
+def _with_rows(spec: TensorSpec, rows: int) -> TensorSpec:
+    return TensorSpec((rows, *spec.shape[1:]), spec.dtype)
+
+
+class DecoderOnlyGenerator:
+    """See `modelling.generation.Generator`."""
+
+    def __init__(
+        self, config: RunConfig, groups: Groups, cached: CachedModel, sequences: int = 1
+    ) -> None:
+        """Create the graphs in the current Ir. `config.model.eval` must be set."""
+        model: Any = config.model  # a decoder alone has an output_length and tokens
+        batch = config.execution.micro_batch_size
+        self.prompt_length, self.output_length = model.sequence_length, model.output_length
+        self.prompts_per_sample = 1
+        self._groups, self._sequences = groups, sequences
+        self.special = SpecialTokens(model.end_token, model.pad_token)
+        words = TensorSpec((batch, self.prompt_length), popxl.int32)
+        wanted = TensorSpec((), popxl.bool)
+        prompt_facts, self._read = ReadPrompts(cached).create_graph(words, wanted)
+        slots = self.prompt_length + self.output_length
+        self.facts, self._step = DecoderOnlyStep(config, cached).create_graph(
+            TensorSpec((), popxl.int32),
+            TensorSpec((batch * sequences, 1), popxl.int32),
+            [_with_rows(t.spec, batch * sequences) for t in self._read.graph.outputs],
+            TensorSpec((batch * sequences,), popxl.int32),
+            TensorSpec((batch * sequences, slots), popxl.int32),
+        )
+        assert set(prompt_facts.keys_flat()) <= set(self.facts.keys_flat())
+
+    def generate(
+        self,
+        weights: NamedTensors,
+        words: Tensor,
+        mask: Tensor,
+        search: Search,
+        inputs: Sequence[Tensor],
+    ) -> Tensor:
+        """See `modelling.generation.Generator`."""
+        first, last, prompted = last_words(words, mask)
+        read = self._read.bind(weights).call(words, is_any(prompted, self._groups))
+        # Each sequence has a copy of its prompt's caches: they are one with those of its own words.
+        caches = [repeated(cache, self._sequences) for cache in read]
+        first, last = repeated(first, self._sequences), repeated(last, self._sequences)
+        slots = positions_of_slots(last, self.prompt_length, self.output_length)
+        return decode(
+            bind_step(self._step, weights, len(caches), [last, slots]),
+            caches,
+            first,
+            prompted,
+            self.output_length,
+            search,
+            inputs,
+            self._groups,
+        )
+
+
+def positions_of_slots(last: Tensor, length: int, room: int) -> Tensor:
+    """The positions of all slots: int32 (batch, length + room).
+
+    A prompt's last word, which is read anew, and what comes after it in the prompts' slots are
+    nowhere.
+
+    Args:
+        last: position of each sequence's last word, int32 (batch,).
+        length, room: slots of the prompts, and of what is generated.
+    """
+    last = last.reshape((-1, 1))
+    index = np.arange(length + room)[None]
+    prompt = popxl.constant(np.minimum(index, length), popxl.int32, "slots")
+    new = popxl.constant(np.maximum(index - length, 0), popxl.int32, "new_slots")
+    is_new = popxl.constant(index >= length, popxl.bool, "is_new")
+    nowhere = popxl.constant(NOWHERE, popxl.int32, "nowhere")
+    of_prompt = ops.where(ops.greater(last, prompt), prompt, nowhere)
+    return ops.where(is_new, last + new, of_prompt)
+
+
+def angles_at(tables: Tables | None, positions: Tensor) -> list[Tensor]:
+    """Angles of one position of each sample, int32 (batch,); none if there are none."""
+    return [] if tables is None else list(tables_at(tables, positions))

@@ -1,0 +1,70 @@
+"""Rotary positions (Su et al., arXiv:2104.09864): features of a head turned by angles.
+
+GPT-J turns neighbouring features (`popxl_addons.ops.rotary_pos_embed`), Llama and those like it the
+first half of the features with the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+import popxl
+from modelling.layers.layer import cast
+from popxl import Tensor, ops
+
+Tables = tuple[Tensor, Tensor]
+"""Sines and cosines of the angles of positions, float32 ([batch,] positions, rotated / 2)."""
+
+Rotate = Callable[..., Tensor]
+"""Turns (batch, positions, heads, head size) by sines and cosines, of so many first features."""
+
+
+def constant_tables(frequencies: np.ndarray, positions: int, scale: float = 1.0) -> Tables:
+    """The angles of positions 0, 1, ...
+
+    Args:
+        frequencies: float32 (rotated / 2,), radians from one position to the next.
+        scale: factor on sines and cosines.
+    """
+    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies[None]
+    sin, cos = (
+        popxl.constant(f(angles) * np.float32(scale), popxl.float32, name)
+        for f, name in ((np.sin, "sin"), (np.cos, "cos"))
+    )
+    return sin, cos
+
+
+def tables_at(tables: Tables, positions: Tensor) -> Tables:
+    """The angles of some positions.
+
+    Args:
+        positions: int32 (batch,), one for each sample, or (batch, n).
+
+    Returns:
+        Tables (batch, 1 or n, rotated / 2).
+    """
+    batch, count = (*positions.shape, 1)[:2]
+    sin, cos = (ops.gather(t, positions).reshape((batch, count, t.shape[-1])) for t in tables)
+    return sin, cos
+
+
+def rotate_halves(t: Tensor, sin: Tensor, cos: Tensor, rotated: int) -> Tensor:
+    """Turn each pair of features i and i + rotated / 2 by its position's angle.
+
+    Args:
+        t: (batch, positions, heads, head size).
+        sin, cos: see `Tables`.
+        rotated: how many of the first features of a head are turned; the others stay.
+
+    Returns:
+        As `t`, computed in float32.
+    """
+    half = rotated // 2
+    sin, cos = (table.reshape((*table.shape[:-1], 1, half)) for table in (sin, cos))
+    first, second = cast(t[..., :half], popxl.float32), cast(t[..., half:rotated], popxl.float32)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    parts = [cast(x, t.dtype) for x in turned]
+    kept = [t[..., rotated:]] if rotated < t.shape[-1] else []
+    return ops.concat([*parts, *kept], -1)

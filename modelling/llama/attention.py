@@ -1,0 +1,101 @@
+"""Attention of Llama-shaped models: causal, with grouped heads of keys and values.
+
+Ainslie et al., arXiv:2305.13245 (groups); Beltagy et al., arXiv:2004.05150 (windows); Henry et al.,
+arXiv:2010.04245 (norms of queries and keys).
+"""
+
+from __future__ import annotations
+
+from config.llama import UNROTATED_WINDOW, WINDOW, LlamaConfig
+from modelling.layers import (
+    AttentionHeads,
+    FusedLinear,
+    Groups,
+    Linear,
+    RMSNorm,
+    Scores,
+    ShardedRMSNorm,
+    Tables,
+    heads_first,
+    rotate_halves,
+)
+from modelling.llama.rotary import rotary_tables
+from popxl import Tensor
+
+
+class SelfAttention(AttentionHeads):
+    """This replica's heads, inside a sharded computation.
+
+    Variables: `q.weight` (hidden, features on a replica), `kv.weight` (hidden, 2 * those of keys);
+    `q.bias` and `kv.bias`, `q_norm.weight` and `k_norm.weight` where there are such;
+    `output.weight`.
+
+    Args:
+        kind: of the layer, see `config.llama`.
+        room: positions behind the sequence that there will be.
+    """
+
+    def __init__(self, config: LlamaConfig, groups: Groups, kind: str, room: int = 0) -> None:
+        model, attention = config.model, config.model.attention
+        scale = attention.head_size**-0.5 if attention.scale is None else attention.scale
+        window = attention.window if kind in (WINDOW, UNROTATED_WINDOW) else None
+        super().__init__(
+            config,
+            groups,
+            attention.heads,
+            attention.head_size,
+            Scores(scale, attention.cap, causal=True, window=window),
+            config.execution.attention_serialisation,
+            attention.key_value_heads,
+        )
+        self.model, self.kind = model, kind
+        self.positions = model.sequence_length + room
+        bias, holders = attention.input_bias, self.holders
+        self.q = Linear(self.features, groups.sharded, bias, self.group_size)
+        self.kv = FusedLinear(
+            self.key_heads * attention.head_size,
+            2,
+            groups.held_by(holders),
+            self.group_size,
+            bias,
+            held=lambda weight: groups.open_held(weight, holders),
+        )
+        if attention.norms is not None:
+            self.q_norm, self.k_norm = self._norms()
+
+    def _norms(self) -> tuple[RMSNorm, RMSNorm]:
+        """Those of queries and keys."""
+        model, attention, groups = self.model, self.model.attention, self.groups
+        eps = model.norm_epsilon
+        if attention.norms == "heads":
+            norm, other = (RMSNorm(eps, model.norms_from_one, groups) for _ in range(2))
+            return norm, other
+        size = attention.head_size
+        return (
+            ShardedRMSNorm(eps, attention.heads * size, groups),
+            ShardedRMSNorm(eps, attention.key_value_heads * size, groups, self.holders),
+        )
+
+    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
+        return self.read(x, seed)[0]
+
+    def read(self, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """As `build`, and rotated keys and values, (batch, key heads, length, head_size)."""
+        tables = rotary_tables(self.model, self.kind, self.axes.length(x), self.positions)
+        q, k, v = self.project(x, tables)
+        return self.merge(self.attend(q, k, v, seed=seed)), k, v
+
+    def project(self, x: Tensor, tables: Tables | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values: (batch, heads, length, head_size) each."""
+        norms = self.model.attention.norms
+        q, (k, v) = self.q(x), self.kv(x)
+        if norms == "projections":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.of_heads(q), *(self.of_heads(t, self.key_heads) for t in (k, v))
+        if norms == "heads":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if tables is not None:
+            rotated = self.model.attention.rotated
+            q, k = (rotate_halves(t, *tables, rotated) for t in (q, k))
+        return heads_first(q), heads_first(k), heads_first(v)

@@ -1,0 +1,94 @@
+"""The layer of Llama-shaped models: attention, then a gated feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from config.llama import LlamaConfig
+from modelling.layers import Dropout, GatedFeedForward, Groups, Layer, RMSNorm, add_residual
+from modelling.llama.attention import SelfAttention
+from popxl import Tensor
+
+BRANCHES = ("attention", "feed_forward")
+
+
+class Block(Layer):
+    """x + branch(x) for both branches, of which each has a norm before it, after it, or both.
+
+    Variables: those of `attention` and `feed_forward`; `attention_norm.weight` and
+    `feed_forward_norm.weight` of norms before the branches, `attention_end_norm.weight` and
+    `feed_forward_end_norm.weight` of those after them; `attention_bias` and `feed_forward_bias`
+    (hidden,), where the branches end with one.
+
+    Args:
+        kind: of the layer, see `config.llama`.
+        room: positions behind the sequence that there will be, in generation.
+    """
+
+    def __init__(self, config: LlamaConfig, kind: str, room: int = 0) -> None:
+        super().__init__()
+        model = config.model
+        self.model, self.room = model, room
+        self.groups = Groups.current(config.execution.tensor_parallel)
+        self.dropout = Dropout.of(model)
+        for branch in BRANCHES:
+            if model.norms != "after":
+                setattr(self, f"{branch}_norm", self._norm())
+            if model.norms != "before":
+                setattr(self, f"{branch}_end_norm", self._norm())
+        self.attention = SelfAttention(config, self.groups, kind, room)
+        self.feed_forward = GatedFeedForward(
+            model.hidden_size,
+            model.inner_size,
+            self.groups,
+            model.weight_group_size,
+            model.activation,
+            model.feed_forward_bias,
+        )
+
+    def _norm(self) -> RMSNorm:
+        return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)
+
+    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape.
+
+        Args:
+            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+        """
+        attention_seed, *seeds = self.dropout.seeds(seed, 3)
+        return self.around(x, lambda t: self.attention(t, attention_seed), *seeds)
+
+    def around(
+        self,
+        x: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        attention_seed: Tensor | None = None,
+        feed_forward_seed: Tensor | None = None,
+    ) -> Tensor:
+        """The layer around some attention.
+
+        Args:
+            attend: what the attention reads -> this replica's part of it.
+        """
+        attention, feed_forward = self.model.attention.output_bias, self.model.feed_forward_bias
+        x = self._add(x, "attention", attend, attention, attention_seed)
+        return self._add(x, "feed_forward", self.feed_forward, feed_forward, feed_forward_seed)
+
+    def _add(
+        self,
+        x: Tensor,
+        branch: str,
+        part: Callable[[Tensor], Tensor],
+        bias: bool,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """Add a branch to x."""
+        before, after = (getattr(self, f"{branch}{n}_norm", None) for n in ("", "_end"))
+        y = x if before is None else before(x)
+        y = self.groups.close_sharded(part(self.groups.open_sharded(y)))
+        if bias:
+            y = y + self.weight(f"{branch}_bias", x.shape[-1:], x.dtype)
+        y = self.dropout(y if after is None else after(y), seed)
+        return add_residual(
+            x, y if self.model.residual_scale == 1 else y * self.model.residual_scale
+        )

@@ -1,0 +1,443 @@
+"""Hugging Face's description of a model, its config.json, and our configuration: both ways.
+
+transformers' own classes fill in what a config.json leaves out, and read both ways of writing
+rotary positions: `rope_parameters`, and `rope_theta` with `rope_scaling`, as before transformers 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from config.errors import ConfigError
+from config.llama import FULL, UNROTATED, UNROTATED_WINDOW, WINDOW, LlamaConfig, LlamaModel
+from files.json_files import Fields
+from files.shown import shown, shown_name
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "granite": "GraniteForCausalLM",
+}
+"""The class of transformers that a model of an architecture is."""
+
+GEMMA = ("gemma2", "gemma3_text")
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+EVERYWHERE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "head_dim"}
+"""Settings that all architectures read, whether or not their classes name them."""
+
+FORMER = {"gemma3_text": {"rope_local_base_freq", "sliding_window_pattern"}}
+"""Settings of older files of an architecture, of which transformers makes those of today."""
+
+READ = {
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "hidden_act", "hidden_activation", "rms_norm_eps",
+    "max_position_embeddings", "initializer_range", "tie_word_embeddings", "attention_bias",
+    "mlp_bias", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+    "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
+    "original_max_position_embeddings", "layer_types", "sliding_window", "use_sliding_window",
+    "no_rope_layers", "bos_token_id", "eos_token_id", "pad_token_id",
+}  # fmt: skip
+"""Settings that are read where an architecture has them."""
+
+NO_MATTER = {
+    "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
+    "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "torch_dtype",
+    "use_cache", "_attn_implementation", "_sliding_window_pattern",
+}  # fmt: skip
+"""Settings that say nothing of it, or repeat what others say; besides those of all models."""
+
+ROTARY = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": (
+        "factor", "short_factor", "long_factor", "attention_factor",
+        "original_max_position_embeddings",
+    ),
+}  # fmt: skip
+"""Ways of scaling rotary positions, and their settings."""
+
+
+# ---- from config.json ---------------------------------------------------------------------------
+def from_config_json(description: Fields) -> dict[str, Any]:
+    """Fields of the model section for a config.json.
+
+    Raises:
+        ConfigError: it has a setting that is not known, or a value that is not computed with.
+    """
+    kind = description.text("model_type")
+    theirs = _as_transformers(kind, description.data)
+    heads = theirs.num_attention_heads
+    scale, tied = _scales(kind, theirs), theirs.tie_word_embeddings
+    return {
+        "architecture": kind,
+        "layers": theirs.num_hidden_layers,
+        "hidden_size": theirs.hidden_size,
+        "inner_size": theirs.intermediate_size,
+        "max_length": theirs.max_position_embeddings,
+        "activation": _activation(theirs),
+        "feed_forward_bias": bool(getattr(theirs, "mlp_bias", False)),
+        "norms": {"olmo2": "after"}.get(kind, "both" if kind in GEMMA else "before"),
+        "norms_from_one": kind in GEMMA,
+        "norm_epsilon": theirs.rms_norm_eps,
+        "residual_scale": getattr(theirs, "residual_multiplier", 1.0),
+        "logits_divisor": getattr(theirs, "logits_scaling", 1.0),
+        "logits_cap": getattr(theirs, "final_logit_softcapping", None),
+        "initializer_range": theirs.initializer_range,
+        **_tokens(theirs),
+        "embedding": {"vocab_size": theirs.vocab_size, "scale": scale["embedding"], "tied": tied},
+        "attention": {
+            "heads": heads,
+            "key_value_heads": theirs.num_key_value_heads or heads,
+            "head_size": getattr(theirs, "head_dim", None) or theirs.hidden_size // heads,
+            **_layers(kind, theirs),
+            "scale": scale["scores"],
+            "cap": getattr(theirs, "attn_logit_softcapping", None),
+            "norms": _query_key_norms(kind),
+            "input_bias": kind == "qwen2" or bool(getattr(theirs, "attention_bias", False)),
+            "output_bias": bool(getattr(theirs, "attention_bias", False)),
+            "rotary": _rotary(kind, theirs),
+        },
+    }
+
+
+@cache
+def _class(kind: str) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[kind]
+
+
+@cache
+def _known(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
+    """The settings of an architecture with transformers' values, and those of all models."""
+    from transformers import PreTrainedConfig
+
+    return _class(kind)().to_dict(), frozenset(PreTrainedConfig().to_dict())
+
+
+def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
+    """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
+    usual, common = _known(kind)
+    known = common | NO_MATTER | EVERYWHERE | FORMER.get(kind, set()) | (READ & usual.keys())
+    for name, value in data.items():
+        if name in known or not value or (name in usual and value == usual[name]):
+            continue  # what is off, such as another architecture's setting, is not there
+        if name == "hidden_act" and value == data.get("hidden_activation"):
+            continue
+        raise ConfigError(
+            f"the model's config.json has {shown_name(name)} {shown(value)}, which is not known of "
+            f"the kind {kind}: remove it only if the model does the same without it"
+        )
+    try:
+        return _class(kind).from_dict(dict(data))
+    except Exception as error:  # its checks raise many kinds
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ConfigError(f"the model's config.json is wrong: {shown_name(reason, 160)}") from None
+
+
+def _activation(theirs: Any) -> str:
+    name = getattr(theirs, "hidden_activation", None) or getattr(theirs, "hidden_act", None)
+    if name not in ACTIVATIONS:
+        raise ConfigError(
+            f"the model's config.json has the activation {shown(name)}, but must have "
+            f"{' or '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def _scales(kind: str, theirs: Any) -> dict[str, Any]:
+    """Factors on embeddings and on scores."""
+    if kind in GEMMA:
+        return {
+            "embedding": math.sqrt(theirs.hidden_size),
+            "scores": theirs.query_pre_attn_scalar**-0.5,
+        }
+    embedding = getattr(theirs, "embedding_multiplier", 1.0)
+    return {"embedding": embedding, "scores": getattr(theirs, "attention_multiplier", None)}
+
+
+def _query_key_norms(kind: str) -> str | None:
+    return {"qwen3": "heads", "gemma3_text": "heads", "olmo2": "projections"}.get(kind)
+
+
+def _tokens(theirs: Any) -> dict[str, Any]:
+    """Of several end tokens the first; without padding, texts are filled up with the end."""
+    found = {
+        "start_token": theirs.bos_token_id,
+        "end_token": theirs.eos_token_id,
+        "pad_token": theirs.pad_token_id,
+    }
+    first = {n: t[0] if isinstance(t, Sequence) and t else t for n, t in found.items()}
+    end = first["end_token"] if first["end_token"] is not None else 0
+    pad = first["pad_token"]
+    inside = pad is not None and 0 <= pad < theirs.vocab_size
+    return first | {"end_token": end, "pad_token": pad if inside else end}
+
+
+def _layers(kind: str, theirs: Any) -> dict[str, Any]:
+    """The pattern of the layers, as short as it can be, and their window."""
+    count = theirs.num_hidden_layers
+    types = getattr(theirs, "layer_types", None)
+    window = getattr(theirs, "sliding_window", None)
+    if types is None or kind in ("mistral", "phi3"):
+        types = ["full_attention" if window is None else "sliding_attention"] * count
+    rotated = getattr(theirs, "no_rope_layers", None) or [1] * count
+    letters = {
+        ("full_attention", True): FULL,
+        ("full_attention", False): UNROTATED,
+        ("sliding_attention", True): WINDOW,
+        ("sliding_attention", False): UNROTATED_WINDOW,
+    }
+    pairs = [(t, bool(r)) for t, r in zip(types, rotated, strict=False)]
+    if len(pairs) != count or not set(pairs) <= letters.keys():
+        raise ConfigError(
+            f"the model's config.json has layer_types {shown(types)}, but must have full_attention "
+            f"or sliding_attention for each of {count} layers"
+        )
+    kinds = "".join(letters[pair] for pair in pairs)
+    period = next(n for n in range(1, count + 1) if (kinds[:n] * count)[:count] == kinds)
+    used = {WINDOW, UNROTATED_WINDOW} & set(kinds)
+    return {"pattern": kinds[:period], "window": window if used else None}
+
+
+def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
+    scaling, local = dict(theirs.rope_parameters), None
+    if kind == "gemma3_text":
+        near = scaling["sliding_attention"]
+        if near.get("rope_type", "default") != "default":
+            raise ConfigError(
+                "the model's config.json scales the positions of layers with a window "
+                f"({shown(near)}), which is not known"
+            )
+        scaling, local = dict(scaling["full_attention"]), near["rope_theta"]
+    name = scaling.get("rope_type", "default")
+    if name not in ROTARY:
+        raise ConfigError(
+            f"the model's config.json has the rope_type {shown(name)}, but there are: "
+            f"{', '.join(ROTARY)}"
+        )
+    usual = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    for setting in scaling.keys() - usual - set(ROTARY[name]):
+        if setting != "original_max_position_embeddings":
+            raise ConfigError(
+                f"the model's config.json has {shown_name(setting)} among the settings of the "
+                f"rope_type {name}, which is not known there"
+            )
+    found = {
+        "theta": scaling["rope_theta"],
+        "local_theta": local,
+        "fraction": scaling.get("partial_rotary_factor", 1.0),
+        "type": name,
+    }
+    return found | _scaling(name, scaling)
+
+
+def _scaling(name: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a way of scaling."""
+    original: Any = scaling.get("original_max_position_embeddings")
+    match name:
+        case "linear" | "dynamic":
+            return {"factor": scaling["factor"]}
+        case "llama3":
+            return {
+                "factor": scaling["factor"],
+                "low_frequency": scaling["low_freq_factor"],
+                "high_frequency": scaling["high_freq_factor"],
+                "original_length": original,
+            }
+        case "longrope":
+            factor, attention = scaling.get("factor"), scaling.get("attention_factor")
+            if attention is None and factor is not None:
+                attention = math.sqrt(1 + math.log(factor) / math.log(original))
+            return {
+                "original_length": original,
+                "short_factors": _joined(scaling["short_factor"]),
+                "long_factors": _joined(scaling["long_factor"]),
+                "attention_factor": attention,
+            }
+    return {}
+
+
+def _joined(factors: Sequence[float]) -> str:
+    return ",".join(map(repr, map(float, factors)))
+
+
+# ---- to config.json -----------------------------------------------------------------------------
+def to_config_json(config: LlamaConfig) -> dict[str, Any]:
+    """Hugging Face's configuration of the model, with rotary positions written in both ways.
+
+    Raises:
+        ConfigError: there is no such model of its architecture.
+    """
+    model = config.model
+    found = {
+        "model_type": model.architecture,
+        "architectures": [ARCHITECTURES[model.architecture]],
+        **_plain(model),
+        **_of_architecture(model),
+        **_positions(model),
+    }
+    _check_same(model, found)
+    return found
+
+
+def _plain(model: LlamaModel) -> dict[str, Any]:
+    """What all architectures have."""
+    attention = model.attention
+    return {
+        "vocab_size": model.embedding.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.inner_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.key_value_heads,
+        "max_position_embeddings": model.max_length,
+        "rms_norm_eps": model.norm_epsilon,
+        "initializer_range": model.initializer_range,
+        "tie_word_embeddings": model.embedding.tied,
+        "attention_dropout": model.dropout_prob,
+        "bos_token_id": model.start_token,
+        "eos_token_id": model.end_token,
+        "pad_token_id": model.pad_token,
+    }
+
+
+def _of_architecture(model: LlamaModel) -> dict[str, Any]:
+    """What the class of the architecture has besides."""
+    attention, activations = model.attention, {ours: name for name, ours in ACTIVATIONS.items()}
+    known, _ = _known(model.architecture)
+    activation = activations[model.activation]
+    candidates = {
+        "hidden_act": activation,
+        "hidden_activation": activation,
+        "attention_bias": attention.output_bias,
+        "mlp_bias": model.feed_forward_bias,
+        "query_pre_attn_scalar": _scalar(attention.scale or attention.head_size**-0.5),
+        "attn_logit_softcapping": attention.cap,
+        "final_logit_softcapping": model.logits_cap,
+        "embedding_multiplier": model.embedding.scale,
+        "attention_multiplier": attention.scale or attention.head_size**-0.5,
+        "residual_multiplier": model.residual_scale,
+        "logits_scaling": model.logits_divisor,
+    }
+    found = {name: value for name, value in candidates.items() if name in known}
+    if "head_dim" in known or attention.head_size * attention.heads != model.hidden_size:
+        found["head_dim"] = attention.head_size
+    return found
+
+
+def _scalar(scale: float) -> float:
+    """scale = scalar^-1/2; whole numbers stay what they were."""
+    scalar = scale**-2
+    return round(scalar) if math.isclose(scalar, round(scalar), rel_tol=1e-12) else scalar
+
+
+def _positions(model: LlamaModel) -> dict[str, Any]:
+    """Windows and rotary positions."""
+    attention, rotary = model.attention, model.attention.rotary
+    known, _ = _known(model.architecture)
+    found: dict[str, Any] = {}
+    windows = [kind in (WINDOW, UNROTATED_WINDOW) for kind in model.kinds]
+    if "sliding_window" in known:
+        found["sliding_window"] = attention.window
+    if "use_sliding_window" in known:
+        found["use_sliding_window"] = any(windows)
+    if "layer_types" in known:
+        names = ("full_attention", "sliding_attention")
+        found["layer_types"] = [names[window] for window in windows]
+    if "no_rope_layers" in known:
+        found["no_rope_layers"] = [int(kind in (FULL, WINDOW)) for kind in model.kinds]
+    scaling = _rope_scaling(model)
+    parameters: dict[str, Any] = {
+        "rope_theta": rotary.theta,
+        **(scaling or {"rope_type": "default"}),
+    }
+    found |= {"rope_theta": rotary.theta, "rope_scaling": scaling}
+    if rotary.fraction != 1 or "partial_rotary_factor" in (known.get("rope_parameters") or {}):
+        found["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotary.fraction
+    if "original_max_position_embeddings" in known:
+        original = rotary.original_length or model.max_length
+        found["original_max_position_embeddings"] = original
+    if rotary.local_theta is not None:
+        near = {"rope_type": "default", "rope_theta": rotary.local_theta}
+        found["rope_local_base_freq"] = rotary.local_theta
+        parameters = {"sliding_attention": near, "full_attention": parameters}
+    return found | {"rope_parameters": parameters}
+
+
+def _rope_scaling(model: LlamaModel) -> dict[str, Any] | None:
+    rotary = model.attention.rotary
+    if rotary.type == "default":
+        return None
+    values = {
+        "factor": rotary.factor,
+        "low_freq_factor": rotary.low_frequency,
+        "high_freq_factor": rotary.high_frequency,
+        "original_max_position_embeddings": rotary.original_length,
+        "short_factor": _split(rotary.short_factors),
+        "long_factor": _split(rotary.long_factors),
+        "attention_factor": rotary.attention_factor,
+    }
+    settings = [name for name in ROTARY[rotary.type] if values[name] is not None]
+    if rotary.type == "longrope":
+        settings.remove("factor")
+    return {"rope_type": rotary.type, **{name: values[name] for name in settings}}
+
+
+def _split(factors: str | None) -> list[float] | None:
+    return None if factors is None else [float(x) for x in factors.split(",")]
+
+
+def _check_same(model: LlamaModel, description: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless a description says all of what the model does."""
+    ours, said = model.to_dict(), from_config_json(Fields(dict(description), "config.json"))
+    for each in (ours["attention"], said["attention"]):
+        each["scale"] = each["scale"] or model.attention.head_size**-0.5
+    difference = _difference(ours, said)
+    if difference is not None:
+        name, value, expected = difference
+        raise ConfigError(
+            f"the configuration has model.{name} {shown(value)}, but a model of "
+            f"model.architecture {model.architecture} has {shown(expected)}"
+        )
+
+
+def _difference(
+    ours: Mapping[str, Any], said: Mapping[str, Any], path: str = ""
+) -> tuple[str, Any, Any] | None:
+    """The first field that differs: name, our value and theirs."""
+    for name, value in said.items():
+        own = ours[name]
+        if isinstance(value, Mapping):
+            found = _difference(own, value, f"{path}{name}.")
+            if found is not None:
+                return found
+        elif not _alike(own, value):
+            return f"{path}{name}", own, value
+    return None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)
+
+
+def same_form(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, Any]:
+    """A description of a model as `to_config_json` writes it, whichever dialect it is in."""
+    model = LlamaModel.from_dict(
+        config.model.to_dict() | from_config_json(Fields(dict(description), "it"))
+    )
+    return to_config_json(LlamaConfig(model=model))

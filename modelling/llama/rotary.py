@@ -1,0 +1,103 @@
+"""The angles of rotary positions, scaled for long texts in the ways that transformers has.
+
+All arithmetic is in float32, as transformers does it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from config.llama import FULL, UNROTATED, UNROTATED_WINDOW, WINDOW, LlamaModel, LlamaRotary, numbers
+from modelling.layers import Tables, constant_tables
+
+_SINGLE = np.float32
+
+
+def rotary_tables(
+    model: LlamaModel, kind: str, positions: int, length: int | None = None
+) -> Tables | None:
+    """The angles of positions 0, 1, ... in layers of a kind; None: they have no positions.
+
+    Args:
+        positions: how many.
+        length: tokens of the longest text, on which scaling may depend; None: `positions`.
+    """
+    if kind in (UNROTATED, UNROTATED_WINDOW):
+        return None
+    assert kind in (FULL, WINDOW)
+    attention, rotary = model.attention, model.attention.rotary
+    if kind == WINDOW and rotary.local_theta is not None:
+        return constant_tables(_frequencies(rotary.local_theta, attention.rotated), positions)
+    length = positions if length is None else length
+    frequencies, scale = scaled_frequencies(rotary, attention.rotated, model.max_length, length)
+    return constant_tables(frequencies, positions, scale)
+
+
+def scaled_frequencies(
+    rotary: LlamaRotary, rotated: int, max_length: int, length: int
+) -> tuple[np.ndarray, float]:
+    """Radians from one position to the next, float32 (rotated / 2,), and the factor on sines.
+
+    Args:
+        rotated: features of a head that are turned.
+        max_length: `LlamaModel.max_length`.
+        length: tokens of the longest text.
+    """
+    match rotary.type:
+        case "default":
+            return _frequencies(rotary.theta, rotated), 1.0
+        case "linear":
+            return _frequencies(rotary.theta, rotated) / _SINGLE(rotary.factor), 1.0
+        case "dynamic":
+            return _frequencies(_longer_theta(rotary, rotated, max_length, length), rotated), 1.0
+        case "llama3":
+            return _llama3(rotary, rotated), 1.0
+        case "longrope":
+            return _longrope(rotary, rotated, length), _longrope_scale(rotary, max_length)
+
+
+def _frequencies(theta: float, rotated: int) -> np.ndarray:
+    exponents = np.arange(0, rotated, 2, dtype=_SINGLE) / _SINGLE(rotated)
+    return 1 / _SINGLE(theta) ** exponents
+
+
+def _longer_theta(rotary: LlamaRotary, rotated: int, max_length: int, length: int) -> float:
+    """The base with which the last pair turns as much over a longer text (NTK-aware scaling)."""
+    longer = max(length, max_length) / max_length
+    growth = rotary.factor * longer - (rotary.factor - 1)
+    return float(rotary.theta * growth ** (rotated / (rotated - 2)))
+
+
+def _llama3(rotary: LlamaRotary, rotated: int) -> np.ndarray:
+    """Long wavelengths are stretched, short ones stay, those between are mixed."""
+    found = _frequencies(rotary.theta, rotated)
+    original = rotary.original_length
+    assert original is not None
+    low, high = rotary.low_frequency, rotary.high_frequency
+    wavelengths = _SINGLE(2 * math.pi) / found
+    stretched = found / _SINGLE(rotary.factor)
+    share = (_SINGLE(original) / wavelengths - _SINGLE(low)) / _SINGLE(high - low)
+    mixed = (1 - share) * stretched + share * found
+    ends = np.where(wavelengths > original / low, stretched, found)
+    between = (wavelengths <= original / low) & (wavelengths >= original / high)
+    return np.where(between, mixed, ends).astype(_SINGLE)
+
+
+def _longrope(rotary: LlamaRotary, rotated: int, length: int) -> np.ndarray:
+    assert rotary.original_length is not None
+    name = "long_factors" if length > rotary.original_length else "short_factors"
+    divisors = np.array(numbers(getattr(rotary, name), f"rotary.{name}"), _SINGLE)
+    exponents = np.arange(0, rotated, 2, dtype=_SINGLE) / _SINGLE(rotated)
+    return 1 / (divisors * _SINGLE(rotary.theta) ** exponents)
+
+
+def _longrope_scale(rotary: LlamaRotary, max_length: int) -> float:
+    """Ding et al., arXiv:2402.13753: texts that get longer need sharper attention."""
+    original = rotary.original_length
+    assert original is not None
+    if rotary.attention_factor is not None:
+        return rotary.attention_factor
+    factor = max_length / original
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

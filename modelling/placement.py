@@ -1,0 +1,76 @@
+"""Which entries of a program's remote buffers lie in host memory, and which on disk.
+
+What is moved least often for its size goes to disk first: the moments, which a step reads and
+writes once; then the gradients, the rows of activations, and at last the weights, which each pass
+reads. Placement changes no bit of a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import popdist
+import popxl
+from config.sections import RunConfig
+from modelling.devices import device_desc
+from modelling.memory import host_memory, weights_of
+
+KINDS = ("moments", "gradients", "", "weights")
+"""`RemoteBuffer.kind` in the order in which they go to disk; activations and inputs have none."""
+
+LEAST_ENTRY = 2**16
+"""Bytes of an entry that is worth a request to a disk."""
+
+PROCESS = 7 * 10**8
+"""Bytes that Python, JAX and the compiled program of a model take by themselves."""
+
+WINDOWS = 3 * popxl.plan.DISK_WINDOW
+"""Bytes that are read ahead, written behind, and kept to be used again."""
+
+
+def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:
+    """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
+
+    Args:
+        beside, borrows: see `modelling.memory.check_memory`; what is borrowed stays where it is.
+
+    Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
+    hold is in it as well.
+    """
+    if config.execution.disk is None:
+        return
+    room = host_room(config)
+    if room is None:
+        return
+    replicas = ir.instance_replication_factor
+    beside += PROCESS
+    if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
+        plan = popxl.plan.plan_of(ir)
+        beside += (plan.temporaries + plan.variables + plan.streams) * replicas
+    lent = weights_of(ir) if borrows else 0
+    stored = (popxl.plan.storage_of(ir).remote - lent) * replicas
+    if stored + beside > room:
+        kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
+        _spill(ir, kinds, stored + beside + WINDOWS - room, replicas)
+
+
+def host_room(config: RunConfig) -> int | None:
+    """Bytes of host memory for this process; None if not known."""
+    given = config.execution.host_memory
+    return host_memory() if given is None else round(given * 1e9)
+
+
+def _instances() -> int:
+    return int(popdist.getNumInstances())
+
+
+def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
+    """Put entries of so many bytes on disk, or all that are worth it."""
+    for kind in kinds:
+        for buffer in ir.remote_buffers:
+            nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
+            movable = max(buffer.entries - buffer.resident, 0)
+            if buffer.kind == kind and excess > 0 and nbytes >= LEAST_ENTRY * replicas:
+                buffer.on_disk = min(movable, math.ceil(excess / nbytes))
+                excess -= buffer.on_disk * nbytes

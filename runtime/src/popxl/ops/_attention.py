@@ -1,0 +1,192 @@
+"""The arithmetic of attention, for all queries or a tile of them.
+
+Which keys a query sees is said by numbers of its position and its segment, so that no mask of the
+size of the scores exists. The softmax is normalised after the second product, on the small result
+and not on the scores, and the gradient passes over the scores once: the sum over a row that the
+gradient of a softmax needs is the product of the output with its gradient (Dao et al.,
+FlashAttention, arXiv:2205.14135, section 3.1 and appendix B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from popxl.ops._folds import max_over, sum_over
+from popxl.ops._numerics import check_floating, check_same_dtype
+from popxl.ops.placement import materialised
+from popxl.ops.random import dropped
+
+
+def _product(equation: str, a: Any, b: Any) -> Any:
+    """Accumulated, and returned, in float32."""
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+
+
+HIDDEN = -1e9
+"""Score of a key that a query does not see: its weight is 0."""
+
+
+class Settings(NamedTuple):
+    """Attributes of the ops: see `popxl.ops.attention`.
+
+    Attributes:
+        biases: how many there are.
+        p: probability of dropout.
+        positions, segments, lengths: whether they are given.
+    """
+
+    scale: float
+    biases: int
+    p: float
+    causal: bool
+    window: int | None
+    cap: float | None
+    positions: bool
+    segments: bool
+    lengths: bool
+
+
+class Others(NamedTuple):
+    """The inputs after q, k and v."""
+
+    biases: list[Any]
+    positions: list[Any]  # of queries and of keys; empty: 0, 1, ...
+    segments: list[Any]  # likewise; empty: one segment
+    lengths: list[Any]
+    seed: list[Any]
+
+
+def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
+    """The inputs after q, k and v, by what they are."""
+    left = list(rest)
+
+    def take(n: int) -> list[Any]:
+        found, left[:] = left[:n], left[n:]
+        return found
+
+    counts = settings.biases, 2 * settings.positions, 2 * settings.segments, int(settings.lengths)
+    return Others(*map(take, counts), left)
+
+
+def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tuple[Any, Any, Any]:
+    """(output, exponentials of the scores, 1 / their sums)."""
+    others = sorted_inputs(rest, settings)
+    check_inputs(q, k, v, others.biases)
+    scores = _capped(_scores(q, k, settings.scale), settings.cap)
+    for bias in others.biases:
+        scores = scores + bias
+    seen = visible(q.shape[-2], k.shape[-2], others, settings)
+    if seen is not None:
+        scores = jnp.where(seen, scores, HIDDEN)
+    exponentials = jnp.exp(scores - max_over(scores, -1, keepdims=True))
+    normaliser = 1 / sum_over(exponentials, -1, keepdims=True)
+    weights = exponentials.astype(v.dtype)
+    kept = _grouped(_kept(weights, others.seed, settings.p), v)
+    out = _product("...qk,...kd->...qd", kept, v).reshape(*q.shape[:-1], v.shape[-1]) * normaliser
+    return out.astype(v.dtype), weights, normaliser
+
+
+def _grouped(t: Any, k: Any) -> Any:
+    """The query heads that share a head of keys as rows of one matrix: (..., h, q, d) -> (..., g,
+    h / g * q, d), which moves nothing. `t` itself if each has its own."""
+    if t.shape[:-2] == k.shape[:-2]:
+        return t
+    return t.reshape(*k.shape[:-2], -1, t.shape[-1])
+
+
+def _scores(q: Any, k: Any, scale: float) -> Any:
+    scores = _product("...qd,...kd->...qk", _grouped(q, k), k)
+    scores = scores.reshape(*q.shape[:-1], k.shape[-2])
+    return scores if scale == 1 else scores * scale
+
+
+def _capped(scores: Any, cap: float | None) -> Any:
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+def visible(queries: int, keys: int, others: Others, settings: Settings) -> Any:
+    """Which keys each query sees: bool, broadcasts to the scores; None: all."""
+    conditions = []
+    if settings.causal:
+        of_queries, of_keys = _facing(others.positions or (jnp.arange(queries), jnp.arange(keys)))
+        conditions.append(of_keys <= of_queries)
+        if settings.window is not None:
+            conditions.append(of_queries - of_keys < settings.window)
+    if settings.segments:
+        of_queries, of_keys = _facing(others.segments)
+        conditions.append(of_queries == of_keys)
+    if settings.lengths:
+        conditions.append(jnp.arange(keys) < others.lengths[0][:, None, None, None])
+    return reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def _facing(pair: Any) -> tuple[Any, Any]:
+    """Numbers of queries (b, q) and keys (b, k), to be compared as (b, 1, q, k); without batches,
+    as (q, k)."""
+    queries, keys = pair
+    if queries.ndim == 1:
+        return queries[:, None], keys[None, :]
+    return queries[:, None, :, None], keys[:, None, None, :]
+
+
+def check_inputs(q: Any, k: Any, v: Any, biases: Sequence[Any]) -> None:
+    """Raises TypeError or ValueError where dtypes or shapes do not fit."""
+    for t in (q, k, v):
+        check_floating(t)
+    check_same_dtype(q, k, v)
+    shapes = ", ".join(str(t.shape) for t in (q, k, v))
+    if min(t.ndim for t in (q, k, v)) < 2 or not _same_heads(q, k) or k.shape[:-2] != v.shape[:-2]:
+        raise ValueError(
+            "q, k and v must have the same leading axes, or q a multiple of their heads, but have "
+            f"shapes {shapes}"
+        )
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"the shapes of q, k and v do not fit: {shapes}")
+    scores = (*q.shape[:-1], k.shape[-2])
+    for bias in biases:
+        if jnp.broadcast_shapes(bias.shape, scores) != scores:
+            raise ValueError(f"a bias of shape {bias.shape} does not broadcast to {scores}")
+
+
+def _same_heads(q: Any, k: Any) -> bool:
+    if q.shape[:-2] == k.shape[:-2]:
+        return True
+    alike = q.ndim == k.ndim >= 3 and q.shape[:-3] == k.shape[:-3]
+    return bool(alike and q.shape[-3] % k.shape[-3] == 0)
+
+
+def _kept(weights: Any, seed: Sequence[Any], p: float) -> Any:
+    return dropped(weights, seed[0], weights.shape, p) if seed else weights
+
+
+def attention_grads(
+    dy: Any, q: Any, k: Any, v: Any, out: Any, weights: Any, normaliser: Any, *seed: Any,
+    scale: float, p: float, cap: float | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of q, k, v and of the scores."""
+    scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
+    rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
+    dp = _product("...qd,...kd->...qk", _grouped(scaled, v), v).reshape(weights.shape)
+    wide = weights * (_kept(dp, seed, p) - rows)
+    ds = materialised(wide.astype(q.dtype))  # read three times
+    dv = _transposed_product(_grouped(scaled, v), _grouped(_kept(weights, seed, p), v))
+    before = ds
+    if cap is not None:  # the derivative of cap * tanh(scores / cap)
+        slope = 1 - jnp.square(jnp.tanh(_scores(q, k, scale) / cap))
+        before = materialised((wide * slope).astype(q.dtype))
+    before = _grouped(before, k)
+    dk = _transposed_product(_grouped(q, k), before)
+    dq = _product("...qk,...kd->...qd", before, k).reshape(q.shape)
+    if scale != 1:
+        dq, dk = dq * scale, dk * scale
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), ds
+
+
+def _transposed_product(a: Any, scores: Any) -> Any:
+    """(scores)ᵀ a. A transposed first operand slows XLA's products down on CPU, so the result is
+    transposed instead, which is smaller."""
+    return materialised(_product("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)

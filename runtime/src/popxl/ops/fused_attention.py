@@ -1,0 +1,293 @@
+"""Attention whose scores never exist as a whole.
+
+On NVIDIA GPUs it is cuDNN's kernel, with biases and their gradients; elsewhere, and for what the
+kernel does not compute, a loop over tiles of the queries. Either way the gradient computes the
+scores again, from queries and keys (Dao et al., FlashAttention, arXiv:2205.14135).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from popxl._core.op import Op, emit
+from popxl._core.opdef import NoGrad, define
+from popxl.ops._attention import (
+    Settings,
+    attention_grads,
+    attention_of,
+    check_inputs,
+    sorted_inputs,
+    visible,
+)
+from popxl.ops._folds import traced_for
+from popxl.tensor import Tensor
+
+TILE = 128
+"""Queries of a tile. It is a constant, so that dropout's masks depend on no layout."""
+
+_QUERIES = -2
+
+
+# ---- tiles --------------------------------------------------------------------------------------
+def _tiled(t: Any, axis: int) -> Any:
+    """Cut the axis into tiles, the last filled up with zeros: (tiles, ..., TILE, ...)."""
+    axis %= t.ndim
+    missing = -t.shape[axis] % TILE
+    t = jnp.pad(t, [(0, missing if a == axis else 0) for a in range(t.ndim)])
+    cut = t.reshape(*t.shape[:axis], -1, TILE, *t.shape[axis + 1 :])
+    return jnp.moveaxis(cut, axis, 0)
+
+
+def _joined(tiles: Any, axis: int, length: int) -> Any:
+    """The inverse of `_tiled`."""
+    axis %= tiles.ndim - 1
+    whole = jnp.moveaxis(tiles, 0, axis)
+    whole = whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
+    return lax.slice_in_dim(whole, 0, length, axis=axis)
+
+
+class _Tiles:
+    """The inputs of the op, for one tile of the queries after the other.
+
+    Attributes:
+        settings: those of attention in a tile, where queries have their own positions.
+        moving: for each bias whether it has an axis of the queries, and is cut too.
+        xs: what is cut: the tiles' numbers, queries, biases, positions and segments.
+    """
+
+    def __init__(self, q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> None:
+        self.others = sorted_inputs(rest, settings)
+        queries, keys = q.shape[_QUERIES], k.shape[_QUERIES]
+        positions = self.others.positions
+        if settings.causal and not positions:
+            positions = [jnp.arange(n)[None] for n in (queries, keys)]
+        self.settings = settings._replace(positions=settings.causal)
+        self.moving = [b.ndim > 1 and b.shape[_QUERIES] == queries > 1 for b in self.others.biases]
+        self._places = [*positions, *self.others.segments]
+        cut = [b for b, moves in zip(self.others.biases, self.moving, strict=True) if moves]
+        self.xs = (
+            jnp.arange(-(-queries // TILE), dtype=jnp.uint32),
+            _tiled(q, _QUERIES),
+            [_tiled(b, _QUERIES) for b in cut],
+            [_tiled(places, -1) for places in self._places[::2]],
+        )
+
+    def of(self, number: Any, biases: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+        """The inputs after q, k and v of attention in a tile."""
+        cut, others = iter(biases), self.others
+        pairs = zip(self.moving, others.biases, strict=True)
+        found = [next(cut) if moves else bias for moves, bias in pairs]
+        for of_queries, of_keys in zip(places, self._places[1::2], strict=True):
+            found += [of_queries, of_keys]
+        return [*found, *others.lengths, *(_own_seed(seed, number) for seed in others.seed)]
+
+
+def _own_seed(seed: Any, number: Any) -> Any:
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(key, number))
+
+
+def _by_tiles(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    tiles = _Tiles(q, k, rest, settings)
+
+    def tile(xs: Any) -> Any:
+        number, part, biases, places = xs
+        rest = tiles.of(number, biases, places)
+        return attention_of(part, k, v, *rest, settings=tiles.settings)[0]
+
+    return _joined(lax.map(tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
+
+
+def _grads_by_tiles(
+    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: Settings
+) -> tuple[Any, ...]:
+    """Gradients of q, k, v and each bias; sums over tiles are float32."""
+    tiles = _Tiles(q, k, rest, settings)
+    biases, inner = tiles.others.biases, tiles.settings
+    still = [b for b, moves in zip(biases, tiles.moving, strict=True) if not moves]
+
+    def tile(sums: Any, xs: Any) -> tuple[Any, Any]:
+        (number, part, cut, places), dy, out = xs
+        rest = tiles.of(number, cut, places)
+        _, weights, normaliser = attention_of(part, k, v, *rest, settings=inner)
+        seed = sorted_inputs(rest, inner).seed
+        dq, dk, dv, ds = attention_grads(
+            dy, part, k, v, out, weights, normaliser, *seed,
+            scale=inner.scale, p=inner.p, cap=inner.cap,
+        )  # fmt: skip
+        new = dk, dv, [_sum_to(ds, b.shape) for b in still]
+        return jax.tree.map(jnp.add, sums, new), (dq, [_sum_to(ds, b.shape) for b in cut])
+
+    start = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.float32), (k, v, still))
+    outer = _tiled(dy, _QUERIES), _tiled(out, _QUERIES)
+    (dk, dv, whole), (dq, cut) = lax.scan(tile, start, (tiles.xs, *outer))
+    queries = q.shape[_QUERIES]
+    of_cut, of_whole = (_joined(c, _QUERIES, queries) for c in cut), iter(whole)
+    found = [next(of_cut) if moves else next(of_whole) for moves in tiles.moving]
+    found = [d.astype(b.dtype) for d, b in zip(found, biases, strict=True)]
+    return _joined(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *found
+
+
+def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
+    """Undo broadcasting, in float32."""
+    extra = ds.ndim - len(shape)
+    axes = [*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1)]
+    return ds.astype(jnp.float32).sum(axes, keepdims=True).reshape(shape)
+
+
+# ---- cuDNN --------------------------------------------------------------------------------------
+def _is_kernel(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> bool:
+    """Whether cuDNN computes this, on the platform that is traced for.
+
+    It has no float32, no caps and, since its random numbers are its own, no dropout of ours. A bias
+    of each sample and head would be as large as the scores.
+    """
+    shapes = (q.shape[-2], k.shape[-2])
+    biases = [jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _added(q, k, rest, settings)]
+    batch, heads = (max((b[axis] for b in biases), default=1) for axis in (0, 1))
+    return (
+        traced_for() in ("gpu", "cuda")
+        and q.ndim == 4
+        and q.dtype in (jnp.bfloat16, jnp.float16)
+        and q.shape[-1] % 8 == 0
+        and q.shape[-1] <= 128
+        and (not biases or all(n % 2 == 0 for n in shapes))
+        and min(batch, heads) == 1
+        and settings.cap is None
+        and not settings.p
+    )
+
+
+def _added(q: Any, k: Any, rest: Sequence[Any], settings: Settings) -> list[Any]:
+    """What the kernel adds to the scores: biases, and a mask of positions and segments."""
+    others = sorted_inputs(rest, settings)
+    if not (settings.positions or settings.segments):
+        return others.biases
+    seen = visible(q.shape[-2], k.shape[-2], others, settings._replace(lengths=False))
+    # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
+    low = -(2.0**15) if q.dtype == jnp.float16 else -(2.0**41)
+    return [*others.biases, jnp.where(seen, 0.0, low)]
+
+
+def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    added = _added(q, k, rest, settings)
+    bias = sum(b.reshape((1,) * (4 - b.ndim) + b.shape) for b in added) if added else None
+    if bias is not None:
+        shape = (*bias.shape[:2], q.shape[-2], k.shape[-2])
+        bias = jnp.broadcast_to(bias, shape).astype(q.dtype)
+    in_mask = settings.positions or settings.segments
+    back = None if settings.window is None or in_mask else (settings.window - 1, 0)
+    lengths = sorted_inputs(rest, settings).lengths
+    out = jax.nn.dot_product_attention(
+        *(jnp.swapaxes(t, 1, 2) for t in (q, k, v)),
+        bias=bias,
+        scale=settings.scale,
+        is_causal=settings.causal and not in_mask,
+        key_value_seq_lengths=lengths[0] if lengths else None,
+        local_window_size=back,
+        implementation="cudnn",
+    )
+    return jnp.swapaxes(out, 1, 2)
+
+
+def attention_kernel(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> Any:
+    # In the form that a gradient asks for: where both are in one program, they are one call.
+    biases, fixed = rest[: settings.biases], rest[settings.biases :]
+    return jax.vjp(lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases)[0]
+
+
+def attention_grads_kernel(
+    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: Settings
+) -> tuple[Any, ...]:
+    biases, fixed = rest[: settings.biases], rest[settings.biases :]
+    _, pullback = jax.vjp(
+        lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases
+    )
+    return pullback(dy)
+
+
+def _cudnn_is_installed() -> bool:
+    """Not where a plan is made for a GPU on another machine."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    return cudnn.cuda_versions is not None
+
+
+# ---- the op -------------------------------------------------------------------------------------
+Shapes = Sequence[tuple[int, ...]]
+
+
+def _flops(shapes: Shapes) -> int:
+    """Of two products."""
+    q, _, v = shapes[:3]
+    return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
+
+
+def _grads_flops(shapes: Shapes) -> int:
+    """Of five products: the scores again, and two for each of those forwards."""
+    _, q, _, v = shapes[:4]
+    return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
+
+
+KERNELS: dict[str, Callable[[Shapes], int]] = {
+    attention_kernel.__name__: _flops,
+    attention_grads_kernel.__name__: _grads_flops,
+}
+"""Functions that are one kernel, by their names in what JAX traces: the operations of their matrix
+products by the shapes of their operands."""
+
+
+def _one_of(kernel: Callable[..., Any], tiles: Callable[..., Any], settings: Settings) -> Any:
+    """`kernel`, under its name in what JAX traces."""
+    function = kernel if _cudnn_is_installed() else tiles
+
+    def named(*args: Any) -> Any:
+        return function(*args, settings=settings)
+
+    named.__name__ = kernel.__name__
+    return jax.jit(named)
+
+
+def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> Any:
+    settings = Settings(**attrs)
+    check_inputs(q, k, v, sorted_inputs(rest, settings).biases)
+    if _is_kernel(q, k, rest, settings):
+        return _one_of(attention_kernel, _by_tiles, settings)(q, k, v, *rest)
+    return _by_tiles(q, k, v, *rest, settings=settings)
+
+
+def _grads(dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
+    """Gradients of q, k, v and each bias."""
+    settings = Settings(**attrs)
+    if _is_kernel(q, k, rest, settings):
+        return _one_of(attention_grads_kernel, _grads_by_tiles, settings)(dy, q, k, v, out, *rest)
+    return _grads_by_tiles(dy, q, k, v, out, *rest, settings=settings)
+
+
+_GRADS = define(
+    "fused_attention_grads",
+    _grads,
+    grad=NoGrad("second derivatives of attention are not supported"),
+    flops=lambda op: _grads_flops([t.shape for t in op.inputs]),
+)
+
+
+def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    q, k, v, *rest = map(ctx.fwd, op.inputs)
+    found = emit(_GRADS, [dy, q, k, v, ctx.fwd(op.outputs[0]), *rest], dict(op.attrs))
+    needed = [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
+    return needed + [None] * (len(op.inputs) - len(found))
+
+
+FUSED_ATTENTION = define(
+    "fused_attention",
+    _attention,
+    grad=_grad,
+    flops=lambda op: _flops([t.shape for t in op.inputs]),
+)

@@ -1,0 +1,103 @@
+"""Processes that are given different things end with one sentence, all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import dataclasses, json, sys
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+import popdist
+popdist.init()
+from checkpoints.folders import check_shared
+from config import agreement
+from config.agreement import agree, agree_on_run
+from config.errors import UserError
+from config.families import config_class_of
+from config.presets import merge, preset_data
+from data.pipeline import Pipeline
+from data.texts import Example
+
+index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
+data = preset_data("finetuning", "tiny")
+
+def run(changes):
+    agree_on_run(config_class_of(data, "tiny").from_dict(merge(data, changes if index else {})))
+
+def read(examples, more=""):
+    tokenizer = SimpleNamespace(state=["tokens" + more * index])
+    Pipeline.agree(SimpleNamespace(tokenizer=tokenizer), examples)
+
+def sources(own=agreement._sources):
+    agreement._sources = lambda: str(index)
+    try:
+        run({})
+    finally:
+        agreement._sources = own
+
+def version():
+    found = agreement.metadata.version
+    agreement.metadata.version = lambda name: found(name) + "+here" * index
+    run({})
+
+cases = {
+    "alike": lambda: run({"checkpoint": {"save": "/mnt/a"}, "data": {"train": "other.jsonl"}}),
+    "rate": lambda: run({"training": {"optimizer": {"learning_rate": {"maximum": 0.5}}}}),
+    "seed": lambda: run({"model": {"seed": 7}}),
+    "model": lambda: run({"model": {"layers": 3}}),
+    "rows": lambda: read([Example("a", "b")] * (2 + index)),
+    "row": lambda: read([Example("a", "b" * (1 + index))]),
+    "tokenizer": lambda: read([Example("a", "b")], "x"),
+    "shared": lambda: check_shared(folder / "one"),
+    "not shared": lambda: check_shared(folder / str(index)),
+    "sources": sources,
+    "version": version,
+}
+found = {}
+for name, case in cases.items():
+    try:
+        found[name] = case()
+    except UserError as error:
+        found[name] = str(error)
+everyones = popdist.gather(found)
+assert everyones[0] == everyones[1], everyones
+if index == 0:
+    print(json.dumps(found))
+"""
+SAID = {
+    "rate": "process 1 on .* has training.optimizer.learning_rate.maximum 0.5, "
+    "but process 0 has 0.001",
+    "seed": "has model.seed 7, but process 0 has 42",
+    "model": "has model.layers 3, but process 0 has 2",
+    "rows": "has number of examples 3, but process 0 has 2",
+    "row": "has digest of the examples",
+    "tokenizer": "has digest of the tokenizer",
+    "not shared": "process 1 on .* does not see what process 0 writes into .*/0: give --save a",
+    "version": "has version of jax '.*\\+here', but process 0 has",
+    "sources": "has digest of the program's sources '1', but process 0 has '0'",
+}
+
+
+def test_what_differs_is_named(tmp_path):
+    command = [sys.executable, "-m", "popdist.run", "--processes", "2", "--", sys.executable]
+    done = subprocess.run(
+        [*command, "-c", PROGRAM, str(tmp_path)], cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name for name, text in found.items() if text is None} == {"alike", "shared"}
+    for name, pattern in SAID.items():
+        assert re.search(pattern, found[name]), (name, found[name])
+        assert len(found[name]) < 300
+    assert not list(tmp_path.rglob(".shared-*"))

@@ -1,0 +1,85 @@
+"""Attention in what is compiled for NVIDIA GPUs, without one: one kernel forwards, one backwards.
+
+On top of what `h100.py` names it takes the packages nvidia-cudnn-cu12, nvidia-cublas-cu12,
+nvidia-cuda-nvcc-cu12 and nvidia-cuda-nvrtc-cu12, with their lib folders on LD_LIBRARY_PATH.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from popxl._core.opdef import registry
+from popxl.ops._attention import Settings
+from popxl.ops._folds import tracing_for
+from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
+
+HEADS, TOKENS, FEATURES = 8, 512, 64
+PLAIN = Settings(1.0, 0, 0.0, False, None, None, False, False, False)
+CASES = {  # settings, heads of keys, shapes of biases, of places and lengths
+    "T5": (PLAIN._replace(biases=1, lengths=True), HEADS, [(1, HEADS, TOKENS, TOKENS)], [(4,)]),
+    "GPT-J": (PLAIN._replace(causal=True), HEADS, [], []),
+    "grouped, window": (PLAIN._replace(causal=True, window=128), 2, [], []),
+    "packed": (PLAIN._replace(causal=True, segments=True), 2, [], [(4, TOKENS)] * 2),
+}
+REFUSED = {
+    "dropout": PLAIN._replace(p=0.1),
+    "cap": PLAIN._replace(cap=30.0),
+}
+
+SCRIPT = """
+import re
+from tests.popxl.test_attention_compile import CASES, REFUSED, lowered
+
+def calls(hlo):
+    return ",".join(sorted(re.findall(r'custom_call_target="__cudnn[$](\\w+)"', hlo)))
+
+for name in (*CASES, *REFUSED):
+    print(name, calls(compiled(lowered(name))), sep=";")
+"""
+
+
+def both_ways(settings: Settings):
+    """Forwards and backwards in one program, as where a layer is recomputed."""
+    forward, backward = (registry()[f"fused_attention{end}"].lower for end in ("", "_grads"))
+
+    def run(dy, q, k, v, *rest):
+        y = forward(q, k, v, *rest, **settings._asdict())
+        return y, *backward(dy, q, k, v, y, *rest, **settings._asdict())
+
+    return run
+
+
+def lowered(name: str) -> jax.stages.Lowered:
+    """For CUDA, in bfloat16."""
+    plain = REFUSED.get(name, PLAIN), HEADS, [], [(2,)] if name == "dropout" else []
+    settings, groups, biases, others = CASES.get(name, plain)
+    shapes = [(4, heads, TOKENS, FEATURES) for heads in (HEADS, HEADS, groups, groups)]
+    specs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+    specs += [jax.ShapeDtypeStruct(s, jnp.float32) for s in biases]
+    kind = jnp.uint32 if name == "dropout" else jnp.int32
+    specs += [jax.ShapeDtypeStruct(s, kind) for s in others]
+    with tracing_for("cuda"):
+        traced = jax.jit(both_ways(settings)).trace(*specs)
+    return traced.lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.slow
+@needs_the_compiler
+@pytest.mark.skipif(
+    not importlib.util.find_spec("nvidia.cudnn"), reason="nvidia-cudnn-cu12 is not installed"
+)
+def test_attention_is_one_kernel_each_way_on_an_h100():
+    found = dict(compiled_for_an_h100(SCRIPT))
+    biased = "fmhaScaleBiasSoftmax,fmhaScaleBiasSoftmaxBackward"
+    assert found == {
+        "T5": biased,
+        "GPT-J": "fmhaSoftmax,fmhaSoftmaxBackward",
+        "grouped, window": "fmhaSoftmax,fmhaSoftmaxBackward",
+        "packed": biased,
+        "dropout": "",
+        "cap": "",
+    }
