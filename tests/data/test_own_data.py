@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config.errors import ConfigError
+from config.errors import ConfigError, UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.sections import RunConfig
@@ -157,7 +157,7 @@ def test_a_json_array_has_rows(tmp_path):
 
 @pytest.mark.parametrize("name", ["nope.json", "nope.txt", "nope.jsonl.gz"])
 def test_a_missing_file_is_not_a_data_set_of_the_hub(name):
-    with pytest.raises(DataError, match=rf"{name}"):
+    with pytest.raises(UserError, match=rf"{name}"):
         list(source_of(name, "train").rows())
 
 
