@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
+from config.task import PairsData
 from data.pairs import EncodedExamples, PackedExamples
 from data.samples import IGNORE_INDEX, Batch
 from modelling.sessions.generating import Inference
@@ -154,7 +155,7 @@ def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
 
 
 def _examples_per_row(config: RunConfig) -> int:
-    return int(getattr(config.data, "examples_per_row", 1))
+    return config.data.examples_per_row if isinstance(config.data, PairsData) else 1
 
 
 def _prompts(

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from config.base import Section
 from config.errors import ConfigError
 from config.sections import Embedding, Model, Optimizer, RunConfig, Training
-from config.task import StreamsData
+from config.task import SegmentsData
 from config.values import LayerCount, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -108,7 +108,7 @@ class GPTJTraining(Training):
 
 
 @dataclass(frozen=True)
-class GPTJData(StreamsData):
+class GPTJData(SegmentsData):
     """What to train and validate on."""
 
     separator: str = " target:"

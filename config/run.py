@@ -179,8 +179,13 @@ class Execution(Section):
     activations: Literal["recompute", "keep"] = "recompute"
     """For the backward pass, compute a layer's activations again or keep them in host memory."""
 
+    placement: Literal["auto", "host"] = "auto"
+    """Where training keeps state and activations on devices with memory of their own. auto: what
+    saves most time stays in spare device memory; host: in host memory, but for resident_layers."""
+
     resident_layers: NonNegativeInt = 0
-    """Layers of each kind whose weights, gradients and optimizer state stay in device memory."""
+    """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If
+    given, placement is host."""
 
     rts_weights_threshold: NonNegativeInt = 1024
     """Variables of at least so many elements are sharded over the replicas that hold them alike."""

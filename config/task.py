@@ -71,5 +71,10 @@ class StreamsData(Data):
 class SegmentsData(StreamsData):
     """The task of a language model whose samples may hold several texts that do not see another."""
 
-    examples_per_row: PositiveInt = 1
-    """Most texts that share the tokens of a sample, each for itself, where packing is false."""
+    packing: bool = False
+    """Cut all texts, joined, into full samples, which tears some apart and lets each see those
+    before it; if false, samples hold whole texts, see examples_per_row."""
+
+    examples_per_row: PositiveInt = 16
+    """Most texts that share the tokens of a sample, each for itself: positions start anew, and none
+    sees another. At 1 a short one leaves the rest of its sample to padding."""

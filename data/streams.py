@@ -175,7 +175,7 @@ class Streams(Shape):
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
             "words": batch["input_ids"],
-            "segments": batch["attention_mask"],
+            "starts": starts_of(batch["attention_mask"]),
             "labels": batch["labels"],
         }
 
@@ -185,6 +185,17 @@ class Streams(Shape):
 
 
 STREAMS = Streams()
+
+
+def starts_of(segments: np.ndarray) -> np.ndarray:
+    """Where in its sample the text of each token starts: its number, and what positions count from.
+
+    Args:
+        segments: int32 [n, length], see `lay_out`; padding counts as a text.
+    """
+    places = np.arange(segments.shape[1], dtype=np.int32)
+    begins = np.diff(segments, axis=1, prepend=-1) != 0
+    return np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
 
 
 def examples_per_row(config: Any) -> int:

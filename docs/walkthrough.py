@@ -8,6 +8,7 @@
 # %%
 from __future__ import annotations
 
+from config.machines import machine
 from config.presets import load_config
 from config.t5 import T5Config
 from data.batches import Loader
@@ -16,7 +17,6 @@ from evaluation.evaluator import Evaluator
 from modelling.sessions.generating import Inference
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
-from planning.machines import machine
 from planning.needs import finetuning_needs
 from planning.report import report
 

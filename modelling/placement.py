@@ -17,7 +17,7 @@ from modelling.devices import device_desc
 from modelling.memory import host_memory, weights_of
 
 KINDS = ("moments", "gradients", "", "weights")
-"""`RemoteBuffer.kind` in the order in which they go to disk; activations and inputs have none."""
+"""`RemoteBuffer.kind` in the order in which they go to disk; "": others, activations and inputs."""
 
 LEAST_ENTRY = 2**16
 """Bytes of an entry that is worth a request to a disk."""
@@ -80,6 +80,7 @@ def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> No
         for buffer in ir.remote_buffers:
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
             movable = max(buffer.entries - buffer.resident, 0)
-            if buffer.kind == kind and excess > 0 and nbytes >= LEAST_ENTRY * replicas:
+            own = buffer.kind if buffer.kind in KINDS else ""
+            if own == kind and excess > 0 and nbytes >= LEAST_ENTRY * replicas:
                 buffer.on_disk = min(movable, math.ceil(excess / nbytes))
                 excess -= buffer.on_disk * nbytes

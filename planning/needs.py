@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass, replace
 
 import popxl
+from config.machines import Machine
 from config.sections import RunConfig
 from modelling.generation import build_generation
 from modelling.generation.strategies import strategy_of
 from modelling.phases.training import build_training
+from modelling.residence import is_automatic, place_on
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 
@@ -26,6 +28,7 @@ class Needs:
         parameters: number of weights of the model.
         state: bytes of weights, and in fine-tuning of their gradients and moments, once.
         moments: bytes of the moments.
+        placement: which entries the plan chose to stay on the device.
         samples: samples that a run of the program takes, over all replicas.
     """
 
@@ -37,11 +40,21 @@ class Needs:
     state: int
     samples: int
     moments: int = 0
+    placement: popxl.plan.Placement | None = None
 
     @property
     def flops_per_sample(self) -> float:
         """Operations of matrix products for one sample, recomputation included."""
         return self.plan.flops * self.plan.replicas / self.samples
+
+
+def placed(needs: Needs, machine: Machine) -> Needs:
+    """What a program needs on a machine: there the plan may choose what stays on the device."""
+    by_plan = needs.kind == "finetuning" and machine.platform != "cpu"
+    if not by_plan or not is_automatic(needs.config):
+        return needs
+    placement = place_on(needs.traced, needs.config, machine)
+    return replace(needs, plan=needs.traced.plan(), placement=placement)
 
 
 def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import popxl
+from config.machines import Machine
 from planning.estimate import Times, times
-from planning.machines import Machine
-from planning.needs import Needs
+from planning.needs import Needs, placed
 
 REST = "the rest"
 
@@ -130,20 +130,34 @@ class Report:
             "utilisation": self.utilisation,
             "simulated": None if self.timeline is None else _simulated(self, self.timeline),
             "execution": asdict(needs.config.execution),
+            "placement": None if needs.placement is None else _placement(needs.placement),
             "phases": [_row(row) | {"exposed": asdict(self.exposed(row))} for row in self.rows],
         }
 
 
 def report(preset: str, needs: Needs, machine: Machine) -> Report:
     """Put a plan on a machine."""
+    needs = placed(needs, machine)
     rates = machine.rates(needs.config.model.precision, needs.plan.replicas)
     rows = []
     for part in needs.plan.parts:
         phase, _, direction = part.name.partition("/")
         row = Row(phase or REST, direction, part, times(part, rates))
         rows.append(row)
-    timeline = None if machine.platform == "cpu" else needs.traced.timeline(rates)
+    timeline = None
+    if needs.placement is not None:
+        timeline = needs.placement.after
+    elif machine.platform != "cpu":
+        timeline = needs.traced.timeline(rates)
     return Report(preset, needs, machine, rows, timeline)
+
+
+def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
+    return {
+        "seconds_with_all_in_host_memory": placement.before.seconds,
+        "room_bytes": placement.room,
+        "kinds": [asdict(kind) for kind in placement.kinds],
+    }
 
 
 def _simulated(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def _facts(report: Report) -> list[str]:
     needs, plan = report.needs, report.plan
     c = needs.config
     e = c.execution
-    activations = plan.host - needs.state
+    stored = plan.host + plan.resident * plan.replicas
+    activations = stored - needs.state
     lines = [
         f"{needs.kind} of {report.preset}: {needs.parameters / 1e6:,.1f} M parameters in "
         f"{c.model.precision}",
@@ -60,8 +61,9 @@ def _facts(report: Report) -> list[str]:
             f"state        {gigabytes(needs.state)} = parameters × "
             f"{needs.state / needs.parameters:.4g} bytes (weight, gradient 4, moments "
             f"{needs.moments / needs.parameters:.2g})",
-            f"host memory  {gigabytes(plan.host)} in remote buffers: the state and "
-            f"{gigabytes(activations)} of activations and inputs; "
+            f"buffers      {gigabytes(stored)}: the state and {gigabytes(activations)} of "
+            "activations and inputs",
+            f"host memory  {gigabytes(plan.host)} of them; "
             f"{gigabytes(report.bytes_per_host)} a host",
         ]
     else:
@@ -75,7 +77,7 @@ def _facts(report: Report) -> list[str]:
         f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    return [*lines, *_simulated(report)]
+    return [*lines, *_simulated(report), *_placement(report)]
 
 
 def _on_device(report: Report) -> list[str]:
@@ -88,6 +90,25 @@ def _on_device(report: Report) -> list[str]:
         *kept,
         f"{gigabytes(plan.variables - plan.resident)} variables",
         f"{gigabytes(plan.streams)} host streams",
+    ]
+
+
+def _placement(report: Report) -> list[str]:
+    """What the plan lets stay on the device, and why."""
+    placement = report.needs.placement
+    if placement is None:
+        return []
+    kept = [
+        f"             {gigabytes(kind.nbytes)} of {kind.label}: {kind.entries:,} of {kind.of:,} "
+        + (f"entries; all would save {1e3 * kind.saves:,.0f} ms" if kind.saves else "entries")
+        for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
+        if kind.nbytes >= 5e7
+    ]
+    return [
+        f"placement    {gigabytes(placement.nbytes)} of the buffers on each device, with room for "
+        f"{gigabytes(max(placement.room, 0))}; {placement.before.seconds:,.3f} s with all in host "
+        "memory",
+        *kept,
     ]
 
 

@@ -24,6 +24,9 @@ import popdist
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SECONDS_TO_ANSWER = 1.5
+TWICE = 3.0
+"""Seconds in which a signal that comes again is the same one: `scancel` signals the tasks itself,
+and `srun` hands on what it got."""
 SECONDS_TO_RETURN = 0.05  # from a destructor
 AGAIN = 128  # added to the number of a signal that is to be sent once more
 
@@ -106,9 +109,12 @@ def _imports(frame: FrameType | None) -> bool:
 
 def _watch(reader: int, handle: object, answered: threading.Event) -> None:
     """End the process for a signal that `handle`, while it is in charge, does not answer."""
-    received = 0
+    received, last, since = 0, 0, 0.0
     while byte := os.read(reader, 1):
         number = byte[0]
+        if number == last and time.monotonic() - since < TWICE:
+            continue
+        last, since = number, time.monotonic()
         if number > AGAIN:
             time.sleep(SECONDS_TO_RETURN)
             os.kill(os.getpid(), number - AGAIN)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
 
 import popdist
+from terminal.interrupts import TWICE
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -23,12 +26,14 @@ class StopSignal:
                 save()
                 break
 
-    A second signal does what it did before this: it ends the program at once. Outside the main
+    A second signal does what it did before this: it ends the program at once; not the same one
+    again within `TWICE` seconds, as a launcher sends it. Outside the main
     thread, where Python gives no signals, the flag stays down.
     """
 
     def __init__(self) -> None:
         self._received: str | None = None
+        self._since = 0.0  # seconds
         self._agreed: str | None = None
         self.over = self.save = False
         self._previous: dict[signal.Signals, Any] = {}
@@ -68,8 +73,12 @@ class StopSignal:
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = signal.Signals(number).name
-        self._restore()
+        name, now = signal.Signals(number).name, time.monotonic()
+        if self._received is None:
+            self._received, self._since = name, now
+        elif name != self._received or now - self._since >= TWICE:
+            self._restore()
+            os.kill(os.getpid(), number)
 
     def _restore(self) -> None:
         while self._previous:

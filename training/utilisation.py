@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import popdist
+from config.machines import machine_of_kind
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from planning.machines import machines
 from planning.needs import finetuning_needs
 from popxl import hardware
 from records.pace import Utilisation
@@ -35,5 +35,5 @@ def utilisation_of(config: RunConfig) -> Utilisation:
 
 def _peak_flops(kind: str, precision: str) -> float | None:
     """Operations per second of a device at its peak, by the name that it has itself."""
-    found = [m for name, m in machines().items() if name.upper() in kind.upper().split()]
-    return found[0].flops.get(precision) if found else None
+    found = machine_of_kind(kind)
+    return found.flops.get(precision) if found else None

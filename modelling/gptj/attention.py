@@ -7,7 +7,16 @@ only the first `rotary_dim` features are.
 from __future__ import annotations
 
 from config.gptj import GPTJConfig, GPTJModel
-from modelling.layers import AttentionHeads, FusedLinear, Groups, Scores, Tables, heads_first
+from modelling.layers import (
+    AttentionHeads,
+    FusedLinear,
+    Groups,
+    Scores,
+    Tables,
+    heads_first,
+    places_in_texts,
+    tables_of_texts,
+)
 from popxl import Tensor
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
 
@@ -38,15 +47,18 @@ class SelfAttention(AttentionHeads):
         self.model = model
         self.qkv = FusedLinear(self.features, 3, groups.sharded, self.group_size)
 
-    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+    def build(self, x: Tensor, seed: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
-        return self.read(x, seed)[0]
+        return self.read(x, seed, starts)[0]
 
-    def read(self, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def read(
+        self, x: Tensor, seed: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """As `build`, and the rotated keys and the values, (batch, heads, length, head_size)."""
-        length = self.axes.length(x)
-        q, k, v = self.project(x, rotary_tables(self.model, length))
-        return self.merge(self.attend(q, k, v, seed=seed)), k, v
+        tables = tables_of_texts(rotary_tables(self.model, self.axes.length(x)), starts)
+        q, k, v = self.project(x, tables)
+        places = () if starts is None else places_in_texts(starts)
+        return self.merge(self.attend(q, k, v, seed=seed, places=places)), k, v
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values: (batch, heads, length, head_size) each."""

@@ -34,14 +34,16 @@ class Block(Layer):
             model.hidden_size, model.inner_size, self.groups, model.weight_group_size, bias=True
         )
 
-    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+    def build(self, x: Tensor, starts: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
+            starts: int32 (batch, length), where in its sample each token's text starts; None: a
+                sample is one text.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
         attention_seed, *output_seeds = self.dropout.seeds(seed, 3)
-        return self.around(x, lambda t: self.attention(t, attention_seed), *output_seeds)
+        return self.around(x, lambda t: self.attention(t, attention_seed, starts), *output_seeds)
 
     def around(
         self,

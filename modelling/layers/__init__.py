@@ -7,7 +7,7 @@ Between `Groups.open_sharded` and `Groups.close_sharded` each replica has its pa
 from modelling.layers.attention import Attention as Attention
 from modelling.layers.attention import heads_first as heads_first
 from modelling.layers.attention import merge_heads as merge_heads
-from modelling.layers.attention import places_in_order as places_in_order
+from modelling.layers.attention import places_in_texts as places_in_texts
 from modelling.layers.attention import split_heads as split_heads
 from modelling.layers.attention_heads import AttentionHeads as AttentionHeads
 from modelling.layers.attention_step import Scores as Scores
@@ -39,3 +39,4 @@ from modelling.layers.rotary import Tables as Tables
 from modelling.layers.rotary import constant_tables as constant_tables
 from modelling.layers.rotary import rotate_halves as rotate_halves
 from modelling.layers.rotary import tables_at as tables_at
+from modelling.layers.rotary import tables_of_texts as tables_of_texts

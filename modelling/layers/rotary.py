@@ -50,6 +50,19 @@ def tables_at(tables: Tables, positions: Tensor) -> Tables:
     return sin, cos
 
 
+def tables_of_texts(tables: Tables, starts: Tensor | None) -> Tables:
+    """The angles of all tokens of samples: tables, or those of positions that start anew.
+
+    Args:
+        tables: of positions 0, 1, ...
+        starts: int32 (batch, length), where each token's text starts; None: a sample is one text.
+    """
+    if starts is None:
+        return tables
+    places = popxl.constant(np.arange(starts.shape[1])[None], popxl.int32, "positions")
+    return tables_at(tables, places - starts)
+
+
 def rotate_halves(t: Tensor, sin: Tensor, cos: Tensor, rotated: int) -> Tensor:
     """Turn each pair of features i and i + rotated / 2 by its position's angle.
 

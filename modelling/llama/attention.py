@@ -17,7 +17,9 @@ from modelling.layers import (
     ShardedRMSNorm,
     Tables,
     heads_first,
+    places_in_texts,
     rotate_halves,
+    tables_of_texts,
 )
 from modelling.llama.rotary import rotary_tables
 from popxl import Tensor
@@ -76,15 +78,20 @@ class SelfAttention(AttentionHeads):
             ShardedRMSNorm(eps, attention.key_value_heads * size, groups, self.holders),
         )
 
-    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+    def build(self, x: Tensor, seed: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
-        return self.read(x, seed)[0]
+        return self.read(x, seed, starts)[0]
 
-    def read(self, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def read(
+        self, x: Tensor, seed: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """As `build`, and rotated keys and values, (batch, key heads, length, head_size)."""
         tables = rotary_tables(self.model, self.kind, self.axes.length(x), self.positions)
+        if tables is not None:
+            tables = tables_of_texts(tables, starts)
         q, k, v = self.project(x, tables)
-        return self.merge(self.attend(q, k, v, seed=seed)), k, v
+        places = () if starts is None else places_in_texts(starts)
+        return self.merge(self.attend(q, k, v, seed=seed, places=places)), k, v
 
     def project(self, x: Tensor, tables: Tables | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values: (batch, heads, length, head_size) each."""

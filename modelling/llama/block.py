@@ -49,14 +49,16 @@ class Block(Layer):
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)
 
-    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+    def build(self, x: Tensor, starts: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
+            starts: int32 (batch, length), where in its sample each token's text starts; None: a
+                sample is one text.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
         attention_seed, *seeds = self.dropout.seeds(seed, 3)
-        return self.around(x, lambda t: self.attention(t, attention_seed), *seeds)
+        return self.around(x, lambda t: self.attention(t, attention_seed, starts), *seeds)
 
     def around(
         self,

@@ -58,7 +58,7 @@ class ActivationBuffers:
         """Buffers of `rows` rows for activations of `spec`, [batch, sequence, hidden]."""
         shards = settings.activation_shards
         x = activation_buffer(spec, rows, settings)
-        dx = activation_buffer(spec, rows, settings) if settings.training else None
+        dx = gradient_buffer(spec, rows, settings) if settings.training else None
         return cls(spec, x, dx, shards)
 
     def value(self, offset: int = 0) -> RemoteHandle:
@@ -84,7 +84,21 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     count = 1 if shards is None else shards.group_size
     if math.prod(spec.shape) % count:
         count = 1
-    return create_remote_buffer(spec, rows * settings.steps, shards, count)
+    buffer = create_remote_buffer(spec, rows * settings.steps, shards, count)
+    buffer.kind = "activations between layers"
+    return buffer
+
+
+def gradient_buffer(
+    spec: popxl.TensorSpec,
+    rows: int,
+    settings: Settings,
+    label: str = "gradients between layers",
+) -> popxl.RemoteBuffer:
+    """A buffer of `rows` rows for gradients of activations of `spec`."""
+    buffer = activation_buffer(spec, rows, settings)
+    buffer.kind = label
+    return buffer
 
 
 class InputBuffers:
@@ -102,6 +116,8 @@ class InputBuffers:
             name: popxl.remote_buffer(spec.shape, spec.dtype, settings.steps)
             for name, spec in specs.items()
         }
+        for buffer in self.buffers.values():
+            buffer.kind = "inputs"
         self._steps = settings.steps
 
     def __getitem__(self, name: str) -> RemoteHandle:

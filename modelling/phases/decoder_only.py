@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import popxl
 import popxl_addons as addons
+from data.streams import examples_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
 from modelling.phases.buffers import ActivationBuffers, InputBuffers, Port
 from modelling.phases.loss_phase import LossPhase
@@ -18,11 +19,12 @@ from modelling.phases.stack import stack_backward, stack_forward
 class DecoderOnlyLayout:
     """Embeddings, layers, and the head. See `modelling.phases.training.Layout`.
 
-    Inputs: `words` and `labels`, int32 (micro-batch, sequence_length).
+    Inputs: `words` and `labels`, int32 (micro-batch, sequence_length), and where samples hold
+    several texts, `starts`, see `data.streams.starts_of`.
 
     Args:
         layers: of one kind, or several; `build(x, seed=None)` returns the shape of x, (batch,
-            length, hidden).
+            length, hidden), or `build(x, starts, seed=None)` where samples hold several texts.
         head: it may be tied to the embedding.
         embeddings: of the words; default: as they are in the table.
     """
@@ -41,7 +43,9 @@ class DecoderOnlyLayout:
         self._layers, self._settings = layers, settings
         words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
         scalar = popxl.TensorSpec((), popxl.float32)
-        self.inputs = InputBuffers({"words": words, "labels": words, "weight": scalar}, settings)
+        inputs = {"words": words, "labels": words, "weight": scalar}
+        packed = {"starts": words} if examples_per_row(config) > 1 else {}
+        self.inputs = InputBuffers(inputs | packed, settings)
         shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
         hidden = popxl.TensorSpec(shape, settings.dtype)
         row = ActivationBuffers.create(hidden, model.layers + 1, settings).port
@@ -52,7 +56,8 @@ class DecoderOnlyLayout:
             row(0),
             settings,
         )
-        self.kinds = self._kinds({"x": row(0)}, row(1))
+        starts = {name: self.inputs.port(name) for name in packed}
+        self.kinds = self._kinds({"x": row(0), **starts}, row(1))
         head_inputs = {
             "x": row(model.layers),
             "labels": self.inputs.port("labels"),

@@ -15,6 +15,7 @@ from config.sections import RunConfig
 from data.batches import Deal
 from data.samples import Batch, labelled_tokens
 from modelling.phases.training import build_training
+from modelling.residence import place_here
 from modelling.sessions.running import RunningModel
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import HeldParts
@@ -59,6 +60,7 @@ class FineTuning(RunningModel):
         self._deal = Deal.of(config)
         table = family.weights(config)
         self.program = build_training(config, family.layout, gradients, table)
+        place_here(self.program.ir, config)
         super().__init__(config, self.program.ir, table, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------

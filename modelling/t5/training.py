@@ -24,7 +24,7 @@ from modelling.phases import (
     stack_backward,
     stack_forward,
 )
-from modelling.phases.buffers import activation_buffer, sum_of_rows
+from modelling.phases.buffers import gradient_buffer, sum_of_rows
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
 from modelling.t5.ends import DecoderHead, EncoderHead
 from popxl_addons.transforms.batch_serialisation import RemoteHandle
@@ -72,7 +72,9 @@ class T5Layout:
         self._encoder_rows = ActivationBuffers.create(self._enc, self._layers + 2, settings)
         self._decoder_rows = ActivationBuffers.create(self._dec, self._layers + 1, settings)
         self._encoded_grads = (
-            activation_buffer(self._enc, self._layers, settings) if settings.training else None
+            gradient_buffer(self._enc, self._layers, settings, "gradients of the encoder's output")
+            if settings.training
+            else None
         )
 
     # ---- encoder --------------------------------------------------------------------------------

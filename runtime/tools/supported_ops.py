@@ -172,6 +172,8 @@ def _lowering(defn: OpDef) -> tuple[str, str]:
     if defn.execute is not None:
         what = (inspect.getdoc(defn.execute) or "nothing: a hint").partition("\n")[0]
         return what, "any"
+    if defn.regions is not None:
+        return "the ops of the graphs it runs", "any"
     node = _lowering_node(defn)
     used = [] if node is None else list(_used(defn.home, node, set()))
     found = [n for n in used if n.split(".")[0] in _JAX[:4] and "." in n and not _is_plain(n)]
@@ -223,6 +225,9 @@ def page() -> str:
             by_op[op].append(name)
         if called and not made:
             composed.append(f"| `{name}` | {', '.join(f'`{c}`' for c in called)} |\n")
+        refused = "raise NotImplementedError" in inspect.getsource(function)
+        if refused and not called and not made:
+            composed.append(f"| `{name}` | nothing: it is refused |\n")
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
     rows = [_row(d, by_op[n]) for n, d in ours.items() if n in by_op]
     hidden = [_row(d, []) for n, d in ours.items() if n not in by_op]

@@ -1,8 +1,11 @@
 """Where and when values are kept changes no bit: activations kept or computed again, layers that
-stay on the device or come from the host, loads far ahead of their use or just in time."""
+stay on the device or come from the host, loads far ahead of their use or just in time, entries that
+the plan places."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -11,14 +14,17 @@ import pytest
 
 import modelling.gptj.family
 import modelling.t5.family
+import popxl
 import tests.modelling.gptj.test_training as gptj
 import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
-from popxl._lower import program
+from modelling.sessions import training as sessions
+from popxl._lower import entries, program
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 
 STEPS = 3
+PART = 700_000  # bytes of device memory, for some of the entries
 
 T5 = modelling.t5.family.FAMILY, t5
 GPTJ = modelling.gptj.family.FAMILY, gptj
@@ -63,6 +69,33 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
     return [r.loss for r in results], [r.gradient_norm for r in results], state
 
 
+@contextmanager
+def _two_memories(window: int | None = None, device: int | None = None) -> Iterator[None]:
+    """Entries move as on a GPU.
+
+    Args:
+        window: bytes that loads may be ahead; default: the plan's.
+        device: bytes of device memory, in which the plan places what it can.
+    """
+
+    def place(ir: popxl.Ir, _config: RunConfig) -> None:
+        if device is not None:
+            traced = popxl.plan.trace(ir)
+            machine = popxl.plan.Rates(
+                flops=1e12, float8_flops=1e12, bandwidth=1e11, host_link=1e9, link=1e9, network=1e9
+            )
+            placement = popxl.plan.place(traced, machine, device)
+            assert any(0 < kind.entries < kind.of for kind in placement.kinds)
+
+    with ExitStack() as patches:
+        for module in (entries, program):
+            patches.enter_context(mock.patch.object(module, "two_memories", return_value=True))
+        if window is not None:
+            patches.enter_context(mock.patch.object(program, "window_of", return_value=window))
+        patches.enter_context(mock.patch.object(sessions, "place_here", place))
+        yield
+
+
 def _check(family: Any, precision: str, dropout: float, quick: bool = False, **split: int) -> None:
     """Assert that all ways give the same; only that both `activations` do, if `quick`."""
 
@@ -76,6 +109,9 @@ def _check(family: Any, precision: str, dropout: float, quick: bool = False, **s
     others = [train(activations="keep")]
     if not quick:
         others.append(train(activations="recompute", resident_layers=1, ahead=1))
+        for ways in ({"window": 0}, {}, {"device": PART}):
+            with _two_memories(**ways):
+                others.append(train(activations="recompute"))
     for found in others:
         assert found[:2] == expected[:2]
         assert [n for n in expected[2] if found[2][n] != expected[2][n]] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import benchmarks.finetuning
 import benchmarks.inference
 import run_finetuning
 import run_validation
+from config.errors import UserError
 from config.families import config_class_of
+from config.machines import Machine, machine, machine_of_kind, machines
 from config.presets import load_config, preset_data
 from planning.estimate import times
-from planning.machines import Machine, machine, machines
 from planning.needs import Needs, finetuning_needs
 from planning.report import report
 from planning.text import as_text
@@ -116,6 +118,108 @@ def test_the_plan_names_the_phases(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(f"^{row}: .", text, re.MULTILINE), f"{row} is not explained"
 
 
+def test_the_plan_places_what_saves_time_in_spare_device_memory() -> None:
+    """GPT-J 6B's state fits an H200; with all its activations, which save nothing, it does not."""
+    machine_of = machine("h200")
+    made = report("gptj_6B_gpu", gptj_6b(), machine_of)
+    placement = made.needs.placement
+    assert placement is not None
+    kept = {kind.label for kind in placement.kinds if kind.nbytes > 1e9}
+    assert kept >= {"weights", "gradients", "moments"}
+    assert "activations between layers" not in kept
+    assert placement.after.seconds < 0.9 * placement.before.seconds
+    assert made.device_bytes < 0.9 * machine_of.memory
+    assert made.plan.resident == placement.nbytes
+    assert re.search(r"^placement    \d+... GB of the buffers on each", as_text(made), re.MULTILINE)
+    by_hand = report("gptj_6B_gpu", gptj_6b(resident_layers=28), machine_of)
+    assert by_hand.needs.placement is None
+    assert "of activations and inputs" in as_text(by_hand)
+    assert "-" not in next(x for x in as_text(by_hand).splitlines() if x.startswith("buffers"))
+
+
+def test_what_the_host_has_no_room_for_stays_on_the_device() -> None:
+    small = replace(machine("h200"), host_memory=40e9, devices=1)
+    made = report("gptj_6B_gpu", gptj_6b(micro_batch_size=32), small)
+    assert made.plan.host < 40e9
+    assert made.fits
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("Tesla T4", "t4"),
+        ("TPU v5 lite", "tpu_v5e"),
+        ("NVIDIA GeForce GT 430", None),
+        ("cpu", None),
+    ],
+)
+def test_the_running_device_is_recognised(kind: str, name: str | None) -> None:
+    found = machine_of_kind(kind)
+    assert (found.name if found else None) == name
+
+
+OWN = """
+flops: {float32: 1.0e+13, float16: 5.0e+13, bfloat16: 5.0e+13}
+memory: 12.0e+9
+bandwidth: 400.0e+9
+host_link: 12.0e+9
+link: 12.0e+9
+devices: 1
+host_memory: 32.0e+9
+network: 1.0e+9
+"""
+
+
+def test_a_file_describes_ones_own_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yml"
+    path.write_text(OWN)
+    assert benchmarks.finetuning.main(["--config", "tiny", "--plan", "--machine", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "on 1 host of 1 (mine)" in text
+    assert "simulated" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("memory: 12.0e+9\n", "", "lacks memory"),
+        ("memory: 12.0e+9\n", "memory: many\n", "memory must be a number above 0, not 'many'"),
+        ("link: 12.0e+9\nd", "lnk: 12.0e+9\nd", "has no field 'lnk'"),
+        ("float16: 5.0e+13, ", "", "flops must have the rates"),
+        ("devices: 1", "devices: -1", "devices must be a whole number above 0"),
+        (OWN, "[", "is not a YAML file"),
+        (OWN, "3", "must have the fields of a machine"),
+    ],
+)
+def test_a_file_that_describes_no_machine_is_refused_in_a_sentence(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    path = tmp_path / "mine.yml"
+    path.write_text(OWN.replace(old, new))
+    with pytest.raises(UserError, match=words) as found:
+        machine(str(path))
+    assert len(str(found.value)) < 300 + len(str(path))
+    with pytest.raises(UserError, match="cannot be read"):
+        machine(str(tmp_path / "none.yml"))
+
+
+def test_the_trace_of_a_plan_is_written_for_machines_with_device_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    arguments = ["--config", "tiny", "--plan-trace", str(trace)]
+    assert benchmarks.finetuning.main([*arguments, "--machine", "h200"]) == 0
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert benchmarks.finetuning.main([*arguments, "--machine", "laptop"]) == 2
+    assert "devices share the host's memory" in capsys.readouterr().err
+
+
 def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() -> None:
     assert machine("laptop").hosts(2000) == 1
     assert [machine("h100").hosts(n) for n in (1, 8, 9, 64)] == [1, 1, 2, 8]
@@ -124,14 +228,20 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rtx4090", "NO: [89]... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory"),
-        ("l40s", "yes: [89]... GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host memory"),
+        (
+            "rtx4090",
+            "NO: 8... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory",
+        ),
+        (
+            "l40s",
+            "yes: 8... GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host memory",
+        ),
         ("laptop", "NO: 1(49|50)... GB of 16.00 GB memory"),
     ],
 )
 def test_a_plan_says_first_whether_the_machine_has_room(name: str, words: str) -> None:
     """GPT-J 6B: 14 bytes a parameter on the host, a few layers' weights on the device."""
-    needs = gptj_6b()
+    needs = gptj_6b(placement="host")
     shown = as_text(report("gptj_6B_gpu", needs, machine(name)))
     assert re.fullmatch(f"fits         {words}", shown.splitlines()[2])
 

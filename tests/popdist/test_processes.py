@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -43,6 +44,54 @@ def test_a_program_gives_the_same_in_any_number_of_processes(several, tmp_path):
     for name in alone:
         assert np.array_equal(found[name], alone[name]), name
     assert np.ptp(alone["outputs"], axis=2).any()  # replicas differ
+
+
+EXECUTABLES = """
+import json, os, sys
+from pathlib import Path
+import popdist
+popdist.init()
+folder = Path(sys.argv[1]) / str(popdist.getInstanceIndex())
+os.environ["POPXL_CACHE_DIR"] = str(folder)
+import popxl
+from popxl import ops
+from popxl._lower.cache import statistics
+
+def started():
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph, popxl.in_sequence():
+        x = popxl.variable(3.0, name="x")
+        buffer = popxl.remote_buffer((), popxl.float32, 1)
+        y = ops.collectives.replicated_all_reduce(x * x, "add")
+        ops.remote_store(buffer, 0, y)
+        ops.add(ops.remote_load(buffer, 0), x)
+    before = statistics.hits, statistics.compiles
+    popxl.Session(ir, "cpu")
+    return statistics.hits - before[0], statistics.compiles - before[1]
+
+first = started()
+second = started()
+if popdist.getInstanceIndex():
+    next(folder.glob("*.popxl")).unlink()
+popdist.gather(0)
+third = started()
+everyones = popdist.gather([first, second, third])
+if popdist.getInstanceIndex() == 0:
+    print(json.dumps(everyones))
+"""
+
+
+def test_an_executable_that_one_process_lacks_is_compiled_by_all(tmp_path):
+    """XLA's tuning on GPUs waits for all processes, those too that would load it."""
+    run = started(2, "-c", EXECUTABLES.replace("replication=2", "'popdist'"), str(tmp_path))
+    out, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    one, other = json.loads(out)
+    assert one == other
+    (_, count), second, third = one
+    assert count > 0
+    assert second == [count, 0]
+    assert third == [count - 1, 1]
 
 
 # ---- ends ---------------------------------------------------------------------------------------

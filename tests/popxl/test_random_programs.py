@@ -23,7 +23,8 @@ from tests.popxl.programs import f32, run
 
 SHAPE = (4, 4)
 ENTRIES = 3
-SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 60))]
+SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 300))]
+MORE = range(300, 1500, 100)  # hundreds of programs in one slow test
 
 
 # ---- values -------------------------------------------------------------------------------------
@@ -168,10 +169,33 @@ class Writer:
         return [np.tanh(first), np.tanh(first), second]
 
     def _arguments(self) -> tuple[list[Pair], list[bool], int]:
-        # References must not overlap: which of two changes wins is not defined.
-        args = self.draw.sample(self.owners, 2)
+        """Tensors, views of them and parts of one, some of them by reference. References must not
+        overlap: which of two changes wins is not defined."""
+        kind = self.draw.choice(["owners", "owners", "view", "parts"])
+        if kind == "parts":
+            args = self._parts()
+        else:
+            args = self.draw.sample(self.owners, 2)
+        if kind == "view" and self.views:
+            view = self.draw.choice(self.views)
+            if not np.shares_memory(view.there, args[1].there):
+                args[0] = view
         by_ref = [self.draw.random() < 0.5 for _ in args]
         return args, by_ref, self.draw.randrange(2**30)
+
+    def _parts(self) -> list[Pair]:
+        """The first rows and the last rows of something twice as long."""
+        a, b = self.any(), self.any()
+        here = ops.concat([a.here, b.here]) * 0.5
+        there = np.concatenate([a.there, b.there]) * np.float32(0.5)
+        step = self.draw.choice([1, -1])
+        ends = [(0, 4), (4, 8)] if step == 1 else [(7, 3), (3, None)]
+        parts = [
+            Pair(ops.slice_(here, start, stop, step), there[start:stop:step])
+            for start, stop in ends
+        ]
+        self.views += parts
+        return parts
 
     def call(self) -> None:
         args, by_ref, seed = self._arguments()
@@ -220,9 +244,11 @@ def _written_aside(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[
         return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("hosted", [False, True], ids=["one segment", "with entries"])
-def test_random_programs_give_numpy_s_values(seed, hosted):
+HOSTED = pytest.mark.parametrize("hosted", [False, True], ids=["one segment", "with entries"])
+
+
+def _check_values(seed: int, hosted: bool) -> None:
+    """Write a program, run it, and compare everything that it holds with numpy."""
     inputs = [f32(*SHAPE, seed=i) for i in range(3)]
     expected: list[np.ndarray] = []
 
@@ -240,6 +266,20 @@ def test_random_programs_give_numpy_s_values(seed, hosted):
     found = run(build, *inputs)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@HOSTED
+def test_random_programs_give_numpy_s_values(seed, hosted):
+    _check_values(seed, hosted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", MORE)
+@HOSTED
+def test_hundreds_of_random_programs(first, hosted):
+    for seed in range(first, first + 100):
+        _check_values(seed, hosted)
 
 
 # ---- gradients ----------------------------------------------------------------------------------

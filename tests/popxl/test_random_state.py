@@ -21,7 +21,7 @@ from tests.popxl.programs import store
 ROWS, RUNS = 5, 2
 WHOLE = 3
 GIVEN = np.arange(ROWS, dtype=np.float32) / 2 + 0.25
-SEEDS = [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 80))]
+SEEDS = [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 160))]
 
 Write = Callable[[list[popxl.Tensor], popxl.Tensor], popxl.Tensor | None]
 

@@ -10,10 +10,18 @@ import torch
 import transformers
 
 import popxl
-from tests.programs import gptj
+from tests.programs import flan_t5, gptj
 
 TOLERANCES = {popxl.float32: (1e-4, 1e-6), popxl.float16: (2e-2, 2e-3)}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda d: d.name)
+
+
+def dtypes(quick: popxl.dtype):
+    """Both types; the one that is not `quick` is for the slow suite."""
+    return pytest.mark.parametrize(
+        "dtype",
+        [pytest.param(d, marks=() if d is quick else pytest.mark.slow) for d in TOLERANCES],
+        ids=lambda d: d.name,
+    )
 
 
 class Masked(torch.nn.Module):
@@ -48,7 +56,7 @@ def check_step(model, hf, losses, weights, loss_of) -> None:
         np.testing.assert_allclose(change, wanted - before[t], rtol, atol, err_msg=t.id)
 
 
-@DTYPES
+@dtypes(popxl.float16)
 def test_gptj_is_hugging_faces(dtype) -> None:
     c = replace(gptj.Config(), dtype=dtype)
     torch.manual_seed(0)
@@ -76,3 +84,48 @@ def test_gptj_is_hugging_faces(dtype) -> None:
         )
 
     check_step(model, hf, losses, weights, loss_of)
+
+
+@dtypes(popxl.float32)
+def test_flan_t5_is_hugging_faces(dtype) -> None:
+    c = replace(flan_t5.Config(), dtype=dtype)
+    torch.manual_seed(0)
+    hf = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=c.vocab, d_model=c.hidden, d_kv=c.hidden // c.heads, d_ff=c.ff,
+            num_layers=c.layers, num_heads=c.heads, relative_attention_num_buckets=c.buckets,
+            relative_attention_max_distance=16, feed_forward_proj="gated-gelu", dropout_rate=0.0,
+            tie_word_embeddings=False, decoder_start_token_id=0, layer_norm_epsilon=c.eps,
+            initializer_factor=0.3,
+        )
+    )  # fmt: skip
+    # FLAN-T5's head is its own, but this class ties it all the same.
+    hf.lm_head.weight = torch.nn.Parameter(hf.lm_head.weight.detach().clone())
+    buckets = [
+        attention._relative_position_bucket(
+            torch.arange(n)[None] - torch.arange(n)[:, None], two_ways, c.buckets, 16
+        ).numpy()
+        for attention, n, two_ways in (
+            (hf.encoder.block[0].layer[0].SelfAttention, c.length, True),
+            (hf.decoder.block[0].layer[0].SelfAttention, c.target_length, False),
+        )
+    ]
+    rng = np.random.default_rng(0)
+    words, labels = (
+        rng.integers(1, c.vocab, (c.micro_batches, c.batch, n), np.int32)
+        for n in (c.length, c.target_length)
+    )
+    targets = np.concatenate([0 * labels[..., :1], labels[..., :-1]], -1)
+    model = flan_t5.FineTuning(c, tuple(buckets))
+    for phase in (model.encoder, model.decoder, model.words):
+        assert {f.dtype for f in phase.grad_facts.accum.values_flat()} == {dtype}
+        assert set(phase.bwd.graph.inputs[1:]) == set(phase.bwd.args.tensors)
+    losses, masks, weights = model.run(hf, words, targets, labels)
+    for stack, kept in zip((hf.encoder, hf.decoder), masks, strict=True):
+        for block, layers in zip(stack.block, kept, strict=True):
+            for layer, mask in zip(block.layer, layers, strict=True):
+                layer.dropout = Masked(mask)
+    check_step(
+        model, hf, losses, weights,
+        lambda i: hf(torch.tensor(words[i]).long(), labels=torch.tensor(labels[i]).long()).loss,
+    )  # fmt: skip

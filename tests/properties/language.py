@@ -246,7 +246,7 @@ class _Writer:
         args = self.arguments()
         carried = self.draw(st.integers(1, len(args)))
         body = self._body(args, carried, [self.shapes[a] for a in args[:carried]])
-        count = self.draw(st.integers(1, 3))
+        count = self.draw(st.integers(0, 3))
         self.add(Step("repeat", args, (body, count)), *body.output_shapes)
 
     def conditional(self) -> None:

@@ -197,7 +197,10 @@ def _call_numpy(memory: Memory, body: Body, args: Sequence[np.ndarray]) -> list[
 def _repeat_numpy(
     memory: Memory, body: Body, count: int, args: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    outputs: list[np.ndarray] = []
+    carried = args[: len(body.outputs)]
+    if count == 0:
+        return [memory.new(memory.numbers[a]) for a in carried]
+    outputs = list(carried)
     for _ in range(count):
         outputs = _call_numpy(memory, body, [*outputs, *args[len(outputs) :]])
     return outputs
@@ -226,7 +229,7 @@ def run_jax(body: Body, inputs: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _repeat_jax(body: Body, count: int, args: Sequence[jax.Array]) -> list[jax.Array]:
-    outputs: list[jax.Array] = []
+    outputs = list(args[: len(body.outputs)])
     for _ in range(count):
         outputs = run_jax(body, [*outputs, *args[len(outputs) :]])
     return outputs

@@ -71,6 +71,18 @@ def test_a_second_signal_does_what_it_did_before():
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_a_signal_that_comes_twice_is_one(monkeypatch):
+    """`scancel` signals the tasks of a job itself, and `srun` hands on the one that it got."""
+    with StopSignal() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.look()
+        monkeypatch.setattr("training.signals.TWICE", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_handlers_are_given_back():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with StopSignal():

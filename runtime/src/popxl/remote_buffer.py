@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from popxl import context, dtypes
@@ -28,7 +29,7 @@ class RemoteBuffer:
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
         self._meta_shape = MetaShape()
         self._variables: dict[int, Variable] = {}  # by entry
-        self._resident = 0
+        self._resident: int | frozenset[int] = 0
         self._on_disk = 0
         self.kind = ""
         self._id = self._ir._register_buffer(self)
@@ -66,18 +67,32 @@ class RemoteBuffer:
 
     @property
     def resident(self) -> int:
-        """How many entries, from the first on, stay in the device's memory; default: none.
+        """How many entries stay in the device's memory; default: none.
 
-        Loading such an entry is no transfer, but it takes its memory all the time. Results are the
-        same bit for bit. May be set until a session is made.
+        Set to a number, for so many from the first on, or to the entries' indices. Loading such an
+        entry is no transfer, but it takes its memory all the time. Results are the same bit for
+        bit. May be set until a session is made.
         """
-        return self._resident
+        return self._resident if isinstance(self._resident, int) else len(self._resident)
 
     @resident.setter
-    def resident(self, count: int) -> None:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ValueError(f"the number of resident entries must be at least 0, got {count!r}")
-        self._resident = count
+    def resident(self, which: int | Iterable[int]) -> None:
+        if isinstance(which, Iterable):
+            self._resident = frozenset(which)
+            if any(i < 0 for i in self._resident):
+                raise ValueError("the indices of resident entries must be at least 0")
+            return
+        if not isinstance(which, int) or isinstance(which, bool) or which < 0:
+            raise ValueError(f"the number of resident entries must be at least 0, got {which!r}")
+        self._resident = which
+
+    @property
+    def residents(self) -> frozenset[int]:
+        """Indices of the resident entries, of those that are not on disk. Not of PopXL."""
+        chosen, here = self._resident, self.entries - self.on_disk
+        if isinstance(chosen, int):
+            return frozenset(range(min(chosen, here)))
+        return frozenset(i for i in chosen if i < here)
 
     @property
     def on_disk(self) -> int:

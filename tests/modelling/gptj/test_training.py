@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 
 from data.streams import PackedTokens
 from modelling.gptj.family import FAMILY
+from modelling.gptj.weights import weight_table
 from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
+from tests.modelling.llama.test_training import check_texts
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.torch_training import OptimizerOf, Reference, adamw, logical, train, worst
 
@@ -66,3 +69,11 @@ def test_the_program_is_verified() -> None:
     from popxl._core.verify import verify_ir
 
     verify_ir(build_training(small_config(2, 2), FAMILY.layout).ir)
+
+
+def test_texts_of_a_sample_do_not_see_one_another() -> None:
+    config = small_config(micro_batch=2, attention={"heads": 4, "rotary_dim": 4})
+    data = replace(config.data, packing=False, examples_per_row=3)
+    training = replace(config.training, global_batch_size=8)
+    config, model = replace(config, data=data, training=training), hf_model(small_config())
+    check_texts(config, model, logical(model), weight_table(config))

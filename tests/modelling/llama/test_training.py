@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.streams import PackedTokens
+from data.samples import EMPTY
+from data.streams import PackedTexts, PackedTokens, TokenStream
 from modelling.llama.weights import weight_table
 from tests.modelling.llama.hf import (
     LENGTH,
+    PAD,
     SETTINGS,
     VOCABULARY,
     hf_config,
@@ -93,3 +95,57 @@ def test_loss_every_gradient_and_three_steps_of_adamw(kind: str) -> None:
     dp, tp, slices = LAYOUTS[kind]
     config = our_config(hf_config(kind), dp, tp, micro_batch=2, slices=slices)
     check_training(transposed(config, kind in TRANSPOSED), *reference(kind))
+
+
+# ---- several texts in a sample ------------------------------------------------------------------
+def several_texts() -> PackedTexts:
+    """Texts of 2 to 7 tokens, two or three in each of the samples."""
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(2, 8, 3 * SAMPLES)
+    starts = np.cumsum([0, *lengths])
+    tokens = rng.integers(3, VOCABULARY, starts[-1], np.int32)
+    packed = PackedTexts.of(TokenStream(tokens, tokens, starts), LENGTH, PAD, most=3)
+    assert len(packed) >= SAMPLES
+    assert (packed.samples[:SAMPLES, 1] != EMPTY).all()
+    return packed
+
+
+def loss_of_texts(logits_of: Any, batch: dict[str, np.ndarray]) -> torch.Tensor:
+    """The mean over all tokens to predict, of each text by itself, without padding."""
+    losses = []
+    for words, labels, numbers in zip(
+        batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True
+    ):
+        for number in range(1, numbers.max() + 1):
+            text = torch.tensor(words[numbers == number][None]).long()
+            target = torch.tensor(labels[numbers == number]).long()
+            losses.append(
+                torch.nn.functional.cross_entropy(logits_of(text)[0], target, reduction="none")
+            )
+    return torch.cat(losses).mean()
+
+
+def check_texts(config: Any, model: Any, weights: dict[str, np.ndarray], table: Any) -> None:
+    """Loss and gradients of samples with several texts."""
+    batch = several_texts().take(np.arange(SAMPLES))
+    loss = loss_of_texts(lambda text: model(input_ids=text).logits, batch)
+    loss.backward()
+    expected = {n: p.grad.numpy() for n, p in model.named_parameters()}
+    ours = fine_tuning(config, gradients=True)
+    ours.write(table.renamed(weights))
+    with ours:
+        (result,) = ours.run([batch], [RATE], 0)
+        gradients = dict(table.for_files(ours.gradients()))
+    assert result.loss == pytest.approx(loss.item(), abs=1e-5)
+    error, name = worst(gradients, expected)
+    assert error < 1e-4, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "slices"),
+    [("gemma3_text", 3), pytest.param("smollm3", 1, marks=pytest.mark.slow)],
+)
+def test_texts_of_a_sample_do_not_see_one_another(kind: str, slices: int) -> None:
+    theirs = hf_config(kind)
+    config, model = our_config(theirs, micro_batch=2, slices=slices), hf_model(theirs)
+    check_texts(config, model, weights_of(model), weight_table(config))

@@ -6,6 +6,8 @@ the result, not the numbers it is made of.
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -108,3 +110,38 @@ def test_a_million_elements(name, dtype):
 @pytest.mark.parametrize("name", ["mean", pytest.param("average pool", marks=pytest.mark.slow)])
 def test_so_many_that_the_reciprocal_of_their_number_is_no_float16(name):
     _check(name, MORE, popxl.float16)
+
+
+# ---- drawn at random ----------------------------------------------------------------------------
+DRAWN: dict[str, tuple[Function, Function]] = {
+    "mean": (ops.mean, lambda t, axes, keep: t.mean(axes, keepdim=keep)),
+    "sum": (ops.sum, lambda t, axes, keep: t.sum(axes, keepdim=keep)),
+    "sumsquare": (ops.sumsquare, lambda t, axes, keep: t.square().sum(axes, keepdim=keep)),
+    "l1": (ops.l1, lambda t, axes, keep: t.abs().sum(axes, keepdim=keep)),
+    "l2": (ops.l2, lambda t, axes, keep: t.square().sum(axes, keepdim=keep).sqrt()),
+    "logsum": (ops.logsum, lambda t, axes, keep: t.sum(axes, keepdim=keep).log()),
+    "logsumexp": (ops.logsumexp, lambda t, axes, keep: t.logsumexp(axes, keepdim=keep)),
+    "max": (ops.max, lambda t, axes, keep: t.amax(axes, keepdim=keep)),
+}
+SHAPES = [(1000003,), (2, 500009), (1009, 991), (1, 7, 142867), (17, 241, 251), (3, 1, 333337)]
+SEEDS = [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 200))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reduction_drawn_at_random(seed):
+    draw = random.Random(seed)
+    name, shape = draw.choice(sorted(DRAWN)), draw.choice(SHAPES)
+    dtype = draw.choice([popxl.float16, popxl.bfloat16])
+    axes = tuple(sorted(draw.sample(range(len(shape)), draw.randint(1, len(shape)))))
+    keep = draw.random() < 0.5
+    ours, theirs = DRAWN[name]
+    count = math.prod(shape[i] for i in axes)
+    # Sums stay below the largest float16, of squares too.
+    size = {"sum": 1e4 / count, "l1": 1e4 / count, "sumsquare": (1e4 / count) ** 0.5}.get(name, 1.0)
+    x = np.random.default_rng(seed).random(shape, np.float32) + np.float32(0.5)
+    x = (x * np.float32(min(size, 1.0))).astype(dtype.as_numpy())
+    found = _gradient_of(lambda t: ours(t, axes, keep), x, dtype)
+    for a, b in zip(found, _in_double(lambda t: theirs(t, axes, keep), x), strict=True):
+        smallest = 2.0**-24 if dtype == popxl.float16 else 0.0
+        error = 2 * ROUNDING[dtype] * np.abs(b) + smallest + 1e-7 * np.abs(b).max()
+        assert (np.abs(a - b) <= error).all(), (name, shape, axes, dtype)

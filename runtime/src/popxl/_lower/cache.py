@@ -70,33 +70,40 @@ class SegmentCache:
             logger.info("segment %s is not cached: %s", segment.name, reason)
             return f"uncacheable {id(segment)}"
 
-    def load_or_compile(self, segment: Segment) -> Any:
-        """The executable of a segment, from the folder if there is one and it is there."""
-        key = self.key(segment)
-        if self._folder is None or key.startswith("uncacheable"):
-            return self._compile(segment)
-        specs = self._program.specs_of(segment)
-        path = self._folder / f"{key}.popxl"
-        loaded = _load(specs, list(self._program.mesh.devices.flat), path, key)
-        if loaded is not None:
-            self._count("hits")
-            return loaded
-        self._count("misses")
+    def load(self, segment: Segment) -> Any | None:
+        """The executable of a segment, if it is in the folder."""
+        path, key = self._place(segment)
+        if path is None:
+            return None
+        devices = list(self._program.mesh.devices.flat)
+        return _load(self._program.specs_of(segment), devices, path, key)
+
+    def compile(self, segment: Segment) -> Any:
+        """Compile a segment, and put its executable into the folder."""
+        path, key = self._place(segment)
         compiled = self._compile(segment)
-        _store(specs, compiled, path, key)
+        if path is not None:
+            self.count("misses")
+            _store(self._program.specs_of(segment), compiled, path, key)
         return compiled
+
+    def _place(self, segment: Segment) -> tuple[Path | None, str]:
+        key = self.key(segment)
+        is_kept = self._folder is not None and not key.startswith("uncacheable")
+        return (self._folder / f"{key}.popxl" if self._folder and is_kept else None), key
 
     def _compile(self, segment: Segment) -> Any:
         start = time.perf_counter()
         program = self._program
-        self._count("traces")
+        self.count("traces")
         lowered = lower_segment(segment, program.mesh, program.specs_of(segment)[0])
-        self._count("compiles")
+        self.count("compiles")
         compiled = compile_lowered(lowered, program.platform)
         logger.info("compiled %s in %.2f s", segment.name, time.perf_counter() - start)
         return compiled
 
-    def _count(self, what: str) -> None:
+    def count(self, what: str) -> None:
+        """Count one of the `statistics`."""
         with self._lock:
             setattr(statistics, what, getattr(statistics, what) + 1)
 

@@ -39,6 +39,7 @@ class Entries:
     def __init__(self, buffer: RemoteBuffer, mesh: Mesh, traffic: Traffic | None = None) -> None:
         """Args: `traffic`: of the folder for entries on disk, which must be there if there are."""
         self.buffer, self.stored = buffer, set[int]()
+        self._resident = buffer.residents
         self._device = per_replica(mesh)
         self._moves = two_memories(mesh.devices.flat[0].platform)
         self._host = per_replica(mesh, host=True) if self._moves else self._device
@@ -74,14 +75,14 @@ class Entries:
         return sum(shard.data.nbytes for shard in shards)
 
     def _sharding(self, index: int) -> NamedSharding:
-        return self._device if index < self.buffer.resident else self._host
+        return self._device if index in self._resident else self._host
 
     # ---- from the schedule ----------------------------------------------------------------------
     def travels(self, index: Index) -> bool:
         """Whether a load takes device memory of its own: not if the entry is there already."""
         if isinstance(index, tuple):
             return True
-        return self._moves and index >= self.buffer.resident
+        return self._moves and index not in self._resident
 
     def load(self, index: Index, gives: bool = False, copies: bool = False) -> jax.Array:
         """The entry on the device.

@@ -102,6 +102,27 @@ def _iterations(
     )
 
 
+class _Zeros(deque[Any]):
+    """Stands for numbers that nobody has fetched."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def popleft(self) -> int:
+        return 0
+
+
+def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
+    """How often each load and store of a run is of which entry. Numbers that only devices know are
+    taken to be 0, and replicas to be alike."""
+    found: Counter[tuple[Load | Store, int]] = Counter()
+    for event in upcoming(schedule.main, _Zeros()):
+        if event is not None and not isinstance(event.step, Run):
+            entry = event.entry
+            found[event.step, entry[0] if isinstance(entry, tuple) else entry] += 1
+    return found
+
+
 # ---- the window ---------------------------------------------------------------------------------
 def window_of(schedule: Schedule) -> int:
     """Bytes of two layers' entries on one replica: how much may be on its way ahead of its use.

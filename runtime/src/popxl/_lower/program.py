@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+import popdist
 from popxl._core.effects import Effects, program_effects
 from popxl._lower.build import build_schedule
 from popxl._lower.cache import SegmentCache
@@ -173,10 +174,24 @@ class Program:
         keys = {segment: cache.key(segment) for segment in self.schedule.segments}
         first = {keys[s]: s for s in reversed(self.schedule.segments)}
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
-            made = dict(zip(first, pool.map(cache.load_or_compile, first.values()), strict=True))
+            made = dict(zip(first, pool.map(cache.load, first.values()), strict=True))
+            missing = self._missing_anywhere(made)
+            made |= zip(missing, pool.map(cache.compile, map(first.get, missing)), strict=True)
+        for _ in range(len(made) - len(missing)):
+            cache.count("hits")
         self.executables: dict[Segment, Any] = {s: made[k] for s, k in keys.items()}
         seconds = time.perf_counter() - start
         logger.info("compiled or loaded %d executables in %.2f s", len(made), seconds)
+
+    def _missing_anywhere(self, loaded: Mapping[str, Any]) -> list[str]:
+        """The keys of what a process has not loaded, of any process that runs the program.
+
+        On GPUs XLA tunes what it compiles together with all processes, and waits for each: all
+        compile an executable, or none does.
+        """
+        own = [executable is None for executable in loaded.values()]
+        everyones = popdist.gather(own, "executables") if self.ir._instances > 1 else [own]
+        return [key for key, *lacks in zip(loaded, *everyones, strict=True) if any(lacks)]
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
         """`ShapeDtypeStruct`s with shardings of a segment's arguments and results."""

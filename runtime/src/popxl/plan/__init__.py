@@ -18,6 +18,9 @@ takes beside its arguments and results, as long as XLA has not compiled it (`est
 from popxl._lower.traffic import DISK_WINDOW as DISK_WINDOW
 from popxl.context import part as part
 from popxl.plan.memory import device_memory as device_memory
+from popxl.plan.placement import Kept as Kept
+from popxl.plan.placement import Placement as Placement
+from popxl.plan.placement import place as place
 from popxl.plan.plan import Traced as Traced
 from popxl.plan.plan import memory_use as memory_use
 from popxl.plan.plan import plan_of as plan_of

@@ -121,7 +121,7 @@ def storage_of(ir: Ir) -> Storage:
     on_device = ir.main_graph._resident
     constants = [c for graph in ir._graphs for c in graph.constants if is_argument(c)]
     buffers = list(_buffers(ir))
-    resident = sum(_entry(b) * min(b.resident, b.entries) for b in buffers)
+    resident = sum(_entry(b) * len(b.residents) for b in buffers)
     on_disk = sum(_entry(b) * min(b.on_disk, b.entries) for b in buffers)
     return Storage(
         variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants))

@@ -226,15 +226,15 @@ class SimulatedEntries:
     """Entries of a buffer without values; see `popxl._lower.entries.Entries`."""
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: Driven) -> None:
-        self._resident, self._device = min(buffer.resident, buffer.entries), device
+        self._resident, self._device = buffer.residents, device
         self._nbytes = nbytes
-        self._arrays = {i: self._made(i) for i in range(self._resident)}
+        self._arrays = {i: self._made(i) for i in self._resident}
 
     def _made(self, index: int) -> Any:
-        return self._device.array(self._nbytes, index < self._resident)
+        return self._device.array(self._nbytes, index in self._resident)
 
     def travels(self, index: Index) -> bool:
-        return _first(index) >= self._resident
+        return _first(index) not in self._resident
 
     def load(self, index: Index, gives: bool = False, copies: bool = False) -> Any:
         array, where = self.departing(_first(index), gives)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from popxl._lower.lookahead import accesses
 from popxl._lower.schedule import (
     Load,
     Loop,
@@ -54,10 +55,12 @@ class Walk:
     ) -> None:
         self._works, self._temporaries = works, temporaries
         self._sums: dict[str, _Sums] = defaultdict(_Sums)
+        self._kept: Counter[Load | Store] | None = None  # executions, of resident entries
+        self._all: Counter[Load | Store] = Counter()
 
     def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
-        main = schedule.main
+        main, self._schedule = schedule.main, schedule
         stored = {*main.inputs, *main.outputs}
         return self._routine(main, "", 1, 0, stored)
 
@@ -158,14 +161,25 @@ class Walk:
     def _count_transfer(self, step: Load | Store, part: str, times: int) -> None:
         if not self._works:
             return
-        sums, buffer = self._sums[part], step.buffer
+        sums = self._sums[part]
         sums.ops[_HOST_OPS[type(step)]] += times
-        nbytes = times * math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
-        away = 0 if buffer.resident >= buffer.entries else nbytes
+        away = round(times * step.nbytes * (1 - self._resident(step)))
         if isinstance(step, Load):
             sums.host_to_device += away
         else:
             sums.device_to_host += away
+
+    def _resident(self, step: Load | Store) -> float:
+        """Fraction of a step's entries that stay on the device."""
+        kept = step.buffer.residents
+        if not kept or len(kept) >= step.buffer.entries:
+            return float(bool(kept))
+        if self._kept is None:
+            self._kept, self._all = Counter(), Counter()
+            for (each, entry), count in accesses(self._schedule).items():
+                self._all[each] += count
+                self._kept[each] += count if entry in each.buffer.residents else 0
+        return self._kept[step] / self._all[step] if self._all[step] else 0.0
 
     def parts(self) -> tuple[Part, ...]:
         """The record of each part."""
