@@ -43,7 +43,7 @@ def _timed(each: Callable[[int], object], count: int, after: Callable[[], object
 
 def direct(folder: Path, entries: Sequence[np.ndarray]) -> tuple[float, float]:
     """Requests past the page cache, where the file system allows them."""
-    from popxl.testing import scratch_file
+    from popxl.plan import scratch_file
 
     with scratch_file(folder, sum(e.nbytes for e in entries)) as file:
         size = entries[0].nbytes

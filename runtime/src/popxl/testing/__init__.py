@@ -2,6 +2,5 @@
 
 from popxl.testing._dtypes import get_all_dtypes as get_all_dtypes
 from popxl.testing._dtypes import get_all_int_dtypes as get_all_int_dtypes
-from popxl.testing._scratch import scratch_file as scratch_file
 
 __all__ = ["get_all_dtypes", "get_all_int_dtypes"]
