@@ -146,6 +146,9 @@ class Training(Section):
     optimizer: Optimizer = field(default_factory=Optimizer)
 
 
+Device = Literal["auto", "cpu", "gpu", "tpu"]
+
+
 @dataclass(frozen=True)
 class Execution(Section):
     """How a run is spread over devices, memory and time. It does not affect the result."""
@@ -210,7 +213,7 @@ class Execution(Section):
     available_memory_proportion: Fraction | None = None
     """Part of a tile's memory that one op may use for temporaries. A scheduling hint."""
 
-    device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    device: Device = "auto"
     """Platform to run on; auto takes the best one present."""
 
 
