@@ -10,8 +10,7 @@ from typing import Any
 
 from config.sections import RunConfig
 from modelling.shortage import explained
-from planning.needs import Needs
-from planning.options import add_plan_options, planned
+from planning.options import NeedsOf, add_plan_options, planned
 from terminal.command_line import read_command_line
 from terminal.parser import count_option
 from terminal.screen import is_heard
@@ -23,7 +22,7 @@ def run_benchmark(
     arguments: Sequence[str] | None,
     measure: Callable[[RunConfig, int], Any],
     summary: Callable[[Any], str],
-    needs_of: Callable[[RunConfig], Needs],
+    needs_of: NeedsOf,
 ) -> None:
     """Measure the configuration of a command line; print a line for people and one of JSON.
 

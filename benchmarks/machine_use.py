@@ -38,8 +38,9 @@ class MachineUse:
     ) -> MachineUse:
         """That of a program which works on so many samples. Multiplies matrices for a second."""
         peak = peak_host_bytes()
-        once = {"activations": "keep", "attention_serialisation": 1, "attention": "scores"}
-        execution = replace(config.execution, **once)
+        execution = replace(
+            config.execution, activations="keep", attention_serialisation=1, attention="scores"
+        )
         needs = needs_of(replace(config, execution=execution))
         flops = needs.flops_per_sample * samples_per_second
         dtype = popxl.dtype.from_name(config.model.precision)

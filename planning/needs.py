@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 import popxl
 from config.machines import Machine
+from config.run import Device
 from config.sections import RunConfig
 from modelling.generation import build_generation
 from modelling.generation.strategies import strategy_of
@@ -88,7 +90,7 @@ def _on(platform: str, config: RunConfig) -> RunConfig:
     execution = config.execution
     if execution.device != "auto":
         return config
-    return replace(config, execution=replace(execution, device=platform))
+    return replace(config, execution=replace(execution, device=cast(Device, platform)))
 
 
 def _parameters(table: WeightTable) -> int:

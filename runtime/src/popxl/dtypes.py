@@ -67,6 +67,11 @@ class dtype:  # noqa: N801 - PopXL's name
         """Bytes of one element."""
         return self._device.itemsize
 
+    @property
+    def largest(self) -> builtins.float:
+        """The largest finite number of a floating-point type."""
+        return builtins.float(ml_dtypes.finfo(self._device).max)
+
     @classmethod
     def from_name(cls, name: str) -> dtype:
         """Return the dtype called `name`. Raises ValueError if there is none."""

@@ -51,11 +51,6 @@ def find_exponential_range(fp_def: FpDef) -> tuple[int, int]:
     return lowest, highest
 
 
-def _largest(dtype: dtypes.dtype) -> float:
-    fp_def = _FLOAT8[dtype]
-    return (2 - 2.0**-fp_def.mantissa_size) * 2.0 ** find_exponential_range(fp_def)[1]
-
-
 def _check(
     dtype: dtypes.dtype | None, log2_scale: int = 0, error: type[Exception] = ValueError
 ) -> dtypes.dtype:
@@ -98,8 +93,8 @@ def host_pow2scale_cast_to_fp8(
         finite = np.isfinite(data)
         scaled = np.ldexp(data.astype(np.float32), int(log2_scale))
         if not nan_on_overflow:
-            most = _largest(dtype)
-            scaled = np.where(finite, np.clip(scaled, -most, most), np.float32(np.nan))
+            cut = np.clip(scaled, -dtype.largest, dtype.largest)
+            scaled = np.where(finite, cut, np.float32(np.nan))
         return np.asarray(scaled).astype(dtype.as_jax()).view(dtype.as_numpy())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
-from popxl._core.options import IrHandle
+from popxl._compat.options import IrHandle
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.replica_grouping import ReplicaGrouping

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 import popdist
+from popxl._compat.handles import DeviceInfo, SessionHandle
 from popxl._core.dot import FINAL, checkpoint
-from popxl._core.handles import DeviceInfo, SessionHandle
 from popxl._core.verify import (
     check_calls,
     check_remote_variables,

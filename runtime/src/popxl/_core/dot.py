@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from popxl._core.options import SessionOptions
+    from popxl._compat.options import SessionOptions
     from popxl.graph import Graph
     from popxl.ir import Ir
 

@@ -23,8 +23,8 @@ import jaxlib
 import numpy as np
 
 from popxl import dtypes
+from popxl._compat.options import MEANINGFUL
 from popxl._core.opdef import registry
-from popxl._core.options import MEANINGFUL
 from popxl._lower.compile import switches
 from popxl._lower.segment import Segment, facts_of, is_argument
 from popxl.graph import Graph

@@ -142,7 +142,7 @@ from popxl.ops.vision import roi_align as roi_align
 from popxl.ops import collectives as collectives  # isort: skip
 from popxl.ops import fp8 as fp8  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
-from popxl.ops import _paths  # isort: skip
+from popxl._compat import paths as _paths  # isort: skip
 
 _paths.register(__name__)
 

@@ -69,7 +69,8 @@ def sorted_inputs(rest: Sequence[Any], settings: Settings) -> Others:
         return found
 
     counts = settings.biases, 2 * settings.positions, 2 * settings.segments, int(settings.lengths)
-    return Others(*map(take, counts), left)
+    biases, positions, segments, lengths = map(take, counts)
+    return Others(biases, positions, segments, lengths, left)
 
 
 def attention_of(q: Any, k: Any, v: Any, *rest: Any, settings: Settings) -> tuple[Any, Any, Any]:

@@ -39,7 +39,7 @@ __all__ = [
     "linear",
 ]
 
-LARGEST = {dtypes.float8_e4m3fn: 448.0, dtypes.float8_e5m2: 57344.0}
+LARGEST = {t: t.largest for t in (dtypes.float8_e4m3fn, dtypes.float8_e5m2)}
 """Largest finite number of each type."""
 
 OPERANDS = ("input", "weight", "gradient")
@@ -200,7 +200,9 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
     bias = [rest.pop()] if op.attrs["biased"] else []
     kept = [ctx.fwd(t) for t in (*op.outputs[1:], *rest)]
     attrs = {k: v for k, v in op.attrs.items() if k not in ("result", "biased")}
-    found = list(emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)}))
+    found: list[Tensor | None] = list(
+        emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)})
+    )
     found += [_of_bias(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
 

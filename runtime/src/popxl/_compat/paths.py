@@ -1,7 +1,7 @@
 """Modules that exist for their paths: `from popxl.ops.add import add` works.
 
-PopXL has a module for each op; here a module holds a family of ops. Each path of PopXL stands for
-the families that have what the path's module has.
+PopXL has a module for each op; in `popxl.ops` a module holds a family of ops. Each path of PopXL
+stands for the families that have what the path's module has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# Families -> the paths, below this package, that lead to them.
+# Families -> the paths, below `popxl.ops`, that lead to them.
 _PATHS = {
     "activation": "gelu geluerf relu softmax swish tanh",
     "arithmetic": "add div fmod increment_mod mul pow scaled_add sub",
