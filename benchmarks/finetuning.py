@@ -18,6 +18,7 @@ from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
 from config.sections import RunConfig
 from data.batches import Loader
+from modelling.placement import planned_bytes
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
@@ -35,6 +36,9 @@ class Measurement:
         target_tokens_per_second: tokens that the loss is the mean of.
         compute_bytes: device memory of one replica besides the model's state.
         remote_bytes: host memory of one replica's remote buffers.
+        disk_bytes: of the entries on disk, of one replica.
+        disk_read, disk_written: bytes from and to files in a step of this process.
+        planned_host_bytes: memory that the process takes by its plan, where devices are virtual.
     """
 
     samples_per_step: int
@@ -45,6 +49,10 @@ class Measurement:
     target_tokens_per_second: float
     compute_bytes: int
     remote_bytes: int
+    disk_bytes: int
+    disk_read: float
+    disk_written: float
+    planned_host_bytes: int
     loss: float
     machine: MachineUse
 
@@ -58,7 +66,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
-    seconds, tokens = [], []
+    seconds, tokens, traffic = [], [], []
     with model:
         for run in range(runs + 1):
             batches = [loader.next_batch() for _ in range(iterations)]
@@ -66,6 +74,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
             results = model.run(batches, [1e-4] * iterations, run * iterations)
             seconds.append((time.perf_counter() - start) / iterations)
             tokens.append(sum(result.target_tokens for result in results) / iterations)
+            traffic.append(model.session.disk_traffic)
     per_step, memory = statistics.median(seconds[1:]), model.session.memory_use()
     return Measurement(
         samples,
@@ -76,12 +85,17 @@ def measure(config: RunConfig, runs: int) -> Measurement:
         statistics.mean(tokens[1:]) / per_step,
         memory.temporaries + memory.streams,
         memory.remote,
+        memory.disk,
+        (traffic[-1].read - traffic[0].read) / (runs * iterations),
+        (traffic[-1].written - traffic[0].written) / (runs * iterations),
+        planned_bytes(memory, config.replicas),
         results[-1].loss,
         MachineUse.of(config, finetuning_needs, samples / per_step),
     )
 
 
-def _summary(measured: Measurement) -> str:
+def summary(measured: Measurement) -> str:
+    """One line for people."""
     return (
         f"{measured.samples_per_second:.1f} samples/s, "
         f"{measured.seconds_per_step:.3f} s a step, "
@@ -93,7 +107,7 @@ def _summary(measured: Measurement) -> str:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    run_benchmark("finetuning", __doc__, arguments, measure, _summary, finetuning_needs)
+    run_benchmark("finetuning", __doc__, arguments, measure, summary, finetuning_needs)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 from config.base import Leaf, Section, leaves
 from config.errors import ConfigError, close_names
+from config.run import SEARCH_FIELDS
 from files.shown import shown_name
 
 ALIASES = {
@@ -160,6 +161,31 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
         except ValueError as error:
             raise ConfigError(str(error)) from None
     return nested
+
+
+def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The overrides with the search that their settings belong to.
+
+    Args:
+        base: what they are laid over.
+
+    Raises:
+        ConfigError: a setting would have no effect, since it belongs to another search.
+    """
+    given = overrides.get("generation", {})
+    for search, names in SEARCH_FIELDS.items():
+        own = [name for name in names if name in given]
+        if not own:
+            continue
+        chosen = given.get("search") or base.get("generation", {}).get("search", "greedy")
+        if "search" not in given and chosen == "greedy":
+            given = {**given, "search": search}
+        elif chosen != search:
+            raise ConfigError(
+                f"generation.{own[0]} belongs to the search {search}, but generation.search is "
+                f"{chosen}: give --search {search}, or leave it out"
+            )
+    return {**overrides, "generation": given} if given else overrides
 
 
 def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> ConfigError:

@@ -97,7 +97,7 @@ class GPTJOptimizer(Optimizer):
     """As `Optimizer`, by default without weight decay."""
 
     weight_decay: NonNegativeFloat = 0.0
-    """Part of a weight, times the learning rate, taken from it at each step."""
+    """Each step subtracts this fraction of a weight, times the learning rate."""
 
 
 @dataclass(frozen=True)

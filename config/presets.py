@@ -59,10 +59,10 @@ def preset_data(file: str | Path, preset: str) -> Located:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
     """`base` with the values of `over` laid over it, mappings merged key by key.
 
-    Steps without epochs replace the base's epochs, which would set the steps otherwise.
+    Steps win over epochs, as in transformers: those of the base, and those beside them.
     """
     places = [data.places if isinstance(data, Located) else {} for data in (base, over)]
-    if "steps" in over and "epochs" in base and "epochs" not in over:
+    if over.get("steps") is not None and (base.get("epochs") or over.get("epochs")):
         over = {**over, "epochs": None}
     kept = {key: place for key, place in places[0].items() if key not in over}
     merged = Located(base, kept | places[1])

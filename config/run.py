@@ -108,7 +108,7 @@ class Optimizer(Section):
     adafactor: Adafactor = field(default_factory=Adafactor)
 
     weight_decay: NonNegativeFloat = 0.01
-    """Part of a weight, times the learning rate, taken from it at each step."""
+    """Each step subtracts this fraction of a weight, times the learning rate."""
 
     gradient_clipping: PositiveFloat | None = None
     """Largest norm of all gradients together; longer ones are scaled down to it. null: no limit."""
@@ -137,8 +137,9 @@ class Training(Section):
     global_batch_size: PositiveInt = 128
     """Samples that contribute to one optimizer step, over all devices."""
 
-    stochastic_rounding: bool = False
-    """Round updated 16-bit weights up or down at random, so that small updates are not lost."""
+    stochastic_rounding: bool | None = None
+    """Round updated 16-bit weights up or down at random, so that small updates are not lost. null:
+    do so where weights have 16 bits."""
 
     max_skipped_steps: NonNegativeInt = 10
     """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
@@ -313,6 +314,13 @@ class Evaluation(Section):
     def names(self) -> tuple[str, ...]:
         """The metrics that `metrics` names."""
         return tuple(n.strip() for n in self.metrics.split(",")) if self.metrics else ()
+
+
+SEARCH_FIELDS = {
+    "sample": ("temperature", "top_k", "top_p", "seed"),
+    "beam": ("beams", "length_penalty"),
+}
+"""Settings that one search alone has."""
 
 
 @dataclass(frozen=True)

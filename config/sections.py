@@ -57,6 +57,17 @@ class RunConfig(Section):
         return self.execution.loss_scaling * self.gradient_accumulation
 
     @property
+    def watched(self) -> str | None:
+        """The metric that decides which evaluation is the best; None: nobody asks."""
+        return self.checkpoint.keep_best or ("loss" if self.evaluation.patience else None)
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether updated weights are rounded at random: null is true for weights of 16 bits."""
+        wanted = self.training.stochastic_rounding
+        return self.model.precision != "float32" if wanted is None else wanted
+
+    @property
     def replicas(self) -> int:
         """Devices that the program runs on: the IR's replication factor."""
         return self.execution.data_parallel * self.execution.tensor_parallel

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -79,16 +81,21 @@ class Loader:
         batch = np.concatenate(chosen)
         return self._samples.take(batch if self._own is None else batch[self._own])
 
-    def state(self) -> dict[str, int]:
-        """Where the next batch starts: plain numbers, for a checkpoint."""
+    @cached_property
+    def _digest(self) -> str:
+        return self._samples.digest
+
+    def state(self) -> dict[str, Any]:
+        """Where the next batch starts, and of which data: plain values, for a checkpoint."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
             "samples": len(self._samples),
+            "digest": self._digest,
         }
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken: the same batches follow, bit for bit.
 
         The batch size may be another one. The state's seed replaces the one given at construction.
@@ -101,8 +108,15 @@ class Loader:
         seed, epoch, position, samples = map(found.count, ("seed", "epoch", "position", "samples"))
         if samples != len(self._samples):
             raise ValueError(
-                f"the data position was saved with {samples} samples, but there are "
-                f"{len(self._samples)}: continue with the same data set, or start anew"
+                f"the run that is continued had {samples} samples, but there are "
+                f"{len(self._samples)}: give the same data, or --checkpoint.load_optimizer false "
+                "for a new run from its weights, with another --save"
+            )
+        if "digest" in state and found.text("digest") != self._digest:
+            raise ValueError(
+                "the run that is continued had other training data: give the same, or "
+                "--checkpoint.load_optimizer false for a new run from its weights, with another "
+                "--save"
             )
         if position >= samples:
             raise ValueError(f"the saved data position {position} is not among {samples} samples")
@@ -182,7 +196,7 @@ class Deal:
         return self._by_copy(samples)[:, self._copies - self._copies[0]]
 
     def once(self, batch: Batch) -> Batch:
-        """The own samples that no process before this one has: over all, each sample once."""
+        """This process's samples without those that an earlier one has too: each counts once."""
         first = self.own.start or 0
         if first % self.tensor_parallel == 0:
             return batch

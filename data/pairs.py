@@ -17,11 +17,13 @@ from config.task import PairsData
 from data.samples import (
     EMPTY,
     IGNORE_INDEX,
+    NOTHING_CUT,
     Batch,
     Cuts,
     LongTargets,
     Prompts,
     Samples,
+    digest_of,
     fitted_targets,
     labelled_tokens,
     lay_out,
@@ -56,7 +58,12 @@ class EncodedExamples:
     targets: np.ndarray
     sequence_length: int
     pad: int
-    cuts: Cuts = Cuts()  # noqa: RUF009 - frozen
+    cuts: Cuts = NOTHING_CUT
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`."""
+        return digest_of(self.tokens, self.starts, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -105,6 +112,12 @@ class PackedExamples:
     def cuts(self) -> Cuts:
         """What was cut or dropped."""
         return self.examples.cuts
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`."""
+        whole = np.frombuffer(bytes.fromhex(self.examples.digest), np.uint8)
+        return digest_of(whole, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)

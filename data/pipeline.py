@@ -100,6 +100,7 @@ class Pipeline:
         if corpus.unlabelled:
             notes.append(f"{corpus.unlabelled} without a label left out")
         say(", ".join([*notes, *samples.cuts.notes(self.config.model.sequence_length)]))
+        self._say_lost(corpus.examples)
         return samples
 
     def samples(self, examples: Sequence[Example], evaluated: bool = False) -> Samples:
@@ -116,10 +117,10 @@ class Pipeline:
     def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Prompts to answer, and the configuration of a model that they and the answers fit.
 
-        As many tokens are written as `generation.max_tokens` says, else as the model may write.
+        At most `Shape.room` tokens are written.
         """
         fitted, prompts = self.shape.prompts(self.config, texts, self.tokenizer)
-        return self.shape.with_output_length(fitted, self._room), prompts
+        return self.shape.with_output_length(fitted, self.shape.room(self.given)), prompts
 
     def answering(self, examples: Sequence[Example]) -> tuple[RunConfig, Prompts]:
         """The examples' prompts, and a configuration; as `prompts`.
@@ -134,7 +135,7 @@ class Pipeline:
         fitted, prompts = self.prompts([example.prompt for example in examples])
         labels = task_of(self.given.data).labels
         texts = labels or [example.target for example in examples]
-        tokens, room = self.shape.answers(texts, self.tokenizer), self._room
+        tokens, room = self.shape.answers(texts, self.tokenizer), self.shape.room(self.given)
         # A reference that is longer than what can be written only costs score, if that is wanted.
         try:
             fitted_targets(
@@ -146,9 +147,14 @@ class Pipeline:
             room = min(room, max(map(len, tokens)))
         return self.shape.with_output_length(fitted, room), prompts
 
-    @property
-    def _room(self) -> int:
-        return self.given.generation.max_tokens or self.shape.output_length(self.given)
+    def _say_lost(self, examples: Sequence[Example]) -> None:
+        """Say which characters the tokenizer cannot hold: the model never sees them."""
+        lost = self.tokenizer.lost(text for example in examples for text in example[:2])
+        if lost:
+            names = ", ".join(map(repr, lost[:5])) + (" and others" if len(lost) > 5 else "")
+            say(
+                f"warning: the tokenizer does not know {names}: the model will not read or write it"
+            )
 
     def _asked(self, example: Example) -> Example:
         asked = self.shape.asked(self.given, example.prompt)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config.errors import UserError
-from files.json_files import json_lines
+from files.json_files import json_lines, parse_json
 from files.shown import shown, shown_name, shown_path
-from files.text import check_regular
+from files.text import check_regular, decoded
 from huggingface import hub
 
 Row = Mapping[str, Any]
@@ -85,7 +85,7 @@ def source_of(given: str, split: str) -> Source:
     Args:
         split: of the hub's data set, where none is given.
     """
-    if Path(given).suffix.lower() in _READERS or Path(given).exists():
+    if Path(given).suffix.lower() in (*_READERS, *_OTHER_FILES) or Path(given).exists():
         return File(given)
     whole, _, named = given.partition("@")
     path, _, subset = whole.partition(":")
@@ -97,6 +97,10 @@ def source_of(given: str, split: str) -> Source:
     return HubDataset(path, subset or None, named or split)
 
 
+_OTHER_FILES = (".gz", ".txt", ".xlsx", ".zip")
+"""Suffixes of files that are not read: such a name is no data set of the hub."""
+
+
 # ---- files --------------------------------------------------------------------------------------
 def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
     with path.open("rb") as lines:
@@ -106,6 +110,18 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
                     f"{shown_path(path)}, line {number} is {shown(row)}, but must be an object"
                 )
             yield f"line {number}", row
+
+
+def _json_array(path: Path) -> Iterator[tuple[str, Row]]:
+    rows = parse_json(decoded(path.read_bytes(), path), path)
+    if not isinstance(rows, list):
+        raise DataError(f"{shown_path(path)} is {shown(rows)}, but must be an array of objects")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{shown_path(path)}, row {number} is {shown(row)}, but must be an object"
+            )
+        yield f"row {number}", row
 
 
 def _separated(separator: str) -> Callable[[Path], Iterator[tuple[str, Row]]]:
@@ -153,6 +169,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[str, Row]]]] = {
     ".jsonl": _json_lines,
+    ".json": _json_array,
     ".csv": _separated(","),
     ".tsv": _separated("\t"),
     ".parquet": _parquet,

@@ -7,6 +7,7 @@ each alone (Raffel et al., arXiv:1910.10683, section 3.1.2, pack theirs the same
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -28,11 +29,26 @@ class Samples(Protocol):
     @property
     def cuts(self) -> Cuts: ...
 
+    @property
+    def digest(self) -> str:
+        """Of all samples: equal ones have the same tokens in the same order."""
+        ...
+
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         ...
+
+
+def digest_of(*parts: np.ndarray | int | None) -> str:
+    """The SHA-256 digest of arrays and numbers that samples are made of."""
+    found = hashlib.sha256()
+    for part in parts:
+        array = np.ascontiguousarray(-1 if part is None else part)
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(array.data)
+    return found.hexdigest()
 
 
 def labelled_tokens(batch: Batch) -> int:
@@ -86,6 +102,9 @@ class Cuts:
         return [note for count, note in found if count]
 
 
+NOTHING_CUT = Cuts()
+
+
 def fitted_targets(
     tokens: Iterable[np.ndarray],
     texts: Sequence[str],
@@ -120,7 +139,9 @@ def fitted_targets(
         gone = set(long)
         kept = [i for i in range(len(rows)) if i not in gone]
         return kept, [rows[i] for i in kept], Cuts(dropped=len(long))
-    return list(range(len(rows))), [row[:length] for row in rows], Cuts(targets=len(long))
+    for i in long:  # the end token stays
+        rows[i] = np.append(rows[i][: length - 1], rows[i][-1])
+    return list(range(len(rows))), rows, Cuts(targets=len(long))
 
 
 # ---- packing ------------------------------------------------------------------------------------

@@ -77,9 +77,17 @@ class Shape(ABC):
     def tokens(self, batch: Batch) -> int:
         """Tokens of a batch, padding left out."""
 
-    def output_length(self, config: RunConfig) -> int:
-        """Most tokens that the configured model writes, the end token included."""
-        return int(getattr(config.model, self.output_field))
+    def room(self, config: RunConfig) -> int:
+        """Most tokens that the configured model writes, the end token included.
+
+        A preset's limit belongs to its task. For other data it is as long as a text may be, unless
+        `generation.max_tokens` says it.
+        """
+        limit = int(getattr(config.model, self.output_field))
+        own = config.data.train is not None or config.data.validation is not None
+        return config.generation.max_tokens or (
+            max(limit, config.model.sequence_length) if own else limit
+        )
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""

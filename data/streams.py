@@ -14,10 +14,22 @@ from typing import Any
 import numpy as np
 
 from config.task import SegmentsData, StreamsData
-from data.samples import IGNORE_INDEX, Batch, Cuts, Prompts, Samples, lay_out, pack
+from data.samples import (
+    IGNORE_INDEX,
+    NOTHING_CUT,
+    Batch,
+    Cuts,
+    LongTargets,
+    Prompts,
+    Samples,
+    digest_of,
+    fitted_targets,
+    lay_out,
+    pack,
+)
 from data.shapes import Shape, length_multiple, padded
 from data.texts import Example
-from data.tokens import Tokenizer
+from data.tokens import Tokenizer, Tokens
 
 
 @dataclass(frozen=True)
@@ -28,11 +40,13 @@ class TokenStream:
         tokens: int32, the texts one after the other.
         targets: int32, the same tokens, `IGNORE_INDEX` for those that are not learned.
         starts: int64 [n + 1], where each text starts in `tokens`, and where the last one ends.
+        cuts: what was cut or dropped of targets.
     """
 
     tokens: np.ndarray
     targets: np.ndarray
     starts: np.ndarray
+    cuts: Cuts = NOTHING_CUT
 
 
 @dataclass(frozen=True)
@@ -47,16 +61,18 @@ class PackedTokens:
         sequence_length: tokens of a sample.
         targets: int32, the tokens to predict, `IGNORE_INDEX` for those that are not learned;
             None: all of them.
+        cuts: what was cut or dropped of targets.
     """
 
     tokens: np.ndarray
     sequence_length: int
     targets: np.ndarray | None = None
+    cuts: Cuts = NOTHING_CUT
 
     @property
-    def cuts(self) -> Cuts:
-        """What was cut: nothing."""
-        return Cuts()
+    def digest(self) -> str:
+        """See `Samples`."""
+        return digest_of(self.tokens, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return max(len(self.tokens) - 1, 0) // self.sequence_length
@@ -98,8 +114,15 @@ class PackedTexts:
 
     @property
     def cuts(self) -> Cuts:
-        """How many texts were too long."""
-        return Cuts(int(np.count_nonzero(np.diff(self.stream.starts) > self.sequence_length + 1)))
+        """How many texts were too long, and what was cut of targets."""
+        long = np.diff(self.stream.starts) > self.sequence_length + 1
+        return self.stream.cuts + Cuts(int(np.count_nonzero(long)))
+
+    @property
+    def digest(self) -> str:
+        """See `Samples`."""
+        found = self.stream
+        return digest_of(found.tokens, found.targets, found.starts, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -140,7 +163,10 @@ class Streams(Shape):
     ) -> Samples:
         """Joined to one stream if `data.packing`, else whole texts in samples."""
         data, length = config.data, config.model.sequence_length
-        stream = tokenised(examples, tokenizer, evaluated or data.answers_only)
+        limit = min(self.room(config), length)
+        field = "sequence_length" if limit == length else self.output_field
+        texts, cuts = fitted_texts(examples, tokenizer, limit, data.long_targets, field)
+        stream = one_stream(texts, evaluated or data.answers_only, cuts)
         if data.packing and not evaluated:
             return joined(stream, length, data.answers_only)
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
@@ -203,22 +229,59 @@ def examples_per_row(config: Any) -> int:
     return config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
 
 
+def fitted_texts(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    length: int,
+    long_targets: LongTargets,
+    field: str,
+) -> tuple[list[Tokens], Cuts]:
+    """The examples' texts as tokens, with targets of at most `length`; see `fitted_targets`."""
+    found = list(tokenizer.marked(example.spans() for example in examples))
+    begins = [len(text.ids) - _last_run(text.learned) for text in found]
+    kept, targets, cuts = fitted_targets(
+        [text.ids[begin:] for text, begin in zip(found, begins, strict=True)],
+        [example.target for example in examples],
+        length,
+        long_targets,
+        field,
+    )
+    texts = []
+    for i, target in zip(kept, targets, strict=True):
+        learned = found[i].learned[: begins[i] + len(target)]
+        texts.append(Tokens(np.append(found[i].ids[: begins[i]], target), learned))
+    return texts, cuts
+
+
+def _last_run(learned: np.ndarray) -> int:
+    """How many tokens at the end are learned."""
+    return len(learned) - int(np.flatnonzero(~learned).max(initial=-1)) - 1
+
+
 def tokenised(
     examples: Sequence[Example], tokenizer: Tokenizer, answers_only: bool = False
 ) -> TokenStream:
-    """The examples' texts as tokens, each ended by the end token.
+    """The examples' texts as one stream, each ended by the end token; see `one_stream`."""
+    texts = list(tokenizer.marked(example.spans() for example in examples))
+    return one_stream(texts, answers_only)
+
+
+def one_stream(
+    found: Sequence[Tokens], answers_only: bool = False, cuts: Cuts = NOTHING_CUT
+) -> TokenStream:
+    """Texts one after the other.
 
     Args:
         answers_only: learn the targets, and earlier answers, and not the prompts too.
     """
-    found = list(tokenizer.marked(example.spans() for example in examples))
     none = np.zeros(0, np.int32)
     tokens = np.concatenate([none, *(text.ids for text in found)])
     targets = tokens
     if answers_only:
         learned = np.concatenate([none.astype(bool), *(text.learned for text in found)])
         targets = np.where(learned, tokens, np.int32(IGNORE_INDEX))
-    return TokenStream(tokens, targets, np.cumsum([0, *(len(text.ids) for text in found)]))
+    starts = np.cumsum([0, *(len(text.ids) for text in found)])
+    return TokenStream(tokens, targets, starts, cuts)
 
 
 def joined(stream: TokenStream, sequence_length: int, answers_only: bool = False) -> PackedTokens:
@@ -227,7 +290,8 @@ def joined(stream: TokenStream, sequence_length: int, answers_only: bool = False
     Raises:
         ValueError: they do not fill a single sample.
     """
-    packed = PackedTokens(stream.tokens, sequence_length, stream.targets if answers_only else None)
+    targets = stream.targets if answers_only else None
+    packed = PackedTokens(stream.tokens, sequence_length, targets, stream.cuts)
     if len(stream.tokens) and not len(packed):
         raise ValueError(
             f"the {len(stream.starts) - 1} examples have {len(packed.tokens)} tokens, but a single "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from data.texts import Span
+from terminal.screen import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -95,10 +97,32 @@ class Tokenizer:
                     learned[-1] = spans[-1].learned
                 yield Tokens(np.asarray(ids, np.int32), np.asarray(learned, bool))
 
+    def lost(self, texts: Iterable[str]) -> list[str]:
+        """The characters of texts that do not survive being made tokens and text again."""
+        found = sorted(set[str]().union(*texts) - {" "})
+        told = self.texts(
+            [ids.tolist() for ids in self.ids(f"a{character}a" for character in found)]
+        )
+        return [
+            character
+            for character, text in zip(found, told, strict=True)
+            if unicodedata.normalize("NFKC", character) not in unicodedata.normalize("NFKC", text)
+        ]
+
     def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
         """What rows of tokens say, special tokens left out."""
         found: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
         return found
+
+
+def say_cut(answers: np.ndarray, tokenizer: Tokenizer) -> None:
+    """Say how many answers, int32 [n, length], end without an end token: they were cut."""
+    cut = int(np.count_nonzero(~(answers == tokenizer.end).any(axis=1)))
+    if cut:
+        say(
+            f"{cut} of {len(answers)} answers were cut at {answers.shape[1]} tokens: "
+            "--generation.max_tokens sets the limit"
+        )
 
 
 def _learned(spans: Sequence[Span], ends: np.ndarray) -> list[bool]:

@@ -11,6 +11,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from data.pipeline import Pipeline
 from data.task import Task, task_of
+from data.tokens import say_cut
 from evaluation.metrics import TEXT_METRICS
 from evaluation.outcome import Answer, Outcome
 from modelling.sessions.generating import Inference
@@ -82,6 +83,7 @@ class Evaluator:
             prompts = self._prompts
             with self._inference, _bar("answers", len(prompts), quiet) as bar:
                 tokens = self._inference.generate(prompts.words, prompts.mask, bar.update)
+            say_cut(tokens, self._tokenizer)
             texts = self._tokenizer.texts(tokens)
             for name in self.metrics:
                 if name in TEXT_METRICS:
@@ -100,7 +102,7 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
     """
     suitable = (*task.metrics, *LOSS_METRICS)
     names = config.evaluation.names() or suitable
-    watched = config.checkpoint.keep_best
+    watched = config.watched
     for name in [*names, *([] if watched is None else [watched])]:
         if name not in suitable:
             raise ConfigError(

@@ -18,9 +18,12 @@ from data.pipeline import Pipeline
 from data.rows import DataError, File
 from data.task import task_of
 from data.template import ColumnError
+from data.tokens import say_cut
 from files.writing import write_text
+from huggingface.models import model_description
 from modelling.devices import announce_devices
 from modelling.memory import check_least
+from modelling.origins import exported_task
 from modelling.sessions.generating import Inference
 from modelling.sessions.running import compiled
 from modelling.spec import family_of
@@ -71,6 +74,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     )  # fmt: skip
     with model, bar:
         tokens = model.generate(encoded.words, encoded.mask, bar.update)
+    say_cut(tokens, data.tokenizer)
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
@@ -140,7 +144,9 @@ def write_rows(path: str, prompts: Sequence[Asked], answers: Sequence[str]) -> N
 def is_raw(config: RunConfig) -> bool:
     """Whether the weights are those of a published model, which was trained on other templates."""
     load = config.checkpoint.load
-    return load is None or not has_checkpoint(load)
+    if load is None or has_checkpoint(load):
+        return load is None
+    return not exported_task(model_description(load))
 
 
 def _read(config: RunConfig, prompt: str, raw: bool) -> str:

@@ -39,7 +39,7 @@ def shown(value: object) -> str:
 
 def shown_name(name: object, longest: int = LONGEST) -> str:
     """A name or path as it is, shortened in the middle; what cannot be printed is escaped."""
-    text = str(name)
+    text = _SHORT.repr(name) if isinstance(name, int) else str(name)  # str has a limit of digits
     if not text.isprintable():
         text = repr(text[: 4 * longest])[1:-1]
     return _cut(text, longest)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from config.sections import RunConfig
 from data.pipeline import Pipeline
-from huggingface.folders import check_is_free, write_hf_directory
+from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
 from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
@@ -37,8 +37,15 @@ def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str 
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
     files = family.weights(config).for_files(weights)
-    write_hf_directory(folder, files, family.to_config_json(config), complete=complete)
+    description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
+    write_hf_directory(folder, files, description, complete=complete)
     say(f"wrote a model for Hugging Face to {folder}")
+
+
+def task_fields(config: RunConfig) -> dict[str, str]:
+    """What the model was trained to read and write: fields of the task's section."""
+    values = {name: getattr(config.data, name, None) for name in TASK_FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def export_checkpoint(config: RunConfig, folder: str) -> None:

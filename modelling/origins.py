@@ -14,11 +14,18 @@ from config.base import Section, field_annotations, is_section
 from config.errors import ConfigError
 from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
+from files.json_files import Fields
 from files.shown import shown, shown_path
 from huggingface.folders import CONFIG as MODEL_CONFIG
+from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, model_description
 
 CONFIG = "config.yml"
+
+
+OF_ONE_RUN = ("checkpoint", "evaluation")
+"""Sections that say where a run started, what it saved and what it was evaluated on: another one
+that loads it does not inherit them."""
 
 
 class SavedOrModel:
@@ -44,7 +51,8 @@ class SavedOrModel:
             except CheckpointError:
                 continue  # what is damaged is said when the weights are read
             if CONFIG in manifest.texts:
-                return preset_data("finetuning", str(folder / CONFIG))
+                found = preset_data("finetuning", str(folder / CONFIG))
+                return {name: found[name] for name in found if name not in OF_ONE_RUN}
         return None
 
     def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -69,9 +77,17 @@ class SavedOrModel:
             "family": family,
             "model": family_named(family).from_config_json(description),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": name},
+            "data": {"tokenizer": name} | exported_task(description),
         }
         return merge(data, model)
+
+
+def exported_task(description: Fields) -> dict[str, str]:
+    """The fields of the task that an exported model was trained for; empty for other models."""
+    here: Any = description.data
+    for name in (PARAMS, TASK):
+        here = here.get(name) if isinstance(here, dict) else None
+    return {n: here[n] for n in TASK_FIELDS if n in here} if isinstance(here, dict) else {}
 
 
 ORIGINS = SavedOrModel()

@@ -55,6 +55,15 @@ def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = Fals
         _spill(ir, kinds, stored + beside + WINDOWS - room, replicas)
 
 
+def planned_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
+    """Bytes that a process takes, whose devices are virtual.
+
+    Args:
+        replicas: of this process.
+    """
+    return PROCESS + (use.device + use.remote) * replicas + (WINDOWS if use.disk else 0)
+
+
 def host_room(config: RunConfig) -> int | None:
     """Bytes of host memory for this process; None if not known."""
     given = config.execution.host_memory

@@ -42,6 +42,10 @@ _NO_MATTER = {
 """Entries of a description that say nothing of what the weights compute."""
 
 
+_COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer")
+"""Names of the same data may be spelled in several ways."""
+
+
 @dataclass(frozen=True)
 class Start:
     """The state a run starts from.
@@ -182,7 +186,9 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
     """
     now = flattened(config.to_dict())
     for name in sorted(saved.keys() & now.keys()):
-        if name.startswith(("model.", "data.")) and saved[name] != now[name]:
+        if name in _COMPARED_BY_DIGEST or not name.startswith(("model.", "data.")):
+            continue
+        if saved[name] != now[name]:
             raise CheckpointError(
                 f"{folder} has a run with {name} {shown(saved[name])}, but this one has "
                 f"{shown(now[name])}: continue that run as it was, give another --save, or "

@@ -212,7 +212,7 @@ class _Place(NamedTuple):
     """What their names begin with, before those of the weights."""
 
     common: bool = False
-    """Whether the data belong to all of the row's weights as they are, such as a step counter."""
+    """Whether all weights of the row share the data, as they share a step counter."""
 
 
 class _QuantisedParts:

@@ -26,9 +26,9 @@ class MetricsFile:
     """Appends rows to a file, which it opens for each: readers see every row, nothing to close."""
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
-        """Make the file ready for a run that starts at `first_step`.
+        """Make the file ready for a run that has done `first_step` steps.
 
-        Rows of that step and later ones, which a run left that is now resumed from before them,
+        Rows of later ones, which a run left that is now resumed from before them,
         are dropped: the resumed run writes them again. Lines that are no rows, since something
         damaged the file, go to a file beside it, and a notice says so.
 
@@ -38,7 +38,7 @@ class MetricsFile:
         good, damaged = _read(path)
         if damaged:
             _set_aside(path, damaged)
-        kept = "".join(_line(row) for row in good if row["step"] < first_step)
+        kept = "".join(_line(row) for row in good if row["step"] <= first_step)
         write_file("the metrics", path, lambda draft: draft.write_text(kept, encoding="utf-8"))
         self._path = path
 

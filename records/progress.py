@@ -65,7 +65,7 @@ class Progress:
     def update(self, row: Mapping[str, float]) -> None:
         """Show a step that is done: `step` from 0, `loss`, `learning_rate`, `skipped_steps`, and
         metrics of an evaluation, whose names begin with `validation_`."""
-        done = int(row["step"]) + 1
+        done = int(row["step"])
         facts = self._facts(row, self._total - done)
         if self._bar is not None:
             self._bar.set_postfix_str(self._fitting(facts, done), refresh=False)

@@ -68,7 +68,7 @@ class Recorder:
     """Use it as a context, and call `step` after every optimizer step:
 
     with Recorder(config, path, RunOptions("tiny")) as records:
-        records.step(0, loss=3.2, learning_rate=0.0)
+        records.step(1, loss=3.2, learning_rate=0.0)
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Recorder:
         """Report a step that is done.
 
         Args:
-            step: its number, from 0.
+            step: its number, from 1: how many are done.
             loss: mean over the target tokens of the global batch.
             learning_rate: the rate it used.
             tokens: of its samples, without padding.
             more: further values to record, such as `gradient_norm` or `skipped_steps`.
         """
-        self._throughput.update(step + 1)
+        self._throughput.update(step)
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         row |= {name: float(value) for name, value in more.items()}
         row |= pace(self._throughput, tokens, self._use)

@@ -25,7 +25,7 @@ class RunDirectory:
         Args:
             path: the directory; missing parents are created.
             config: the run's configuration.
-            first_step: the step the run starts at; metrics from it on are dropped.
+            first_step: steps that are done; metrics of later ones are dropped.
 
         Raises:
             UserError: if nothing can be written there.

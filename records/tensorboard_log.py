@@ -17,8 +17,8 @@ class TensorBoardLog:
         """
         Args:
             directory: of the run.
-            first_step: events of it and of later steps, which a run left that is now continued
-                from before them, are passed over by TensorBoard.
+            first_step: steps that are done; TensorBoard passes over events of later ones, which a
+                run left that is now continued from before them.
 
         Raises:
             UserError: tensorboardX is not installed.
@@ -29,7 +29,7 @@ class TensorBoardLog:
             raise UserError(
                 "--tensorboard needs the package tensorboardX: pip install tensorboardX"
             ) from None
-        self._writer = SummaryWriter(str(directory / FOLDER), purge_step=first_step)
+        self._writer = SummaryWriter(str(directory / FOLDER), purge_step=first_step + 1)
 
     def log(self, row: Mapping[str, float]) -> None:
         """Log the values of one step."""

@@ -45,7 +45,7 @@ class WandbLog:
                 dir=directory,
                 config=config.to_dict() | {"versions": _versions()},
             )
-        except wandb.Error as error:
+        except Exception as error:  # for settings of the environment it raises others than its own
             reason = shown_name(" ".join(str(error).split()).rstrip("."), 120)
             raise UserError(
                 f"Weights & Biases cannot be used: {reason}; "

@@ -109,7 +109,7 @@ def _say(text: str, code: int) -> int:
 
     One of several processes ends here, so that the others do not wait for it.
     """
-    with suppress(popdist.DistributedError):  # that it is one cannot be: see `text`
+    with suppress(popdist.DistributedError):  # `text` already reports that error
         if popdist.getNumInstances() > 1:
             popdist.fail(text, code)
     with suppress(OSError):

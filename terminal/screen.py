@@ -12,7 +12,7 @@ def is_heard() -> bool:
     """Whether this process tells what all of several do alike: the first one does."""
     try:
         return popdist.getInstanceIndex() == 0
-    except popdist.DistributedError:  # which is what it has to tell
+    except popdist.DistributedError:  # this process has to report it
         return True
 
 

@@ -282,7 +282,7 @@ def test_mnli_needs_a_network_for_its_tokenizer(tmp_path, no_network):
 # ---- training -----------------------------------------------------------------------------------
 def losses(folder: Path) -> list[float]:
     rows = read_metrics(folder / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return [row["loss"] for row in rows]
 
 
@@ -364,7 +364,7 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     assert "2 evaluations in a row had no better loss" in said
     rows = read_metrics(tmp_path / "metrics.jsonl")
     evaluated = [row["step"] for row in rows if "validation_loss" in row]
-    assert (evaluated, len(rows)) == ([1, 3, 5], 6)
+    assert (evaluated, len(rows)) == ([2, 4, 6], 6)
     assert load_checkpoint(tmp_path / "best").step == 2
     assert run_finetuning.main(command) == 0  # which is over, and stays so
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 6
@@ -380,7 +380,7 @@ def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
     load, save = str(step_folder(trained, 4)), str(tmp_path)
     assert run_finetuning.main([*TRAINING, "--steps", "8", "--load", load, "--save", save]) == 0
     rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [4, 5, 6, 7]
+    assert [row["step"] for row in rows] == [5, 6, 7, 8]
     assert [row["loss"] for row in rows] == losses(trained)[4:]
     assert_same_state(tmp_path, trained)
 

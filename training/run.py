@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import popdist
+from checkpoints import has_checkpoint, load_checkpoint
 from checkpoints.folders import check_shared, remove_run
 from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
@@ -27,7 +28,7 @@ from modelling.sessions.running import compiled
 from modelling.sessions.training import FineTuning
 from modelling.spec import ModelFamily, family_of
 from modelling.start import Start, starting_point
-from modelling.weights import without_optimizer
+from modelling.weights import Arrays, without_optimizer
 from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
@@ -168,7 +169,7 @@ class _Run:
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
             last = self._loop(records, checkpoints, profile, stop)
             if options.save_hf is not None and not stop.requested:
-                export(config, self.family, self.model.tensors(optimizer=False), options.save_hf)
+                export(config, self.family, self._to_export(), options.save_hf)
         if stop.requested:
             say(f"stopped by {stop.name} after step {last}")
             if options.save_hf is not None:
@@ -177,6 +178,16 @@ class _Run:
                     "the checkpoint"
                 )
         say(f"records of the run are in {self.path}")
+
+    def _to_export(self) -> Arrays:
+        """The best weights if they are kept, else the last ones."""
+        config = self.config
+        best = Path(config.checkpoint.save or "") / BEST
+        if config.checkpoint.keep_best is None or not has_checkpoint(best):
+            return self.model.tensors(optimizer=False)
+        found = load_checkpoint(best)
+        say(f"the weights of step {found.step}, the best by {config.checkpoint.keep_best}, go out")
+        return found.tensors
 
     def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
@@ -212,7 +223,7 @@ class _Run:
             for s, learning_rate, result in zip(steps, rates, results, strict=True):
                 self.skipped.count(result)
                 records.step(
-                    s,
+                    s + 1,
                     loss=result.loss,
                     learning_rate=learning_rate,
                     gradient_norm=result.gradient_norm,

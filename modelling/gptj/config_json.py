@@ -37,13 +37,18 @@ def from_config_json(description: Fields) -> dict[str, Any]:
     """Fields of the model section for a config.json of GPT-J."""
     data = description.data
     hidden = description.count("n_embd")
+    dropout = data.get("resid_pdrop") or 0.0
     needed = {
         "activation_function": ("gelu_new", "gelu_new"),
         "tie_word_embeddings": (False, False),
+        "quantization_config": (None, None),
+        "embd_pdrop": (dropout, 0.0),
+        "attn_pdrop": (dropout, 0.0),
         "n_inner": (4 * hidden if data.get("n_inner") else None, None),
     }
     check_values(data, needed, "such a GPT-J is not known")
     found = {
+        "dropout_prob": dropout,
         "layers": description.count("n_layer"),
         "hidden_size": hidden,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-5),

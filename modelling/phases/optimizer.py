@@ -122,7 +122,7 @@ def _adam(settings: Settings) -> _Step:
 
 
 def _adafactor(settings: Settings, row: Row) -> _Step:
-    """The weights that a variable is made of are matrices for themselves, cut or not."""
+    """Each weight of a variable counts as a matrix of its own, whether it is sharded or not."""
     own = settings.config.training.optimizer.adafactor
     return AdafactorOptimizerStep(), {
         "beta1": own.beta1,

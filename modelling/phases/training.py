@@ -79,7 +79,7 @@ def build_training(
         table: the family's weights; Adafactor needs them.
     """
     ir = new_ir(config)
-    addons.enable_stochastic_rounding(ir, config.training.stochastic_rounding)
+    addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
     iterations = config.execution.device_iterations
     ir.num_host_transfers = config.gradient_accumulation * iterations
     with ir.main_graph:

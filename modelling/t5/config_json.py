@@ -28,6 +28,7 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "dropout_rate": model.dropout_prob,
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
+        "scale_decoder_outputs": False,
         "decoder_start_token_id": model.pad_token,
         "pad_token_id": model.pad_token,
         "eos_token_id": model.end_token,
@@ -40,7 +41,12 @@ def from_config_json(description: Fields) -> dict[str, Any]:
     pad, end = (token_id(description, name, i) for i, name in enumerate(("pad", "eos")))
     # Whether the head is tied to the embedding is seen from the weights: transformers 5 writes
     # `tie_word_embeddings` true for every T5 that it saves, also where the two differ.
+    tied = data.get("tie_word_embeddings") is not False
     needed = {
+        "scale_decoder_outputs": (False, tied),  # as transformers reads older files
+        "is_gated_act": (True, True),
+        "dense_act_fn": ("gelu_new", "gelu_new"),
+        "quantization_config": (None, None),
         "feed_forward_proj": ("gated-gelu", "relu"),
         "decoder_start_token_id": (pad, pad),
         "num_decoder_layers": (layers, layers),
@@ -51,6 +57,7 @@ def from_config_json(description: Fields) -> dict[str, Any]:
         "hidden_size": description.count("d_model"),
         "d_ff": description.count("d_ff"),
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-6),
+        "dropout_prob": data.get("dropout_rate", 0.1),
         "end_token": end,
         "pad_token": pad,
         "embedding": {"vocab_size": description.count("vocab_size")},

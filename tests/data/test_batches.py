@@ -21,6 +21,10 @@ class Indices:
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def digest(self) -> str:
+        return str(self.count)
+
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {"index": np.asarray(indices)}
 
@@ -80,7 +84,7 @@ def test_another_batch_size_continues_the_same_stream() -> None:
 
 def test_the_state_of_another_data_set_is_refused() -> None:
     loader = Loader(Indices(10), 2, seed=0)
-    with pytest.raises(ValueError, match="saved with 11 samples, but there are 10"):
+    with pytest.raises(ValueError, match="had 11 samples, but there are 10"):
         loader.restore(Loader(Indices(11), 2, seed=0).state())
 
 

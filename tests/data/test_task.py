@@ -185,7 +185,8 @@ def test_long_targets_are_refused_cut_or_dropped():
         encode(LONG, tokenizer, 8, 3)
     cut = encode(LONG, tokenizer, 8, 3, "cut")
     assert (len(cut), cut.cuts.targets, cut.cuts.dropped) == (2, 1, 0)
-    assert tokenizer.texts([cut.targets[0]]) == ["the red lamp"]
+    assert tokenizer.texts([cut.targets[0]]) == ["the red"]
+    assert cut.targets[0][-1] == tokenizer.end
     dropped = encode(LONG, tokenizer, 8, 3, "drop")
     assert (len(dropped), dropped.cuts.dropped) == (1, 1)
     assert dropped.cuts.notes(8) == ["1 dropped, whose target is too long"]

@@ -39,24 +39,24 @@ def test_values_that_json_lacks(path):
 
 
 def test_a_resumed_run_writes_the_later_steps_again(path):
-    write(path, range(5))
-    write(path, [3, 4, 5], first_step=3)
-    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4, 5]
+    write(path, range(1, 6))
+    write(path, [4, 5, 6], first_step=3)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_new_run_starts_empty(path):
-    write(path, range(5))
-    write(path, [0])
-    assert [row["step"] for row in read_metrics(path)] == [0]
+    write(path, range(1, 6))
+    write(path, [1])
+    assert [row["step"] for row in read_metrics(path)] == [1]
 
 
 def test_an_incomplete_last_line_is_passed_over(path):
-    write(path, range(2))
+    write(path, range(1, 3))
     with path.open("a") as file:
-        file.write('{"step": 2, "lo')
-    assert [row["step"] for row in read_metrics(path)] == [0, 1]
-    write(path, [2], first_step=2)
-    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
+        file.write('{"step": 3, "lo')
+    assert [row["step"] for row in read_metrics(path)] == [1, 2]
+    write(path, [3], first_step=2)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
 
 
 def test_columns():

@@ -22,7 +22,7 @@ def run(stream, steps, seconds_per_step, first_step=0, columns=100):
     for step in range(first_step, steps):
         now[0] += seconds_per_step
         throughput.update(step + 1)
-        progress.update({"step": step, "loss": 1.5, "learning_rate": 1e-3})
+        progress.update({"step": step + 1, "loss": 1.5, "learning_rate": 1e-3})
     progress.close()
     return stream.getvalue()
 
@@ -52,7 +52,7 @@ def test_a_terminal_gets_a_bar():
 def test_skipped_steps_are_shown_once_there_are_any():
     stream = io.StringIO()
     progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
-    row = {"step": 0, "loss": 1.5, "learning_rate": 1e-3}
+    row = {"step": 1, "loss": 1.5, "learning_rate": 1e-3}
     progress.update(row | {"skipped_steps": 0, "loss": 3.41e-5})
     progress.update(row | {"skipped_steps": 3, "validation_perplexity": 121478137.4})
     first, second = stream.getvalue().splitlines()

@@ -57,7 +57,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
     path = tmp_path / "deep" / "run"
     with Recorder(config, path, RunOptions("tiny")) as report:
         for step in range(3):
-            report.step(step, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5, tokens=9)
+            report.step(step + 1, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5, tokens=9)
     assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
     rows = read_metrics(path / "metrics.jsonl")
     assert [row["loss"] for row in rows] == [2.0, 1.0, 0.0]
@@ -96,7 +96,7 @@ def test_a_directory_that_cannot_be(tmp_path, config):
 def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, project):
     config = load_config(family, "finetuning", preset)
     with Recorder(config, tmp_path, RunOptions("tiny", wandb=True, wandb_name="mine")) as report:
-        report.step(0, loss=2.0, learning_rate=1e-3)
+        report.step(1, loss=2.0, learning_rate=1e-3)
     (run,) = runs
     assert run.settings["project"] == project
     assert run.settings["name"] == "mine"
@@ -104,13 +104,13 @@ def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, pr
     versions = run.settings["config"]["versions"]
     assert all(versions[name][0].isdigit() for name in ("popxl-xla", "jax"))
     ((step, values),) = run.logged
-    assert (step, values["loss"], values["learning_rate"]) == (0, 2.0, 1e-3)
+    assert (step, values["loss"], values["learning_rate"]) == (1, 2.0, 1e-3)
     assert run.exit_code == 0
 
 
 def fail_after_a_step(config, path):
     with Recorder(config, path, RunOptions("tiny", wandb=True)) as report:
-        report.step(0, loss=2.0, learning_rate=1e-3)
+        report.step(1, loss=2.0, learning_rate=1e-3)
         raise RuntimeError("the device is gone")
 
 
@@ -152,10 +152,10 @@ def test_a_run_goes_on_without_wandb(tmp_path, config, runs, monkeypatch, capsys
     ends = []
     monkeypatch.setattr(wandb, "teardown", lambda exit_code: ends.append(exit_code))
     with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
-        report.step(0, loss=2.0, learning_rate=1e-3)
+        report.step(1, loss=2.0, learning_rate=1e-3)
         monkeypatch.setattr(FakeRun, "log", raise_connection_error)
         for step in (1, 2):
-            report.step(step, loss=2.0, learning_rate=1e-3)
+            report.step(step + 1, loss=2.0, learning_rate=1e-3)
     said = warnings_in(capsys.readouterr().err)
     assert said == ["warning: Weights & Biases is not written, the run goes on: Connection lost"]
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
@@ -187,7 +187,7 @@ def its_process():
 config = load_config(T5Config, "finetuning", "tiny", {"training": {"steps": 6}})
 with Recorder(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as report:
     for step in range(6):
-        report.step(step, loss=2.0, learning_rate=1e-3)
+        report.step(step + 1, loss=2.0, learning_rate=1e-3)
         if step == 2:
             os.kill(its_process(), signal.SIGKILL)
             time.sleep(1)
@@ -197,7 +197,7 @@ with Recorder(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as repo
 @pytest.mark.slow
 def test_wandb_offline_for_real(tmp_path, config):
     with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
-        report.step(0, loss=2.0, learning_rate=1e-3)
+        report.step(1, loss=2.0, learning_rate=1e-3)
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 

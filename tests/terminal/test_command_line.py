@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config.base import leaves
-from config.errors import UserError
+from config.errors import ConfigError, UserError
 from config.families import FAMILIES
 from config.flags import ALIASES, flag_of
 from config.t5 import T5Config
@@ -198,3 +198,26 @@ def test_defects_keep_their_traceback():
     with pytest.raises(ValueError, match="a defect"):
         broken()
     assert not issubclass(ValueError, UserError)
+
+
+@pytest.mark.parametrize(
+    ("flags", "search"),
+    [
+        (["--top_k", "4"], "sample"),
+        (["--temperature", "0.5", "--top_p", "0.9"], "sample"),
+        (["--beams", "2"], "beam"),
+        (["--beams", "2", "--search", "beam"], "beam"),
+        ([], "greedy"),
+    ],
+)
+def test_a_setting_of_a_search_chooses_it(flags, search):
+    line = read_command_line("", "inference", "tiny", flags)
+    assert line.config.generation.search == search
+
+
+@pytest.mark.parametrize(
+    "flags", [["--top_k", "4", "--beams", "2"], ["--search", "greedy", "--beams", "2"]]
+)
+def test_settings_of_another_search_are_refused(flags):
+    with pytest.raises(ConfigError, match="belongs to the search"):
+        read_command_line("", "inference", "tiny", flags)

@@ -8,8 +8,8 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
+from data.samples import Batch
 from modelling.phases.training import TrainingProgram, build_training
-from modelling.spec import Batch
 from tests.modelling.phases.toy import WIDTH, ToyLayout
 
 STEPS, SAMPLES, RATE = 4, 8, 1e-2

@@ -33,6 +33,7 @@ from popxl.plan.records import MemoryUse as MemoryUse
 from popxl.plan.records import Part as Part
 from popxl.plan.records import Plan as Plan
 from popxl.plan.records import Storage as Storage
+from popxl.plan.scratch import scratch_file as scratch_file
 from popxl.plan.timeline import Exposed as Exposed
 from popxl.plan.timeline import Timeline as Timeline
 from popxl.plan.timeline import timeline as timeline

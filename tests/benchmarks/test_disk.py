@@ -1,0 +1,42 @@
+"""The comparison of ways to use a disk runs, and each way gives back what it was given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import disk
+from benchmarks.full_size import RUNS, config_of
+
+
+def test_it_measures_every_way(tmp_path, capsys):
+    disk.main(["--folder", str(tmp_path), "--mib", "1", "--entries", "3", "--rounds", "1"])
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["direct"]["read_gb_per_second"] > 0
+    assert facts["buffered"]["write_gb_per_second"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_full_size_are_configurations(name, tmp_path):
+    config = config_of(name, str(tmp_path))
+    assert config.execution.disk == str(tmp_path)
+    assert config.execution.micro_batch_size == 1
+    assert np.isfinite(config.execution.host_memory)
+
+
+@pytest.mark.slow
+def test_a_model_of_248_million_trains_within_its_plan(tmp_path):
+    """FLAN-T5 base with AdamW: 4 GB of state, a limit of 2.5 GB of memory; in a process of its
+    own, whose peak is what is measured."""
+    record = tmp_path / "record.json"
+    command = ["-m", "benchmarks.full_size", "base_adamw", "--folder", str(tmp_path / "disk")]
+    subprocess.run([sys.executable, *command, "--record", str(record)], check=True)
+    facts = json.loads(record.read_text())
+    assert facts["disk_bytes"] > 1.5e9
+    assert facts["peak_host_bytes"] < 1.1 * facts["planned_host_bytes"]
+    assert facts["disk_written"] <= facts["disk_bytes"] * 1.1

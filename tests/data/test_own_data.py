@@ -1,0 +1,170 @@
+"""What people bring along: long answers, lost characters, data that change, settings that clash."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config.errors import ConfigError, UserError
+from config.gptj import GPTJConfig
+from config.presets import load_config
+from config.sections import RunConfig
+from config.t5 import T5Config
+from data.batches import Loader
+from data.pairs import PAIRS
+from data.pipeline import Pipeline
+from data.rows import DataError, source_of
+from data.streams import STREAMS
+from data.tokens import say_cut
+from files.json_files import Fields
+from modelling.gptj.config_json import from_config_json as gptj_sizes
+from modelling.t5.config_json import from_config_json as t5_sizes
+from tests.data.corpora import run_tokenizer
+
+CLASSES = {"tiny": (T5Config, PAIRS), "gptj_tiny": (GPTJConfig, STREAMS)}
+
+
+def own(tmp_path: Path, preset: str, rows: list[tuple[str, str]], **data: object) -> Pipeline:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p, "completion": c}) + "\n" for p, c in rows))
+    config_class, shape = CLASSES[preset]
+    fields = {"dataset": "sample", "train": str(file), "validation": str(file)} | data
+    return Pipeline(load_config(config_class, "finetuning", preset, {"data": fields}), shape)
+
+
+# ---- lengths ------------------------------------------------------------------------------------
+LONG = [("Anna took", "the red lamp " * 20), ("Paul took", "the lamp")]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_path, packing):
+    data = own(tmp_path, "gptj_tiny", LONG, packing=packing, answers_only=True)
+    with pytest.raises(ConfigError, match="has 62 tokens .* is 32: set it"):
+        data.training_samples()
+
+
+def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
+    data = own(tmp_path, "gptj_tiny", LONG, packing=False, answers_only=True, long_targets="cut")
+    samples = data.training_samples()
+    assert samples.cuts.targets == 1
+    labels = samples.take(np.arange(2))["labels"]
+    assert labels[0][labels[0] >= 0][-1] == data.tokenizer.end
+    dropped = own(tmp_path, "gptj_tiny", LONG, packing=False, long_targets="drop")
+    assert len(dropped.training_samples()) == 1
+
+
+@pytest.mark.parametrize(("preset", "given"), [("tiny", 4), ("gptj_tiny", 5)])
+def test_the_limit_of_a_preset_belongs_to_its_task(tmp_path, preset, given):
+    data = own(tmp_path, preset, LONG[1:])
+    assert data.shape.room(data.given) == data.given.model.sequence_length > given
+    sample = replace(data.given, data=replace(data.given.data, train=None, validation=None))
+    assert data.shape.room(sample) < 8
+    few = replace(data.given, generation=replace(data.given.generation, max_tokens=3))
+    assert data.shape.room(few) == 3
+
+
+def test_answers_that_were_cut_are_counted(capsys):
+    tokenizer = run_tokenizer()
+    end = tokenizer.end
+    say_cut(np.array([[5, 6, end], [5, 6, 7], [end, 0, 0]]), tokenizer)
+    assert "1 of 3 answers were cut at 3 tokens" in capsys.readouterr().err
+
+
+# ---- characters ---------------------------------------------------------------------------------
+def test_characters_that_the_tokenizer_loses_are_named(tmp_path, capsys):
+    rows = [("Anna ☃\nwent", "Paul")]
+    own(tmp_path, "tiny", rows).training_samples()
+    said = capsys.readouterr().err
+    assert r"warning: the tokenizer does not know '\n', '☃'" in said
+    own(tmp_path, "gptj_tiny", rows * 20).training_samples()
+    assert "does not know" not in capsys.readouterr().err
+
+
+# ---- data that change ---------------------------------------------------------------------------
+@pytest.mark.parametrize("preset", CLASSES)
+def test_a_run_continues_with_the_same_content_alone(tmp_path, preset):
+    rows = [(f"Anna took {word}", word) for word in ("lamp", "kite", "hat", "clock")] * 5
+
+    def loader(rows: list[tuple[str, str]]) -> Loader:
+        return Loader(own(tmp_path, preset, rows).training_samples(), 2, seed=0)
+
+    state = loader(rows).state()
+    loader(rows).restore(state)
+    with pytest.raises(ValueError, match=r"other training data.*load_optimizer false"):
+        loader([*rows[:-1], ("Anna took clock", "hat")]).restore(state)
+
+
+# ---- configurations -----------------------------------------------------------------------------
+def test_patience_watches_a_metric_that_is_computed():
+    config = RunConfig.from_dict({"evaluation": {"steps": 2, "patience": 1, "metrics": "bleu"}})
+    assert config.watched == "loss"
+    assert RunConfig().watched is None
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_weights_of_16_bits_lose_no_small_updates_by_default(precision):
+    config = RunConfig.from_dict({"model": {"precision": precision}})
+    assert config.rounds_stochastically == (precision != "float32")
+    off = {"model": {"precision": precision}, "training": {"stochastic_rounding": False}}
+    assert not RunConfig.from_dict(off).rounds_stochastically
+
+
+T5_JSON = {
+    "d_model": 8, "d_ff": 8, "d_kv": 4, "num_heads": 2, "num_layers": 1, "vocab_size": 64,
+    "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0,
+}  # fmt: skip
+GPTJ_JSON = {"n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 2, "vocab_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "description", "more", "named"),
+    [
+        (t5_sizes, T5_JSON, {"scale_decoder_outputs": True}, "scale_decoder_outputs"),
+        (t5_sizes, T5_JSON, {"tie_word_embeddings": True}, "scale_decoder_outputs"),
+        (t5_sizes, T5_JSON, {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (t5_sizes, T5_JSON, {"dense_act_fn": "silu"}, "dense_act_fn"),
+        (gptj_sizes, GPTJ_JSON, {"quantization_config": {}}, "quantization_config"),
+        (gptj_sizes, GPTJ_JSON, {"resid_pdrop": 0.1}, "embd_pdrop"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(sizes, description, more, named):
+    sizes(Fields(description, "config.json"))
+    with pytest.raises(ConfigError, match=f"config.json has {named} "):
+        sizes(Fields(description | more, "config.json"))
+
+
+def test_dropout_is_that_of_config_json():
+    found = t5_sizes(Fields(T5_JSON | {"dropout_rate": 0.3}, "config.json"))
+    assert found["dropout_prob"] == 0.3
+    all_alike = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
+    assert gptj_sizes(Fields(GPTJ_JSON | all_alike, "config.json"))["dropout_prob"] == 0.2
+
+
+# ---- files --------------------------------------------------------------------------------------
+def test_a_json_array_has_rows(tmp_path):
+    (tmp_path / "r.json").write_text('[{"prompt": "a", "completion": "b"}]')
+    ((place, row),) = source_of(str(tmp_path / "r.json"), "train").rows()
+    assert place.endswith("r.json, row 0")
+    assert row == {"prompt": "a", "completion": "b"}
+    (tmp_path / "r.json").write_text('{"prompt": "a"}')
+    with pytest.raises(DataError, match="must be an array of objects"):
+        list(source_of(str(tmp_path / "r.json"), "train").rows())
+
+
+@pytest.mark.parametrize("name", ["nope.json", "nope.txt", "nope.jsonl.gz"])
+def test_a_missing_file_is_not_a_data_set_of_the_hub(name):
+    with pytest.raises(UserError, match=rf"{name}"):
+        list(source_of(name, "train").rows())
+
+
+@pytest.mark.parametrize("base", ["0x" + "f" * 100_000, "0b" + "1" * 100_000])
+def test_numbers_of_many_digits_are_one_sentence(tmp_path, base):
+    for text in (f"family: t5\nmodel: {{layers: {base}}}", f"family: t5\nmodel: {{{base}: 1}}"):
+        (tmp_path / "c.yml").write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load_config(T5Config, "finetuning", str(tmp_path / "c.yml"))
+        assert len(str(error.value)) < 300
