@@ -73,6 +73,7 @@ class Stack(Module):
         new: list[Tensor] = []
         for i, weights in enumerate(self.weights_of_layers(made[0][0])):
             block = made[layers.order[i]][1]
-            x, *updated = block.bind(weights).call(x, *caches[pairs[i]], *others(pairs[i]))
+            given = [t for t in others(pairs[i]) if not isinstance(t, list) or t]
+            x, *updated = block.bind(weights).call(x, *caches[pairs[i]], *given)
             new += updated
         return x, *new
