@@ -232,6 +232,10 @@ def test_the_main_graph_may_have_inputs_but_no_outputs(ir):
     assert ir.main_graph.inputs == (t,)
     with pytest.raises(ValueError, match="main graph has no outputs"):
         popxl.graph_output(popxl.variable(1.0))
+    popxl.Session(ir)  # nothing reads it
+    t + 1
+    with pytest.raises(ValueError, match="'x', an input of the main graph, which nothing calls"):
+        popxl.Session(ir)
 
 
 def test_graphs_are_found_by_their_calls(ir):

@@ -316,6 +316,17 @@ def test_a_memory_map_keeps_its_dtype(mapped, kind):
         assert v._data is mapped[0]
 
 
+@pytest.mark.parametrize("dtype", [None, popxl.int64])
+def test_a_memory_map_that_cannot_be_used_in_place_is_refused(tmp_path, dtype):
+    wide = np.lib.format.open_memmap(tmp_path / "wide.npy", "w+", np.int64, (2,))
+    square = np.lib.format.open_memmap(tmp_path / "square.npy", "w+", np.float32, (2, 2))
+    with popxl.Ir().main_graph:
+        with pytest.raises(ValueError, match="memory map of int64, .* make a map of int32"):
+            popxl.variable(wide, dtype)
+        with pytest.raises(ValueError, match="not contiguous in C order"):
+            popxl.variable(square.T)
+
+
 @pytest.mark.parametrize("kind", CREATORS)
 def test_a_memory_map_of_groups_without_stride_is_copied_with_a_warning(tmp_path, kind, capfd):
     array = np.lib.format.open_memmap(tmp_path / "w.npy", "w+", np.float32, (2, 3))

@@ -570,8 +570,8 @@ def graph_input(
         by_ref: changes made to the input in the graph reach the caller's tensor.
         meta_shape: shape of the whole, for a replica-sharded tensor.
 
-    Raises:
-        ValueError: in the main graph, which has no caller.
+    An input of the main graph, which nothing calls, has no value: a session refuses a program that
+    reads it.
     """
     graph = context.get_current_graph()
     return graph._add_input(TensorSpec(shape, dtype, meta_shape or ()), name, by_ref)

@@ -31,13 +31,29 @@ _BYTES = 32 * 2**20  # of entries loaded for one segment
 
 
 def build_schedule(ir: Ir) -> Schedule:
-    """The schedule of the program of `ir`."""
+    """The schedule of the program of `ir`.
+
+    Raises:
+        ValueError: it reads an input of the main graph.
+    """
+    _check_inputs(ir)
     graph = functionalise(ir.main_graph)
     main = _Program().routine(graph, frozenset(), range(len(graph.outputs)))
     routines = list(_reached(main))
     copy_lent_entries(routines)
     runs = [step for r in routines for step in r.steps if isinstance(step, Run)]
     return Schedule(graph, main, routines, [run.segment for run in runs])
+
+
+def _check_inputs(ir: Ir) -> None:
+    main = ir.main_graph
+    read = {t for op in main._ops for t in op.inputs}
+    for t in main._inputs:
+        if t in read:
+            raise ValueError(
+                f"the program reads {t.id!r}, an input of the main graph, which nothing calls, so "
+                "it has no value: make it a variable, a constant or a host_load"
+            )
 
 
 def _reached(routine: Routine, seen: set[Routine] | None = None) -> Iterator[Routine]:
