@@ -37,7 +37,9 @@ def training_session() -> addons.TaskSession:
             optim.bind(variables).call(var, by_name[name], lr)
             state.optim.insert(name, variables, overwrite=True)  # beside others of its layer
         ops.host_store(outputs.loss, loss)
-    return addons.TaskSession(inputs, outputs, state, ir=ir, device_desc="ipu_model")
+    session = addons.TaskSession(inputs, outputs, state, ir=ir, device_desc="ipu_model")
+    session.add_session_state_info({"learning_rate": "1 / step"})
+    return session
 
 
 def run_steps(session: addons.TaskSession, steps: range) -> list[float]:
@@ -64,7 +66,6 @@ def interrupted(folder: str, steps: int, at: int) -> list[float]:
     """Losses of `steps` steps, of which those from `at` are done by a second session."""
     first = training_session()
     losses = run_steps(first, range(at))
-    first.add_session_state_info({"learning_rate": "1 / step"})
     first.save_checkpoint(folder)
 
     second = training_session()
