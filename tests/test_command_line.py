@@ -425,6 +425,7 @@ TRAINING_SAYS = [
     r"compiling the training program",
     r"ready after \d+\.\d s: the executable came from the cache \(0 traces, 0 compilations\)",
     r"starting from random weights",
+    r"saving every 10 minutes, and at the end in .+: \d+\.\d\d MB each",
     r"step 1/2: loss \d+\.\d{4}, learning rate 1\.00e-03",
     r"step 2/2: loss \d+\.\d{4}, learning rate 1\.00e-03, \d+\.\d samples/s, 00:00 left",
     r"saved step 2 in .+",

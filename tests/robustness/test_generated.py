@@ -93,7 +93,7 @@ def check_outcome(outcome: Outcome, codes: tuple[int, ...] = (0, 2)) -> None:
 @dear
 def test_every_flag(family, cases, forks, tmp_path):
     names = [leaf.dotted for leaf in leaves(FAMILIES[family].config)]
-    presets = {"t5": "tiny", "gptj": "gptj_tiny"}
+    presets = {"t5": "tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
     places = {
         "run_finetuning": ["--run-dir", str(tmp_path / "run")],
         "run_validation": ["--out", str(tmp_path / "out")],

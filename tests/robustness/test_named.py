@@ -445,6 +445,7 @@ def test_state_of_another_optimizer(odd, tmp_path):
 
 class Ten:
     truncated = 0
+    digest = "of ten samples"
 
     def __len__(self) -> int:
         return 10
@@ -454,8 +455,12 @@ class Ten:
 
 
 @pytest.mark.parametrize(
-    "change", [{"position": 10}, {"position": -1}, {"epoch": "1"}, {"seed": None}, {"samples": 9}]
-)
+    "change",
+    [
+        {"position": 10}, {"position": -1}, {"epoch": "1"}, {"seed": None}, {"samples": 9},
+        {"digest": "of ten others"},
+    ],
+)  # fmt: skip
 def test_a_place_in_the_data_that_cannot_be(change):
     """A position past the end would look for the next sample for ever."""
     loader = Loader(Ten(), 4, seed=1)
