@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def generation_program(
     config: RunConfig, family: ModelFamily, strategy: Strategy, beside: int = 0
 ) -> GenerationProgram:
-    """The program that `generation.weights` asks for; auto: the resident one, if it fits.
+    """The program that `generation.weights` asks for; auto: the resident one, unless only the
+    streamed one fits.
 
     Args:
         config: with `model.eval` set.
@@ -39,9 +40,10 @@ def generation_program(
             )
         return build_streamed(config, family.streamed, strategy)
     resident = build_generation(config, family.generator, strategy)
-    if wanted == "auto" and family.streamed is not None and not _fits(resident, config, beside):
-        return build_streamed(config, family.streamed, strategy)
-    return resident
+    if wanted != "auto" or family.streamed is None or _fits(resident, config, beside):
+        return resident
+    streamed = build_streamed(config, family.streamed, strategy)
+    return streamed if _fits(streamed, config, beside) else resident
 
 
 def _fits(program: GenerationProgram, config: RunConfig, beside: int) -> bool:

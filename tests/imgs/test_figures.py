@@ -13,7 +13,6 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.transforms import Bbox
 
-import modelling.t5.training
 import popxl
 from imgs.draw import figures
 from imgs.figures import activation_rows, replica_grid, rts_groups, step_timeline
@@ -162,7 +161,6 @@ def program() -> dict[str, list]:
             return plain(spec, number, settings)
 
         patch.setattr(buffers, "activation_buffer", counted)
-        patch.setattr(modelling.t5.training, "activation_buffer", counted)
         built = build_training(config, T5Layout)
     owners = [name for name, entries in built.variables.items() if entries]
     return {**found, "owners": owners}

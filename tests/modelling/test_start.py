@@ -83,13 +83,22 @@ def pretrained() -> list[str]:
     return [name for name in preset_names("finetuning") if not re.search("tiny|gptj_small", name)]
 
 
+HUB = {
+    "gptj_6B": "EleutherAI/gpt-j-6b",
+    "llama3_1_8B": "meta-llama/Llama-3.1-8B",
+    "llama3_2_1B": "meta-llama/Llama-3.2-1B",
+    "qwen3_0_6B": "Qwen/Qwen3-0.6B",
+    "qwen3_32B": "Qwen/Qwen3-32B",
+}
+
+
 def test_presets_of_published_models_start_from_their_weights():
     for name in pretrained():
         config_class = config_class_of(preset_data("finetuning", name), name)
         config = load_config(config_class, "finetuning", name)
-        size = re.fullmatch(r"(gptj_6B|[a-z]+?)(_.*)?", name)[1]
-        hub = "EleutherAI/gpt-j-6b" if size == "gptj_6B" else f"google/flan-t5-{size}"
-        assert config.checkpoint.load == hub
+        flan = f"google/flan-t5-{name.partition('_')[0]}"
+        expected = next((hub for model, hub in HUB.items() if name.startswith(model)), flan)
+        assert config.checkpoint.load == expected
 
 
 def test_without_the_hub_one_sentence_says_what_to_do():

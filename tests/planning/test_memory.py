@@ -32,7 +32,7 @@ def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
     message = capsys.readouterr().err
     assert message.startswith(f"error: preset {preset!r} needs ")
     assert state in message
-    assert "but 16.0 GB are free: use a machine with more memory" in message
+    assert "but 16.0 GB are free: name a folder of a local disk in --execution.disk" in message
     assert message.count("\n") == 1
 
 

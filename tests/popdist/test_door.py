@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -31,13 +30,19 @@ def free_port() -> int:
 
 @contextmanager
 def serving(
-    port: int, processes: int, run: str = "mine", host: str = "127.0.0.1", second: int = 0, **more
+    port: int,
+    processes: int,
+    run: str = "mine",
+    host: str = "127.0.0.1",
+    second: int = 0,
+    files: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """The service, as process 0 starts it."""
+    """The service, as process 0 starts it, with at most so many open files."""
     words = [_service.__file__, host, str(port), str(second), str(processes), run]
+    limit = [] if files is None else ["prlimit", f"--nofile={files}:{files}"]
     service = subprocess.Popen(
-        [sys.executable, *words], text=True, env=ENV, stderr=subprocess.DEVNULL,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, **more,
+        [*limit, sys.executable, *words], text=True, env=ENV, stderr=subprocess.DEVNULL,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
         yield service
@@ -127,17 +132,14 @@ def test_another_run_at_the_same_port_disturbs_neither(tmp_path):
     assert "note: refused 127.0.0.1: it belongs to another run" in ends[0][1]
 
 
-def test_ports_that_are_in_use_and_limits_that_are_too_low(monkeypatch):
+def test_ports_that_are_in_use_and_limits_that_are_too_low():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with serving(free_port(), 2, second=taken.getsockname()[1]) as service:
             assert "the second port" in said(service)
         with serving(free_port(), 2, host="192.0.2.1") as service:  # behind a translation
             assert said(service) == "ready"
 
-    def few():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-
-    with serving(free_port(), 100, preexec_fn=few) as service:
+    with serving(free_port(), 100, files=256) as service:
         assert said(service) == (
             "100 processes need 328 open files, but the limit is 256: raise it by `ulimit -n`"
         )
