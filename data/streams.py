@@ -201,13 +201,19 @@ class Streams(Shape):
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
             "words": batch["input_ids"],
-            "starts": starts_of(batch["attention_mask"]),
+            "starts": starts_of(_texts(batch)),
             "labels": batch["labels"],
         }
 
     def tokens(self, batch: Batch) -> int:
         """Of the texts."""
-        return int(np.count_nonzero(batch["attention_mask"]))
+        return int(np.count_nonzero(_texts(batch)))
+
+
+def _texts(batch: Batch) -> np.ndarray:
+    """The numbers of the texts in samples, 0 for padding; without a mask each sample is one."""
+    mask = batch.get("attention_mask")
+    return np.ones_like(batch["input_ids"]) if mask is None else mask
 
 
 STREAMS = Streams()

@@ -257,3 +257,12 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     assert asked == ["EleutherAI/gpt-j-6b"]
     assert (data.config.model.end_token, data.config.model.pad_token) == (50256, 50257)
     assert data.given == data.config  # the preset says the same
+
+
+def test_samples_without_a_mask_are_one_text_each():
+    words = np.arange(12, dtype=np.int32).reshape(2, 6)
+    plain = {"input_ids": words, "labels": words}
+    masked = plain | {"attention_mask": np.ones_like(words)}
+    for name, array in STREAMS.streams(masked).items():
+        np.testing.assert_array_equal(STREAMS.streams(plain)[name], array)
+    assert STREAMS.tokens(plain) == STREAMS.tokens(masked) == words.size
