@@ -24,7 +24,7 @@ from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 
 STEPS = 3
-PART = 700_000  # bytes of device memory, for some of the entries
+PART = 0.4  # of the buffers has room in device memory
 
 T5 = modelling.t5.family.FAMILY, t5
 GPTJ = modelling.gptj.family.FAMILY, gptj
@@ -70,12 +70,12 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
 
 
 @contextmanager
-def _two_memories(window: int | None = None, device: int | None = None) -> Iterator[None]:
+def _two_memories(window: int | None = None, device: float | None = None) -> Iterator[None]:
     """Entries move as on a GPU.
 
     Args:
         window: bytes that loads may be ahead; default: the plan's.
-        device: bytes of device memory, in which the plan places what it can.
+        device: the fraction of the buffers for which there is room on the device.
     """
 
     def place(ir: popxl.Ir, _config: RunConfig) -> None:
@@ -84,7 +84,8 @@ def _two_memories(window: int | None = None, device: int | None = None) -> Itera
             machine = popxl.plan.Rates(
                 flops=1e12, float8_flops=1e12, bandwidth=1e11, host_link=1e9, link=1e9, network=1e9
             )
-            placement = popxl.plan.place(traced, machine, device)
+            plan = traced.plan()
+            placement = popxl.plan.place(traced, machine, plan.device + int(device * plan.remote))
             assert any(0 < kind.entries < kind.of for kind in placement.kinds)
 
     with ExitStack() as patches:
