@@ -100,7 +100,7 @@ def _whole(given: str) -> str:
     return ",".join(map(os.path.abspath, parts)) if here else given
 
 
-def with_length(data: Located) -> Located:
+def with_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The data with three epochs, as transformers trains, if it has neither steps nor epochs."""
     training = data.get("training", {})
     if not isinstance(training, Mapping) or {"steps", "epochs"} & training.keys():
