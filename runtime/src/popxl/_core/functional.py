@@ -56,7 +56,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Outlined:
-    """A graph is an executable of its own. `first`: see `popxl.transforms.compile_apart`."""
+    """A graph is an executable of its own. `first`: see `popxl.transforms.outline`."""
 
     first: tuple[Tensor, ...]
 

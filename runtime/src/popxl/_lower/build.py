@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from popxl._core.functional import count_updates, functionalise
 from popxl._core.regions import regions
 from popxl._lower.assembly import Assembly
-from popxl._lower.donation import copy_lent_entries, donate
+from popxl._lower.donation import copy_borrowed_entries, donate
 from popxl._lower.flatten import Flattener
 from popxl._lower.hosted import Hosted
 from popxl._lower.hostside import host_rule, is_host_kind
@@ -40,7 +40,7 @@ def build_schedule(ir: Ir) -> Schedule:
     graph = functionalise(ir.main_graph)
     main = _Program().routine(graph, frozenset(), range(len(graph.outputs)))
     routines = list(_reached(main))
-    copy_lent_entries(routines)
+    copy_borrowed_entries(routines)
     runs = [step for r in routines for step in r.steps if isinstance(step, Run)]
     return Schedule(graph, main, routines, [run.segment for run in runs])
 
@@ -230,7 +230,7 @@ def _runs_once(node: Node) -> bool:
 
 
 def _candidates(graph: Functional) -> set[int]:
-    """Inputs that callers hand over: those that change, and those that are carried on."""
+    """Inputs that callers donate: those that change, and those that are carried on."""
     if graph.is_branch:
         return set()
     found = set(graph.changed)

@@ -35,7 +35,7 @@ from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Traffic
 from popxl._lower.transfers import check_transfers
 from popxl._lower.transit import Transit
-from popxl._lower.walker import Ahead, Globals, Walker, wait_for
+from popxl._lower.walker import Globals, InFlight, Walker, wait_for
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("popxl")
 
 _NUMBERS_KEPT = 2**14
-_AHEAD = 64 * 2**20  # bytes in flight where a load is no copy
+_IN_FLIGHT = 64 * 2**20  # bytes, where a load is no copy
 _UNFINISHED = 8  # segments
 
 
@@ -133,7 +133,7 @@ class Program:
         alone = self.platform == "cpu" and ir.replication_factor == 1
         self._turns = Turns() if alone else None
         self._numbers: dict[Any, jax.Array] = {}
-        self._ahead = Ahead(_AHEAD)
+        self._in_flight = InFlight(_IN_FLIGHT)
         self._transit: Transit | None = None  # of the last run
         self.timing: Timing | None = None
 
@@ -263,7 +263,7 @@ class Program:
                 if i not in changed}  # fmt: skip
         with state.running(self):
             slots = walker.routine(main, given)
-            self._ahead.let_go()
+            self._in_flight.let_go()
             if self._transit is not None:
                 self._transit.finish()
         state.variables.update(kept)
@@ -284,13 +284,13 @@ class Program:
             self._transit = Transit(main, state.entries, put_together, window)
         given = (
             *(self._call, self._number, jnp.copy, state.entries, shared),
-            *(self._ahead, self._transit),
+            *(self._in_flight, self._transit),
         )
         return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
-        self._ahead.settle()
+        self._in_flight.settle()
         if self._transit is not None:
             self._transit.settle()
         self._unfinished.clear()  # they would keep their memory
