@@ -241,7 +241,7 @@ def test_replicas_may_use_different_entries():
 # ---- branches, loops, views ---------------------------------------------------------------------
 @pytest.mark.parametrize("known", [False, True], ids=["on the device", "on the host"])
 @pytest.mark.parametrize("taken", [False, True])
-def test_hosted_conditionals(taken, known):
+def test_conditionals_of_the_host(taken, known):
     def build(ir):
         buffer, variables = entries(f32(2, W))
         v = popxl.variable(np.ones(W, np.float32))
