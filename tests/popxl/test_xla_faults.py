@@ -144,9 +144,9 @@ def test_dynamic_updates_then_a_reshape_are_right():
 MANY_SEGMENTS = """
 import sys, numpy as np, popxl
 from popxl import ops
-from popxl._lower import program
+from popxl._lower import cpu
 if sys.argv[1] == "off":
-    program._UNFINISHED = 10**9
+    cpu._UNFINISHED = 10**9
 ir, count = popxl.Ir(replication=2), 400
 with ir.main_graph:
     buffer = popxl.remote_buffer((64, 64), popxl.float32, count)

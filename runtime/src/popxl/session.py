@@ -23,7 +23,8 @@ from popxl._core.verify import (
     verify_if_asked,
 )
 from popxl._lower import hostdata, placed
-from popxl._lower.devices import backend_epoch, replica_mesh, replicated
+from popxl._lower.cpu import backend_epoch
+from popxl._lower.devices import replica_mesh, replicated
 from popxl._lower.exchange import of_all_processes
 from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
