@@ -27,7 +27,7 @@ Source = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Lent:
+class Borrowed:
     """The value of another session's variable, for `Session.write_variables_data`.
 
     Where both are entries of remote buffers that are alike, the value is not copied: the entry
@@ -125,7 +125,7 @@ class HostValues:
                 f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' "
                 "or 'c' to write it"
             )
-        if isinstance(data, Lent) and not is_map:
+        if isinstance(data, Borrowed) and not is_map:
             return replace(data, read=lambda: _fitting(var, data.read()))
         if callable(data) and not is_map:
             return lambda: _fitting(var, data())
@@ -136,10 +136,10 @@ class HostValues:
         """The value; what has a source is made anew, and kept by nobody."""
         return self._sources[var]() if var in self._sources else self._arrays[var]
 
-    def lender(self, var: Variable) -> Lent | None:
+    def lender(self, var: Variable) -> Borrowed | None:
         """Whose value it is, if another session lends it."""
         source = self._sources.get(var)
-        return source if isinstance(source, Lent) else None
+        return source if isinstance(source, Borrowed) else None
 
     def on_replica(self, var: Variable, replica: int) -> np.ndarray:
         """What a replica stores of the value."""

@@ -14,7 +14,7 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
-from popxl._lower.hostvalues import HostValues, Lent
+from popxl._lower.hostvalues import Borrowed, HostValues
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
@@ -85,7 +85,7 @@ def put(program: Program, state: State, var: Variable, values: HostValues) -> No
             state.entries[buffer].put(index, var, values.value(var))
 
 
-def _borrowed(entries: Entries, index: int, lender: Lent | None) -> bool:
+def _borrowed(entries: Entries, index: int, lender: Borrowed | None) -> bool:
     """Whether an entry is that of a program that lends it its value."""
     if lender is None:
         return False
