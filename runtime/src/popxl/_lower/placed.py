@@ -146,7 +146,12 @@ def _held_by_all(program: Program, var: Variable) -> dict[int, tuple[int, ...]] 
 
 def parts_of(program: Program, var: Variable) -> hostdata.Shared[VariablePart]:
     """The parts that make up a variable's value; the same object for variables cut alike."""
-    return _parts(hostdata.parts_of(var), tuple(d.process_index for d in program.mesh.devices.flat))
+    return variable_parts(var, tuple(d.process_index for d in program.mesh.devices.flat))
+
+
+def variable_parts(var: Variable, owners: tuple[int, ...]) -> hostdata.Shared[VariablePart]:
+    """The same on replicas of these processes, which need not be there."""
+    return _parts(hostdata.parts_of(var), owners)
 
 
 @cache
