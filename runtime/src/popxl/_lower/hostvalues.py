@@ -28,7 +28,7 @@ Source = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Lent:
+class Borrowed:
     """The value of another session's variable, for `Session.write_variables_data`.
 
     Where both are entries of remote buffers that are alike, the value is not copied: the entry
@@ -142,7 +142,7 @@ class HostValues:
                 f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' "
                 "or 'c' to write it"
             )
-        if isinstance(data, Lent) and not is_map:
+        if isinstance(data, Borrowed) and not is_map:
             return replace(data, read=lambda: _fitting(var, data.read()))
         if isinstance(data, OnDemand) and not is_map:
             whole, some = data.whole, data.some
@@ -163,10 +163,10 @@ class HostValues:
         source = self._sources.get(var)
         return source if isinstance(source, OnDemand) else None
 
-    def lender(self, var: Variable) -> Lent | None:
+    def lender(self, var: Variable) -> Borrowed | None:
         """Whose value it is, if another session lends it."""
         source = self._sources.get(var)
-        return source if isinstance(source, Lent) else None
+        return source if isinstance(source, Borrowed) else None
 
     def on_replica(self, var: Variable, replica: int) -> np.ndarray:
         """What a replica stores of the value."""

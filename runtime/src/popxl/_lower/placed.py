@@ -14,7 +14,7 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
-from popxl._lower.hostvalues import HostValues, Lent
+from popxl._lower.hostvalues import Borrowed, HostValues
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
@@ -93,7 +93,7 @@ def _value_here(program: Program, var: Variable, values: HostValues) -> np.ndarr
     return source.some(_own_parts(parts_of(program, var), jax.process_index()))
 
 
-def _borrowed(entries: Entries, index: int, lender: Lent | None) -> bool:
+def _borrowed(entries: Entries, index: int, lender: Borrowed | None) -> bool:
     """Whether an entry is that of a program that lends it its value."""
     if lender is None:
         return False
