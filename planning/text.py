@@ -100,8 +100,8 @@ def _placement(report: Report) -> list[str]:
         return []
     kept = [
         f"             {gigabytes(kind.nbytes)} of {kind.label}: {kind.entries:,} of {kind.of:,} "
-        + (f"entries; all would save {1e3 * kind.saves:,.0f} ms" if kind.saves else "entries")
-        for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
+        "entries"
+        for kind in placement.kinds
         if kind.nbytes >= 5e7
     ]
     return [
