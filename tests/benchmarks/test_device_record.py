@@ -79,9 +79,9 @@ def test_fewer_layers_where_memory_is_short() -> None:
     found = device_tasks._smaller_until_it_fits(given, "finetuning", measure)
     assert found == {"layers": tried[0] // 2}
     none = NotEnoughMemoryError("host", 2, 1, "state")
-    with mock.patch.object(device_tasks, "check_least", side_effect=none):
-        with pytest.raises(UserError, match="with one layer"):
-            device_tasks._smaller_until_it_fits(given, "finetuning", measure)
+    short = mock.patch.object(device_tasks, "check_least", side_effect=none)
+    with short, pytest.raises(UserError, match="with one layer"):
+        device_tasks._smaller_until_it_fits(given, "finetuning", measure)
 
 
 def test_a_task_that_fails_in_its_process_says_why() -> None:
