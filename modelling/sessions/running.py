@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.memory import check_memory
 from modelling.placement import place
-from modelling.weights import Variables, WeightTable
+from modelling.weights import Computed, Variables, WeightTable
 from popxl import Variable
 from popxl_addons import NamedTensors
 from terminal.screen import say
@@ -69,7 +69,7 @@ class RunningModel:
         values: dict[Any, Any] = dict(self._table.to_variables(tensors, self.variables))
         if self._lender is not None:
             values |= self._lender.lent(self.variables)
-        self.session.write_variables_data(values)
+        self.session.write_variables_data(values, apart=isinstance(tensors, Computed))
 
     def lent(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
         """This model's values of those variables of another program that are like its own."""

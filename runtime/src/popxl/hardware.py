@@ -47,3 +47,13 @@ def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> in
 def profiled(folder: str | Path) -> AbstractContextManager[Any]:
     """Write a trace of what runs in the context, for TensorBoard or Perfetto, into a folder."""
     return jax.profiler.trace(str(folder))
+
+
+def device_count(device_desc: str) -> int:
+    """Devices of the platform of a description that this host has. A CPU has as many virtual ones
+    as are asked for; those that were made so far count.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    return len(jax.local_devices(backend=platform(device_desc)))

@@ -29,6 +29,7 @@ from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
 from popxl._lower.hostvalues import HostValues, Lent, place
+from popxl._lower.making import made_ahead
 from popxl._lower.placed import VariablePart as VariablePart
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
@@ -437,16 +438,23 @@ class Session:
         """
         self.write_variables_data({tensor: data})
 
-    def write_variables_data(self, tensors: Mapping[Variable, VariableData]) -> None:
-        """As `write_variable_data`, for several variables at once."""
+    def write_variables_data(
+        self, tensors: Mapping[Variable, VariableData], apart: bool = False
+    ) -> None:
+        """As `write_variable_data`, for several variables at once.
+
+        Args:
+            apart: functions among the data do not need each other, and any thread may call them:
+                several are called at a time. Not of PopXL.
+        """
         values = self._values
         converted = {var: values.checked(var, data) for var, data in tensors.items()}
         for var, data in converted.items():
-            values.write(var, data)
+            values.write(var, data, apart)
         if self._state is not None:
             values.begin(converted)  # if this stops, the devices hold something else than the host
-            for var in converted:
-                placed.put(self._program, self._state, var, values)
+            for var, value in made_ahead(values, converted):
+                placed.put(self._program, self._state, var, value, values)
                 values.lost.discard(var)
 
     def lent(self, variable: Variable) -> Callable[[], np.ndarray]:

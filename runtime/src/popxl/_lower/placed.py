@@ -14,7 +14,8 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
-from popxl._lower.hostvalues import HostValues, Lent
+from popxl._lower.hostvalues import HostValues, Lent, Source
+from popxl._lower.making import made_ahead
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
@@ -57,8 +58,8 @@ def upload(
             traffic.close()
         raise
     state = State({}, entries, traffic)
-    for var in values.variables:
-        put(program, state, var, values)
+    for var, value in made_ahead(values, values.variables):
+        put(program, state, var, value, values)
     return state
 
 
@@ -73,16 +74,15 @@ def _traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic |
     return Traffic.opened(disk, jax.process_index())
 
 
-def put(program: Program, state: State, var: Variable, values: HostValues) -> None:
-    """Replace a variable's value on the devices by the host's."""
+def put(program: Program, state: State, var: Variable, value: Source, values: HostValues) -> None:
+    """Replace a variable's value on the devices by the host's, which `value` gives."""
     if var._remote is None:
         resident, sharding = _resident(var), per_replica(program.mesh)
-        value = values.value(var)
-        state.variables[resident] = hostdata.put_variable(var, value, resident.shape, sharding)
+        state.variables[resident] = hostdata.put_variable(var, value(), resident.shape, sharding)
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
         if not _borrowed(state.entries[buffer], index, values.lender(var)):
-            state.entries[buffer].put(index, var, values.value(var))
+            state.entries[buffer].put(index, var, value())
 
 
 def _borrowed(entries: Entries, index: int, lender: Lent | None) -> bool:
