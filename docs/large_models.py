@@ -1,10 +1,13 @@
 """What runs where: each published model on machines from a laptop to eight GPUs.
 
-    python3 -m docs.large_models            # simulates all of it (minutes), and writes the document
-    python3 -m docs.large_models --tables   # writes the document from the numbers that are there
+    python3 -m docs.large_models            # simulates all of it, which takes minutes
+    python3 -m docs.large_models --missing  # simulates what there are no numbers of
+    python3 -m docs.large_models --tables   # simulates nothing: writes the document
 
-The numbers are in docs/large_models.json; the tables stand in docs/large_models.md between
-`<!-- models -->`, or `<!-- others -->`, and `<!-- end -->`. Tests fail where they are out of date.
+The numbers are in docs/large_models.json, and those of runs that were measured in
+benchmarks/results/full_size.jsonl. The tables stand in docs/large_models.md between
+`<!-- models -->`, `<!-- others -->` or `<!-- measured -->` and `<!-- end -->`. Tests fail where
+they are out of date.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,8 @@ from planning.report import Report
 
 DOCUMENT = Path(__file__).with_suffix(".md")
 NUMBERS = Path(__file__).with_suffix(".json")
-_BLOCK = re.compile(r"(<!-- (models|others) -->\n).*?(<!-- end -->)", re.DOTALL)
+RECORDS = NUMBERS.parents[1] / "benchmarks" / "results" / "full_size.jsonl"
+_BLOCK = re.compile(r"(<!-- (models|others|measured) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "FLAN-T5 large": ("large", {"model": {"precision": "bfloat16"}}),
@@ -176,7 +180,7 @@ def read() -> list[Row]:
 
 def rewritten(text: str, rows: Sequence[Row]) -> str:
     """A document with its tables as the numbers have them."""
-    tables = {"models": _models, "others": _others}
+    tables = {"models": _models, "others": _others, "measured": _measured}
     return _BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]](rows)}{m[3]}", text)
 
 
@@ -264,6 +268,29 @@ def _other(other: Published, row: Row) -> tuple[str, ...]:
     )
 
 
+def _measured(_: Sequence[Row]) -> str:
+    head = ("Run", "Limit", "Resident, planned", "On disk", "Read and written", "Seconds",
+            "Matrix rate", "Kernel")  # fmt: skip
+    lines = RECORDS.read_text(encoding="utf-8").splitlines()
+    records = (json.loads(line) for line in lines)
+    return _markdown(head, (_record(facts) for facts in records if "disk_bytes" in facts))
+
+
+def _record(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    rate, kernel = facts.get("of_matrix_rate"), facts.get("kernel_fraction")
+    seconds = facts.get("seconds_per_step") or facts["seconds_per_run"]
+    return (
+        f"`{facts['command'].split()[3]}`",
+        f"{facts['host_memory']:g} GB",
+        f"{facts['peak_host_bytes'] / 1e9:.2f}, {facts['planned_host_bytes'] / 1e9:.2f} GB",
+        f"{facts['disk_bytes'] / 1e9:.1f} GB",
+        f"{facts['disk_read'] / 1e9:.1f}, {facts['disk_written'] / 1e9:.1f} GB",
+        f"{seconds:.1f}",
+        "" if rate is None else f"{rate:.0%}",
+        "" if kernel is None else f"{kernel:.0%}",
+    )
+
+
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def lines() -> Iterator[str]:
         for cells in (head, ["---"] * len(head), *rows):
@@ -272,18 +299,26 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(lines())
 
 
+def compute(rows: Sequence[Row]) -> None:
+    """Compute all numbers but those of `rows`; keep them as they come."""
+    found = {(row.model, row.machine): row for row in rows}
+    for model in MODELS:
+        for on in MACHINES:
+            if (model, on) not in found:
+                found[model, on] = computed(model, on)
+                text = json.dumps([asdict(row) for row in found.values()], indent=1)
+                NUMBERS.write_text(text + "\n", encoding="utf-8")
+                print(model, on, found[model, on].tokens_per_second, file=sys.stderr, flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compute the numbers, unless told not to, and write the document."""
+    """Compute the numbers, and write the document."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--missing", action="store_true", help="compute what there are none of")
     parser.add_argument("--tables", action="store_true", help="compute nothing")
-    if not parser.parse_args(arguments).tables:
-        rows = []
-        for model in MODELS:
-            for on in MACHINES:
-                rows.append(computed(model, on))
-                print(model, on, rows[-1].tokens_per_second, file=sys.stderr, flush=True)
-        text = json.dumps([asdict(row) for row in rows], indent=1)
-        NUMBERS.write_text(text + "\n", encoding="utf-8")
+    given = parser.parse_args(arguments)
+    if not given.tables:
+        compute(read() if given.missing else [])
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(rewritten(text, read()), encoding="utf-8")
 

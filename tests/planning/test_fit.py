@@ -76,7 +76,7 @@ def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None
     device = resident.shares["device memory"][0]
     streamed = generation("tiny", tiny(), replace(ONE, memory=device - 1))
     assert streamed.needs.streamed == streamed.fits
-    assert streamed.needs.tokens == streamed.needs.samples * 8
+    assert streamed.needs.tokens == streamed.needs.samples * 4
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -87,8 +87,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert lines["generation"].startswith("on one device, weights on the device")
     sizes = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert fit.main([str(tmp_path / "config.json"), "--machine", "t4"]) == 0
+    assert "2.0 M parameters" not in capsys.readouterr().out
     (tmp_path / "other.json").write_text("{}")
-    for wrong in (str(tmp_path / "config.json"), str(tmp_path / "other.json"), "nobody/nothing"):
+    for wrong in (str(tmp_path / "other.json"), "nobody/nothing"):
         assert fit.main([wrong, "--machine", "t4"]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
