@@ -11,7 +11,8 @@ On generated data, in processes of their own, each of which keeps its state on d
 4. transformers makes the model without memory (torch's meta device); each of its tensors is read
    from the export and compared with the checkpoint's.
 
-Adds a line of JSON to the record: seconds and memory of each process, and whether all was equal.
+Each process has a hard limit of memory, a tenth above what it may plan. Adds a line of JSON to the
+record: seconds and memory of each process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.full_size import config_of, record
+from benchmarks.limits import limited
 from checkpoints import CheckpointStore, load_checkpoint
 from config.errors import UserError
 from config.sections import RunConfig
@@ -172,9 +174,15 @@ def measure(name: str, folders: Folders) -> dict[str, Any]:
     Raises:
         UserError: one failed, or what must be equal is not.
     """
-    first = list(_told(name, "train", folders, kills=True))
+    limit = round(1.1e9 * RUNS[name][1])
+    with limited(limit) as (how, begin):
+        return {"limit": how, "limit_bytes": limit} | _measure(name, folders, begin)
+
+
+def _measure(name: str, folders: Folders, begin: Callable[[], None]) -> dict[str, Any]:
+    first = list(_told(name, "train", folders, begin, kills=True))
     steps = [facts for facts in first if "loss" in facts]
-    rest = {child: list(_told(name, child, folders)) for child in list(CHILDREN)[1:]}
+    rest = {child: list(_told(name, child, folders, begin)) for child in list(CHILDREN)[1:]}
     (again,) = [f for f in rest["resume"] if "loss" in f]
     same = all(again[k] == steps[-1][k] for k in ("step", "loss", "norm"))
     (back,) = [f for f in rest["read_back"] if "tensors" in f]
@@ -189,13 +197,19 @@ def measure(name: str, folders: Folders) -> dict[str, Any]:
     }
 
 
-def _told(name: str, child: str, folders: Folders, kills: bool = False) -> Iterator[dict[str, Any]]:
-    """What a process says; the last is how long it took. With `kills`, it is killed while it saves
-    the second step."""
+def _told(
+    name: str, child: str, folders: Folders, begin: Callable[[], None], kills: bool = False
+) -> Iterator[dict[str, Any]]:
+    """What a process says; the last is how long it took.
+
+    Args:
+        begin: what it does first.
+        kills: whether it is killed while it saves the second step.
+    """
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.kill_and_continue", name, "--child", child,
                "--folder", str(folders.root)]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=begin) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(child, line, end="", file=sys.stderr, flush=True)
