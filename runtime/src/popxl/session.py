@@ -23,13 +23,14 @@ from popxl._core.verify import (
     verify_if_asked,
 )
 from popxl._lower import hostdata, placed
-from popxl._lower.devices import backend_epoch, replica_mesh, replicated
+from popxl._lower.cpu import backend_epoch
+from popxl._lower.devices import replica_mesh, replicated
 from popxl._lower.exchange import of_all_processes
 from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
-from popxl._lower.hostvalues import HostValues, Lent, place
-from popxl._lower.making import made_ahead
+from popxl._lower.hostvalues import Borrowed, HostValues, place
+from popxl._lower.hostvalues import OnDemand as OnDemand
 from popxl._lower.placed import VariablePart as VariablePart
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
@@ -446,6 +447,9 @@ class Session:
         Args:
             apart: functions among the data do not need each other, and any thread may call them:
                 several are called at a time. Not of PopXL.
+
+        Of several processes each makes what it holds, if a value is `OnDemand`, which is not of
+        PopXL.
         """
         values = self._values
         converted = {var: values.checked(var, data) for var, data in tensors.items()}
@@ -453,11 +457,10 @@ class Session:
             values.write(var, data, apart)
         if self._state is not None:
             values.begin(converted)  # if this stops, the devices hold something else than the host
-            for var, value in made_ahead(values, converted):
-                placed.put(self._program, self._state, var, value, values)
+            for var in placed.put_each(self._program, self._state, converted, values):
                 values.lost.discard(var)
 
-    def lent(self, variable: Variable) -> Callable[[], np.ndarray]:
+    def borrowed(self, variable: Variable) -> Callable[[], np.ndarray]:
         """The value of a variable for another session (`write_variables_data`). Not of PopXL.
 
         An entry of a remote buffer is not copied where the other session's buffer is alike: while
@@ -469,7 +472,7 @@ class Session:
         """
         self._values.check(variable, Variable)
         read = partial(self.read_variable_data, variable)
-        return Lent(variable, lambda: self._state, read)
+        return Borrowed(variable, lambda: self._state, read)
 
     @property
     def disk_traffic(self) -> DiskTraffic:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from popxl._lower.hostvalues import HostValues, Source
 
 if TYPE_CHECKING:
     from popxl.tensor import Variable
@@ -21,15 +19,19 @@ THREADS = 4
 
 
 def made_ahead(
-    values: HostValues, variables: Iterable[Variable]
-) -> Iterator[tuple[Variable, Source]]:
+    variables: Iterable[Variable], which: Set[Variable], make: Callable[[Variable], np.ndarray]
+) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
     """Variables in their order, each with a function that gives its value.
 
-    Threads make values that may be made apart (`HostValues.apart`) before they are asked for. So
-    many wait as take no more memory than the largest of them alone, at least one.
+    Threads make the values of some before they are asked for. So many wait as take no more memory
+    than the largest of them alone, at least one.
+
+    Args:
+        which: those whose values threads may make.
+        make: makes a value.
     """
     variables = list(variables)
-    apart = [var for var in variables if var in values.apart]
+    apart = [var for var in variables if var in which]
     room = max(map(_nbytes, apart), default=0)
     upcoming = deque(apart)
     waiting: deque[tuple[Variable, Future[np.ndarray]]] = deque()
@@ -39,12 +41,12 @@ def made_ahead(
                 while upcoming and (not waiting or room >= _nbytes(upcoming[0])):
                     room -= _nbytes(upcoming[0])
                     each = upcoming.popleft()
-                    waiting.append((each, pool.submit(values.value, each)))
+                    waiting.append((each, pool.submit(make, each)))
                 if waiting and waiting[0][0] is var:
                     yield var, partial(_result, [waiting.popleft()[1]])
                     room += _nbytes(var)
                 else:
-                    yield var, partial(values.value, var)
+                    yield var, partial(make, var)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

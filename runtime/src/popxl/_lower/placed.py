@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
-from popxl._lower.hostvalues import HostValues, Lent, Source
+from popxl._lower.hostvalues import Borrowed, HostValues, Source
 from popxl._lower.making import made_ahead
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
@@ -58,8 +58,8 @@ def upload(
             traffic.close()
         raise
     state = State({}, entries, traffic)
-    for var, value in made_ahead(values, values.variables):
-        put(program, state, var, value, values)
+    for _ in put_each(program, state, values.variables, values):
+        pass
     return state
 
 
@@ -74,7 +74,17 @@ def _traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic |
     return Traffic.opened(disk, jax.process_index())
 
 
-def put(program: Program, state: State, var: Variable, value: Source, values: HostValues) -> None:
+def put_each(
+    program: Program, state: State, variables: Iterable[Variable], values: HostValues
+) -> Iterator[Variable]:
+    """Replace variables' values on the devices by the host's, one after the other."""
+    make = partial(_value_here, program, values)
+    for var, value in made_ahead(variables, values.apart, make):
+        _put(program, state, var, value, values)
+        yield var
+
+
+def _put(program: Program, state: State, var: Variable, value: Source, values: HostValues) -> None:
     """Replace a variable's value on the devices by the host's, which `value` gives."""
     if var._remote is None:
         resident, sharding = _resident(var), per_replica(program.mesh)
@@ -85,7 +95,15 @@ def put(program: Program, state: State, var: Variable, value: Source, values: Ho
             state.entries[buffer].put(index, var, value())
 
 
-def _borrowed(entries: Entries, index: int, lender: Lent | None) -> bool:
+def _value_here(program: Program, values: HostValues, var: Variable) -> np.ndarray:
+    """The host's value, as far as devices of this process hold it."""
+    source = values.on_demand(var)
+    if source is None or jax.process_count() == 1:
+        return values.value(var)
+    return source.some(_own_parts(parts_of(program, var), jax.process_index()))
+
+
+def _borrowed(entries: Entries, index: int, lender: Borrowed | None) -> bool:
     """Whether an entry is that of a program that lends it its value."""
     if lender is None:
         return False
@@ -138,7 +156,12 @@ def _held_by_all(program: Program, var: Variable) -> dict[int, tuple[int, ...]] 
 
 def parts_of(program: Program, var: Variable) -> hostdata.Shared[VariablePart]:
     """The parts that make up a variable's value; the same object for variables cut alike."""
-    return _parts(hostdata.parts_of(var), tuple(d.process_index for d in program.mesh.devices.flat))
+    return variable_parts(var, tuple(d.process_index for d in program.mesh.devices.flat))
+
+
+def variable_parts(var: Variable, owners: tuple[int, ...]) -> hostdata.Shared[VariablePart]:
+    """The same on replicas of these processes, which need not be there."""
+    return _parts(hostdata.parts_of(var), owners)
 
 
 @cache
@@ -149,6 +172,11 @@ def _parts(
         VariablePart(group, start, size, tuple(sorted({owners[r] for r in holders})), holders)
         for group, start, size, holders in parts
     )
+
+
+@cache
+def _own_parts(parts: hostdata.Shared[VariablePart], process: int) -> hostdata.Shared[VariablePart]:
+    return hostdata.Shared(part for part in parts if process in part.processes)
 
 
 def part_here(program: Program, state: State, var: Variable, holders: Sequence[int]) -> np.ndarray:

@@ -28,7 +28,7 @@ from popxl._lower.segment import nbytes_of, result_specs
 from popxl._lower.timing import Do, LabelledWalker
 from popxl._lower.traffic import AHEAD, BEHIND
 from popxl._lower.transit import Transit
-from popxl._lower.walker import Ahead, Globals
+from popxl._lower.walker import Globals, InFlight
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
@@ -320,8 +320,8 @@ class SimulatedEntries:
     def travels(self, index: Index) -> bool:
         return self._device.apart and _first(index) not in self._resident
 
-    def load(self, index: Index, gives: bool = False, copies: bool = False) -> Any:
-        array, where = self.departing(_first(index), gives)
+    def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
+        array, where = self.departing(_first(index), donate)
         if self.travels(index):
             (array,) = self._device.put([array], [where])
             return array
@@ -333,9 +333,11 @@ class SimulatedEntries:
             (value,) = self._device.put([value], [self.arriving(at)])
         self.arrived(at, self._device.copy(value) if copies else value)
 
-    def departing(self, index: int, gives: bool) -> tuple[Any, str]:
+    def departing(self, index: int, donate: bool) -> tuple[Any, str]:
         on_disk = index >= self._in_files
-        array = self._arrays.pop(index) if gives and index in self._arrays and not on_disk else None
+        array = (
+            self._arrays.pop(index) if donate and index in self._arrays and not on_disk else None
+        )
         if array is None:
             array = self._arrays.get(index) or self._made(index)
         if on_disk:
@@ -385,7 +387,7 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     transit = Transit(schedule.main, entries, device.put, window)
     walker = _Walker(
         *(device, device.call, device.number, device.copy, entries, _Nothing()),
-        *(Ahead(0), transit),
+        *(InFlight(0), transit),
     )
     main = schedule.main
     inputs = [
