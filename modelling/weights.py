@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -184,8 +184,10 @@ def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
 
 
 class Computed(Mapping[str, np.ndarray]):
-    """Arrays that are made when they are asked for, so that not all have to be in memory. Several
-    threads may ask for some at a time."""
+    """Arrays that are made when they are asked for, so that not all have to be in memory."""
+
+    apart: ClassVar[bool] = True
+    """Several threads may ask for some at a time."""
 
     def __init__(self, makers: Mapping[str, Callable[[], np.ndarray]]) -> None:
         self._makers = makers
