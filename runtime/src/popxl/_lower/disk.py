@@ -42,8 +42,9 @@ def aligned(nbytes: int) -> int:
 
 def _mapped(nbytes: int) -> mmap.mmap:
     """Memory at a page boundary; in huge pages where the system has them, which takes a fraction of
-    the kernel's time for page faults and for requests past the page cache."""
-    block = mmap.mmap(-1, nbytes)
+    the kernel's time for page faults and for requests past the page cache. Python's default, memory
+    to share with other processes, would be a file to the kernel, in small pages."""
+    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             block.madvise(mmap.MADV_HUGEPAGE)
