@@ -117,6 +117,7 @@ def test_zeros_that_share_one_are_not_written(tmp_path):
     ir, rows = program(ROWS)
     zeros = np.broadcast_to(np.float32(0), (SIZE,))
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        session._state.traffic.settle()
         written = session.disk_traffic.written
         session.write_variables_data(dict.fromkeys(rows[:3], lambda: zeros))
         session._state.traffic.settle()

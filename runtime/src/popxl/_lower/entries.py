@@ -198,7 +198,7 @@ class Entries:
         file."""
         self._check(index)
         if self._file is not None and index >= self._in_files and _is_one_zero(value):
-            self._lent.pop(index, None)
+            self._borrowed.pop(index, None)
             self._file.forget(index - self._in_files)
             return
         shape, sharding = self.buffer.tensor_shape, self._sharding(index)
@@ -218,8 +218,8 @@ class Entries:
     # ---- files ----------------------------------------------------------------------------------
     def in_file(self, index: int) -> tuple[EntryFile, int] | None:
         """The file that has an entry, and the entry's place there; None if none has."""
-        if index in self._lent:
-            lender, theirs = self._lent[index]
+        if index in self._borrowed:
+            lender, theirs = self._borrowed[index]
             return lender.in_file(theirs)
         if self._file is None or index < self._in_files:
             return None
