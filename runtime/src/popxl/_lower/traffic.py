@@ -29,7 +29,8 @@ AHEAD = DISK_WINDOW
 """Bytes that are read before they are asked for."""
 
 BEHIND = DISK_WINDOW
-"""Bytes of stored entries that may wait for the disk; a store waits if they are more."""
+"""Bytes of stored entries that may wait for the disk, or one; a store waits until it is among
+them."""
 
 _LOOKED_AT = 256  # events
 
@@ -195,7 +196,9 @@ class EntryFile:
         self._written.add(index)
         traffic, waiting = self.traffic, _Waiting(array)
         with traffic.changed:
-            traffic.changed.wait_for(lambda: not traffic.waiting or traffic.waiting < BEHIND)
+            traffic.changed.wait_for(
+                lambda: not traffic.waiting or traffic.waiting + self.nbytes <= BEHIND
+            )
             traffic.waiting += self.nbytes
             self._waiting[index] = waiting
         traffic.note("store", self, index)  # now nobody reads ahead what the file still has

@@ -259,7 +259,7 @@ class Disk:
     def write(self, entry: Array) -> None:
         """See `Device.write`. The host waits while too much is to be written."""
         self._begin(self._device.host)
-        while self._waiting >= BEHIND:
+        while self._waiting and self._waiting + entry.nbytes > BEHIND:
             if not self._unwritten:
                 self._begin(self._behind[0].ready)
             self._device.wait_until(self._unwritten[0][0])
