@@ -2,7 +2,7 @@
 
     python3 -m benchmarks.full_size xl_adamw --folder /scratch/mine --record records.json
 
-A run to warm up and three that are measured, on generated data and random weights, of training, of
+A run to warm up and some that are measured, on generated data and random weights, of training, of
 the validation loss, or of generation layer by layer. Adds a line of JSON to the record: seconds,
 the fraction of the machine's matrix rate, bytes to and from disk, and memory against the plan. It
 names the command that made it.
@@ -47,6 +47,7 @@ class Run:
         host_memory: gigabytes that the process may take.
         batch: samples of a step, or prompts at once.
         changes: of the preset.
+        steps: that are measured.
     """
 
     preset: str
@@ -54,6 +55,7 @@ class Run:
     batch: int
     changes: Mapping[str, Any]
     kind: Literal["training", "validation", "generation"] = "training"
+    steps: int = 3
 
 
 ADAFACTOR = {"training": {"optimizer": {"name": "adafactor"}}}
@@ -65,9 +67,8 @@ RUNS: Mapping[str, Run] = {
     "xl_adamw": Run("xl_gpu", 9.0, 1, {}),
     "xl_validation": Run("xl_gpu", 4.0, 4, {}, "validation"),
     "xl_generation": Run("xl_gpu", 4.0, 4, {}, "generation"),
-    "gptj_6b_adafactor": Run("gptj_6B_gpu", 16.0, 1, ADAFACTOR),
+    "gptj_6b_adafactor": Run("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
 }
-STEPS = 3
 
 
 def config_of(
@@ -96,7 +97,7 @@ def config_of(
                        "finetuning", run.preset, given)  # fmt: skip
 
 
-def evaluated(config: RunConfig, kind: str) -> dict[str, Any]:
+def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     """Measure the validation loss, or generation layer by layer."""
     family = family_of(config)
     model: RunningModel
@@ -112,7 +113,7 @@ def evaluated(config: RunConfig, kind: str) -> dict[str, Any]:
     model.write(family.weights(config).initial(config.model.seed))
     seconds, traffic = [], []
     with model:
-        for _ in range(STEPS + 1):
+        for _ in range(runs + 1):
             start = time.perf_counter()
             do()
             seconds.append(time.perf_counter() - start)
@@ -124,8 +125,8 @@ def evaluated(config: RunConfig, kind: str) -> dict[str, Any]:
         "seconds_per_run": per_run,
         "tokens_per_second": samples_per_run * _written(config) / per_run,
         "disk_bytes": memory.disk,
-        "disk_read": (traffic[-1].read - traffic[0].read) / STEPS,
-        "disk_written": (traffic[-1].written - traffic[0].written) / STEPS,
+        "disk_read": (traffic[-1].read - traffic[0].read) / runs,
+        "disk_written": (traffic[-1].written - traffic[0].written) / runs,
         "planned_host_bytes": planned_bytes(memory, config.replicas),
         "peak_host_bytes": peak_host_bytes(),
     }
@@ -137,9 +138,9 @@ def _written(config: RunConfig) -> int:
     return model.decoder_sequence_length if config.family == "t5" else model.output_length
 
 
-def trained(config: RunConfig) -> dict[str, Any]:
+def trained(config: RunConfig, runs: int) -> dict[str, Any]:
     """Measure training."""
-    measured = measure(config, STEPS)
+    measured = measure(config, runs)
     print(summary_of(measured))
     facts = asdict(measured)
     return facts | facts.pop("machine")
@@ -163,7 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     run, config = RUNS[given.run], config_of(given.run, given.folder)
     with explained(run.preset, config):
-        facts = trained(config) if run.kind == "training" else evaluated(config, run.kind)
+        facts = (
+            trained(config, run.steps)
+            if run.kind == "training"
+            else evaluated(config, run.kind, run.steps)
+        )
     command = f"python3 -m benchmarks.full_size {given.run} --folder DIR"
     record({"command": command, "host_memory": config.execution.host_memory, **facts}, given.record)
 
