@@ -185,7 +185,8 @@ def rewritten(text: str, rows: Sequence[Row]) -> str:
 
 
 def _models(rows: Sequence[Row]) -> str:
-    return "\n".join(_model(title, [r for r in rows if r.model == title]) for title in MODELS)
+    of_each = {title: [row for row in rows if row.model == title] for title in MODELS}
+    return "\n".join(_model(title, found) for title, found in of_each.items() if found)
 
 
 def _model(title: str, rows: Sequence[Row]) -> str:
@@ -253,7 +254,7 @@ def _three_digits(number: float) -> str:
 def _others(rows: Sequence[Row]) -> str:
     head = ("System", "Published", "Here, simulated", "Source")
     by = {(row.model, row.machine): row for row in rows}
-    return _markdown(head, (_other(other, by[other.like]) for other in OTHERS))
+    return _markdown(head, (_other(o, by[o.like]) for o in OTHERS if o.like in by))
 
 
 def _other(other: Published, row: Row) -> tuple[str, ...]:

@@ -115,9 +115,9 @@ def _disk(report: Report) -> list[str]:
 
 def _on_device(report: Report) -> list[str]:
     plan, timeline = report.plan, report.timeline
-    alone = timeline is None or report.machine.platform == "cpu"
-    between = plan.temporaries if alone else timeline.peak - plan.resident
-    on_its_way = "" if alone else " and what is on its way"
+    between, on_its_way = plan.temporaries, ""
+    if timeline is not None and report.machine.platform != "cpu":
+        between, on_its_way = timeline.peak - plan.resident, " and what is on its way"
     kept = [] if not plan.resident else [f"{gigabytes(plan.resident)} of remote buffers"]
     return [
         f"{gigabytes(between)} intermediate values{on_its_way}",

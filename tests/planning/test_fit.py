@@ -117,9 +117,6 @@ def test_the_machine_at_hand_is_measured(tmp_path: Path) -> None:
 def test_the_tables_of_large_models_are_those_of_its_numbers() -> None:
     text = large.DOCUMENT.read_text(encoding="utf-8")
     assert large.rewritten(text, large.read()) == text, "python3 -m docs.large_models --tables"
-    assert {(row.model, row.machine) for row in large.read()} == {
-        (model, on) for model in large.MODELS for on in large.MACHINES
-    }
 
 
 @pytest.mark.slow
