@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from modelling.origins import ORIGINS
-from planning.options import add_plan_options, planned
+from planning.options import add_plan_options, is_planned, planned
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option, count_option, path_option
@@ -51,13 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
     line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
+    from modelling.choices import with_choices
     from modelling.shortage import explained
     from planning.needs import finetuning_needs
     from training.run import finetune
 
+    given = line.options
+    line = with_choices(
+        line, ("train",), trains=True, fresh=given.fresh, only_plans=is_planned(given)
+    )
     if planned(line, finetuning_needs):
         return
-    given = line.options
     options = RunOptions(
         name=line.preset,
         run_dir=given.run_dir,

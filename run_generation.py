@@ -45,7 +45,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and the prompts, generate and print."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
-    given, config = line.options, line.config
+    given = line.options
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")
     if any("\udc80" <= character <= "\udcff" for text in given.prompts for character in text):
@@ -62,8 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines_of_standard_input,
         write_rows,
     )
+    from modelling.choices import with_choices
     from modelling.shortage import explained
 
+    config = with_choices(line).config
     raw = given.raw or is_raw(config)
     if given.file is not None:
         asked = asked_rows(config, given.file, raw)

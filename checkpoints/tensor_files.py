@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from checkpoints.errors import CheckpointError
 from checkpoints.layouts import Piece
 from checkpoints.parts import assembled
-from files.shown import shown_name
+from files.shown import shown_name, shown_path
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -186,8 +186,8 @@ class TensorFiles(Mapping[str, np.ndarray]):
         part = file.get_slice(name)
         if part.get_dtype() not in DTYPES:
             raise CheckpointError(
-                f"tensor {name} of {path} is {part.get_dtype()}, which is not supported; "
-                f"there are: {', '.join(DTYPES)}"
+                f"tensor {shown_name(name)} of {shown_path(path)} is {part.get_dtype()}, which is "
+                f"not supported; there are: {', '.join(DTYPES)}"
             )
         return TensorSpec(DTYPES[part.get_dtype()], tuple(part.get_shape()))
 

@@ -61,6 +61,17 @@ class Shape(ABC):
         """The tokens of each target as the model has to write it, the end token included."""
 
     @abstractmethod
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Tokens of what a sample holds of each example, whose prompts are as `asked` makes them,
+        and of its target."""
+
+    @abstractmethod
+    def predicted(self, config: Any) -> int:
+        """Positions of a sample that predict a token."""
+
+    @abstractmethod
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
         """Samples of random tokens, for benchmarks.
 

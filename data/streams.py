@@ -190,6 +190,17 @@ class Streams(Shape):
         found = tokenizer.ids((Example("", text).answer() for text in texts), special=False)
         return [np.append(ids, np.int32(tokenizer.end)) for ids in found]
 
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Of whole texts, whose last token is predicted and not read, and of targets."""
+        texts = list(tokenizer.marked(example.spans() for example in examples))
+        return [len(t.ids) - 1 for t in texts], [_last_run(t.learned) for t in texts]
+
+    def predicted(self, config: Any) -> int:
+        """All of them."""
+        return int(config.model.sequence_length)
+
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> PackedTokens:
         """Of the configured length, which is that of all: texts are packed."""
         model = config.model

@@ -21,6 +21,7 @@ import benchmarks.phased
 import evaluation.generate
 import evaluation.side_by_side
 import evaluation.validate
+import modelling.choices
 import modelling.export
 import planning.options
 import popdist
@@ -79,6 +80,7 @@ def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
+    monkeypatch.setattr(modelling.choices, "with_choices", lambda line, *_, **__: line)
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         runs.main(arguments)
 
