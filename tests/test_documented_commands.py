@@ -138,13 +138,14 @@ FEWER = {
 """What follows a command, so that it measures less. Of an option that is given twice, the last one
 counts."""
 
-NOT_HERE = {"pip", "venv", ".", "pytest", "srun"}
+NOT_HERE = {"pip", "venv", ".", "make", "pytest", "srun"}
 """Installing needs a network, these are tests themselves, and Slurm is for clusters."""
 
 MEETING_PLACE = "10.0.0.1:9000"
 PLACEHOLDERS = {
     "google/flan-t5-small": "hub",
     "google/flan-t5-base": "hub",
+    "my-model": "hub",
     "FOLDER": "old",
     "NEW": "new",
 }
@@ -194,6 +195,8 @@ def copy_of_repository(folder: Path) -> None:
     save_bin("t5", folder / "old")
     rows = [f'{{"question": "Is {n} even?", "answer": "{n % 2 == 0}"}}\n' for n in range(64)]
     (folder / "mine.jsonl").write_text("".join(rows), encoding="utf-8")
+    pairs = "".join(rows).replace("question", "prompt").replace("answer", "completion")
+    (folder / "pairs.jsonl").write_text(pairs, encoding="utf-8")
 
 
 def _tracked() -> list[str]:
