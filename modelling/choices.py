@@ -10,6 +10,7 @@ from typing import Any
 
 import popdist
 import popxl
+from config.agreement import agree_on_run
 from config.base import flattened
 from config.errors import ConfigError
 from config.presets import merge
@@ -97,6 +98,7 @@ def with_choices(
     """
     if line.given is None:
         return line
+    agree_on_run(line.config, **{"the flags that are given": sorted(line.given)})
     if not _has_data(line.given, splits):
         if not only_plans:
             raise ConfigError(
