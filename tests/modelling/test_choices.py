@@ -114,7 +114,7 @@ def test_a_small_device_gets_a_small_micro_batch(chosen, monkeypatch):
     machine(monkeypatch, devices=1, memory=5 * 10**6)
     small = chosen("--model", "gptj", *DATA, "--global_batch_size", "32")
     assert large.execution.micro_batch_size == 32
-    assert small.execution.micro_batch_size < 8
+    assert small.execution.micro_batch_size == 8
     assert small.gradient_accumulation * small.execution.micro_batch_size == 32
 
 
