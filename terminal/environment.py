@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from config.errors import ConfigError
@@ -54,7 +55,7 @@ def _check_platforms(given: str) -> None:
             )
 
 
-def _try(name: str, value: str, program: str, others: dict[str, str] | None = None) -> None:
+def _try(name: str, value: str, program: str, others: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError unless a program starts with a variable, and the `others`."""
     reason = _failure(program, {**(os.environ if others is None else others), name: value})
     if reason is not None:
@@ -64,7 +65,7 @@ def _try(name: str, value: str, program: str, others: dict[str, str] | None = No
         )
 
 
-def _failure(program: str, environment: os._Environ[str] | dict[str, str]) -> str | None:
+def _failure(program: str, environment: Mapping[str, str]) -> str | None:
     """Why a program does not start in an environment; None if it does."""
     try:
         done = subprocess.run(
