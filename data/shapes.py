@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
+from data.chat import Loss
 from data.samples import Batch, Prompts, Samples
 from data.texts import Example
 from data.tokens import Tokenizer
@@ -26,15 +27,22 @@ class Shape(ABC):
         name: for people.
         sample_tokenizer: folder of the sample corpus's tokenizer, in data/sample.
         output_field: field of the model's configuration that limits what is written.
+        takes_chats: whether a conversation is one text with all its answers; else its last answer
+            is the target, and what precedes it the prompt.
     """
 
     name: str
     sample_tokenizer: str
     output_field: str
+    takes_chats: bool = False
 
     def asked(self, config: Any, prompt: str) -> str:
         """The text that a model is given for a prompt."""
         return prompt
+
+    def learned(self, config: Any) -> Loss:
+        """Which of the assistant's turns are learned."""
+        return "last"
 
     @abstractmethod
     def samples(

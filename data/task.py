@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from config.sections import Data
+from data.conversations import (
+    Conversation,
+    conversation_of,
+    has_conversation,
+    question_and_answer,
+)
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, Template
-from data.texts import Corpus, Example
+from data.texts import MOST_CHARACTERS, Corpus, Example
 from files.shown import shown, shown_name
 
 Split = Literal["train", "validation"]
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-MOST_CHARACTERS = 1_000_000
-"""Of a prompt or target, long before it is cut to the tokens that the model reads."""
-
 UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
+
+
+class Reader(Protocol):
+    """How a conversation becomes an example."""
+
+    def read(self, place: str, conversation: Conversation) -> Example | None:
+        """None: it is left out, which the reader notes."""
+        ...
 
 
 class Form(Protocol):
@@ -43,6 +55,7 @@ class Task:
         prompt: what the model reads.
         target: what it should write. A number in its only column is the index of a label.
         labels: the answers there are, each an exact text; None: free text.
+        format, messages, system: as in the configuration.
     """
 
     name: str
@@ -50,14 +63,34 @@ class Task:
     prompt: Form | None
     target: Form | None
     labels: tuple[str, ...] | None = None
+    format: Literal["text", "chat"] | None = None
+    messages: str | None = None
+    system: str | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its examples are conversations: as its format says, else its first row.
+
+        Raises:
+            UserError: there is no such row, or it cannot be read.
+        """
+        if self.format is not None or (self.prompt is not None and self.target is not None):
+            return self.format == "chat"
+        if self.messages is not None:
+            return True
+        source = next(iter(self.sources.values()))
+        return any(has_conversation(row) for _, row in islice(source.rows(), 1))
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """What generated answers are judged by."""
         return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
 
-    def corpus(self, split: Split) -> Corpus:
+    def corpus(self, split: Split, chat: Callable[[], Reader] | None = None) -> Corpus:
         """The examples of a split, in the order of the data.
+
+        Args:
+            chat: gives what reads conversations, if the task has them.
 
         Raises:
             UserError: there is no such data, or it does not fit the task.
@@ -65,11 +98,44 @@ class Task:
         if split not in self.sources:
             raise DataError(f"there is no data for {split}: give --data.{split} FILE")
         source = self.sources[split]
+        if self.is_chat and chat is not None:
+            reader, talks = chat(), self._conversations(source)
+            read = (reader.read(place, conversation) for place, conversation in talks)
+            return Corpus([example for example in read if example is not None], 0)
         found = list(self._examples(source))
         examples = [example for example in found if example is not None]
         if not examples:
             raise DataError(f"{source.name} holds no examples: give data that has some")
         return Corpus(examples, len(found) - len(examples))
+
+    def _conversations(self, source: Source) -> Iterator[tuple[str, Conversation]]:
+        forms: tuple[Form, Form] | None = None
+        for place, row in source.rows():
+            try:
+                if self._has_messages(row):
+                    found = conversation_of(row, self.messages)
+                else:
+                    forms = forms or self._forms(place, row)
+                    prompt, target = (form.render(row) for form in forms)
+                    found = question_and_answer(row, prompt, target)
+            except ColumnError as error:
+                raise DataError(f"{place}: {error}") from None
+            yield place, found.with_system(self.system)
+
+    def asked(self, row: Row) -> Conversation:
+        """What a row asks: a conversation without the answer at its end, or a question.
+
+        Raises:
+            ColumnError: it has neither messages nor a prompt.
+        """
+        if self._has_messages(row):
+            found = conversation_of(row, self.messages).before_answer()
+        else:
+            found = question_and_answer(row, self.prompt_of(row), None)
+        return found.with_system(self.system)
+
+    def _has_messages(self, row: Row) -> bool:
+        return self.prompt is None and has_conversation(row, self.messages)
 
     def _examples(self, source: Source) -> Iterator[Example | None]:
         forms: tuple[Form, Form] | None = None
@@ -163,6 +229,7 @@ def task_of(data: Data) -> Task:
     if files:
         sources = {split: source_of(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
+    task = replace(task, format=data.format, messages=data.messages, system=data.system)
     try:
         if data.prompt is not None:
             task = replace(task, prompt=Template(data.prompt))
