@@ -106,11 +106,11 @@ class Pipeline:
             corpus = task.corpus(split)
             return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
         chat = self._chat_template(self.tokenizer.base)
-        corpus = task.corpus(split, lambda: chat)
+        corpus = task.corpus(split, chat)
         for note in chat.notes():
             say(note)
         if not corpus.examples:
-            raise DataError(f"{task.sources[split].name} holds no conversation to learn from")
+            raise DataError(f"the data for {split} hold no conversation to learn from")
         return corpus
 
     def agree(self, examples: Sequence[Example]) -> None:
@@ -141,9 +141,11 @@ class Pipeline:
         if len(samples) != len(corpus.examples):
             kind = "conversations" if self.is_chat else "examples"
             notes[0] += f" of {len(corpus.examples)} {kind}"
-        if corpus.unlabelled:
-            notes.append(f"{corpus.unlabelled} without a label left out")
-        say(", ".join([*notes, *samples.cuts.notes(self.config.model.sequence_length)]))
+        say(
+            ", ".join(
+                [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
+            )
+        )
         self._say_lost(corpus.examples)
         return samples
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from data.conversations import (
     question_and_answer,
 )
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
-from data.template import ColumnError, Instruction, Template
+from data.template import ColumnError, Instruction, NullError, Template
 from data.texts import MOST_CHARACTERS, Corpus, Example
 from files.shown import shown, shown_name
 
@@ -26,6 +27,9 @@ SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
+
+NULL = -2
+"""In place of an example whose row has no value where one is needed."""
 
 
 class Reader(Protocol):
@@ -55,6 +59,9 @@ class Task:
         prompt: what the model reads.
         target: what it should write. A number in its only column is the index of a label.
         labels: the answers there are, each an exact text; None: free text.
+        held_out: the fraction of the training data that is the validation split; None: that has
+            data of its own.
+        nulls: see `Data.nulls`.
         format, messages, system: as in the configuration.
     """
 
@@ -63,6 +70,8 @@ class Task:
     prompt: Form | None
     target: Form | None
     labels: tuple[str, ...] | None = None
+    held_out: float | None = None
+    nulls: Literal["refuse", "skip", "empty"] = "refuse"
     format: Literal["text", "chat"] | None = None
     messages: str | None = None
     system: str | None = None
@@ -86,27 +95,31 @@ class Task:
         """What generated answers are judged by."""
         return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
 
-    def corpus(self, split: Split, chat: Callable[[], Reader] | None = None) -> Corpus:
+    def corpus(self, split: Split, chat: Reader | None = None) -> Corpus:
         """The examples of a split, in the order of the data.
 
         Args:
-            chat: gives what reads conversations, if the task has them.
+            chat: what reads conversations, if the task has them; there may be none left then.
 
         Raises:
             UserError: there is no such data, or it does not fit the task.
         """
-        if split not in self.sources:
-            raise DataError(f"there is no data for {split}: give --data.{split} FILE")
-        source = self.sources[split]
-        if self.is_chat and chat is not None:
-            reader, talks = chat(), self._conversations(source)
-            read = (reader.read(place, conversation) for place, conversation in talks)
-            return Corpus([example for example in read if example is not None], 0)
+        where: Split = "train" if self.held_out is not None else split
+        if where not in self.sources:
+            raise DataError(
+                f"there is no data for {split}: give --data.{split} FILE{self._or(split)}"
+            )
+        source = self.sources[where]
+        if chat is not None:
+            read = (chat.read(*found) for found in self._conversations(source))
+            talks = [example for example in read if example is not None]
+            return Corpus(self._of_split(talks, split) if talks else [], 0)
         found = list(self._examples(source))
-        examples = [example for example in found if example is not None]
+        left_out = [found.count(why) for why in (UNLABELLED, NULL)]
+        examples = [example for example in found if isinstance(example, Example)]
         if not examples:
             raise DataError(f"{source.name} holds no examples: give data that has some")
-        return Corpus(examples, len(found) - len(examples))
+        return Corpus(self._of_split(examples, split), *left_out)
 
     def _conversations(self, source: Source) -> Iterator[tuple[str, Conversation]]:
         forms: tuple[Form, Form] | None = None
@@ -137,20 +150,47 @@ class Task:
     def _has_messages(self, row: Row) -> bool:
         return self.prompt is None and has_conversation(row, self.messages)
 
-    def _examples(self, source: Source) -> Iterator[Example | None]:
+    def _or(self, split: Split) -> str:
+        """Another way to give data of a split, where there is one."""
+        has_rows = split == "validation" and "train" in self.sources
+        return ", or a fraction such as 0.05 of the training data" if has_rows else ""
+
+    def _of_split(self, examples: list[Example], split: Split) -> list[Example]:
+        """Those of a split, where both are in one source: a prompt is in one of them only."""
+        if self.held_out is None:
+            return examples
+        held_out = self.held_out
+        found = [e for e in examples if (_place_of(e) < held_out) == (split == "validation")]
+        if not found:
+            raise DataError(
+                f"--data.validation {held_out:g} of {len(examples)} examples leaves none for "
+                f"{split}: give another fraction, or a file"
+            )
+        return found
+
+    def _examples(self, source: Source) -> Iterator[Example | int]:
+        """Each row's example, or why it is left out: `UNLABELLED` or `NULL`."""
         forms: tuple[Form, Form] | None = None
         for place, row in source.rows():
             forms = forms or self._forms(place, row)
+            if self.nulls == "empty":
+                row = {name: "" if value is None else value for name, value in row.items()}
             try:
                 yield self._example(row, *forms)
+            except NullError as error:
+                if self.nulls == "refuse":
+                    raise DataError(
+                        f"{place}: {error}: --data.nulls skip leaves such rows out"
+                    ) from None
+                yield NULL
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
 
-    def _example(self, row: Row, prompt: Form, target: Form) -> Example | None:
+    def _example(self, row: Row, prompt: Form, target: Form) -> Example | int:
         answer = _bounded(target.render(row))
         if self.labels is not None:
             if answer == str(UNLABELLED):
-                return None
+                return UNLABELLED
             answer = self._label(answer)
         return Example(_bounded(prompt.render(row)), answer)
 
@@ -226,10 +266,20 @@ def task_of(data: Data) -> Task:
     given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in given.items() if name is not None}
     task = TASKS[data.dataset]
+    held_out = _fraction(data.validation)
+    if held_out is not None:
+        del files["validation"]
     if files:
         sources = {split: source_of(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
-    task = replace(task, format=data.format, messages=data.messages, system=data.system)
+    task = replace(
+        task,
+        held_out=held_out,
+        nulls=data.nulls,
+        format=data.format,
+        messages=data.messages,
+        system=data.system,
+    )
     try:
         if data.prompt is not None:
             task = replace(task, prompt=Template(data.prompt))
@@ -238,6 +288,32 @@ def task_of(data: Data) -> Task:
     except ValueError as error:
         raise DataError(str(error)) from None
     return task if data.labels is None else replace(task, labels=_labels(data.labels))
+
+
+def _fraction(validation: str | None) -> float | None:
+    """The fraction of the training data that is to be the validation split; None: it is no number.
+
+    Raises:
+        DataError: a number that is no fraction.
+    """
+    if validation is None or Path(validation).exists():
+        return None
+    try:
+        fraction = float(validation)
+    except ValueError:
+        return None
+    if not 0 < fraction < 1:
+        raise DataError(
+            f"data.validation is {validation}, but a fraction of the training data is between 0 "
+            "and 1"
+        )
+    return fraction
+
+
+def _place_of(example: Example) -> float:
+    """A number from 0 to 1 that follows from the prompt alone, and looks random."""
+    digest = hashlib.sha256(example.prompt.encode(errors="surrogatepass")).digest()
+    return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
 def _bounded(text: str) -> str:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 import popdist
 from checkpoints import has_checkpoint
+from config.agreement import agree, digest_of
 from config.sections import RunConfig
 from data.pipeline import Pipeline
 from data.rows import DataError, File
@@ -22,6 +23,7 @@ from data.tokens import say_cut
 from files.writing import write_text
 from huggingface.models import model_description
 from modelling.devices import announce_devices
+from modelling.generation.strategies import strategy_of
 from modelling.memory import check_least
 from modelling.origins import exported_task
 from modelling.sessions.generating import Inference
@@ -55,10 +57,13 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     """
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
+    prompted = digest_of(asked.text for asked in prompts)
+    agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
     check_least(config)
     announce_devices(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
+    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     data = Pipeline(_for_so_many(config, len(prompts)), family.shape)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
@@ -66,7 +71,8 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
             f"{config.model.sequence_length} tokens"
         )
-    model = compiled(lambda: Inference(fitted, family), "the program that generates")
+    strategy = strategy_of(fitted, data.tokenizer)
+    model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")
     model.write(start.tensors)
     bar = tqdm(
         total=len(prompts), unit="prompt", disable=not is_heard() or None, leave=False,
