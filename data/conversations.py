@@ -67,6 +67,11 @@ def said(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
+def is_message(row: Row) -> bool:
+    """Whether a row is a message by itself."""
+    return {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys()
+
+
 def has_conversation(row: Row, column: str | None = None) -> bool:
     """Whether a row holds messages; `column`: where, None: in a usual place."""
     if column is not None:

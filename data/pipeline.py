@@ -74,17 +74,17 @@ class Pipeline:
 
     @cached_property
     def chat(self) -> ChatTemplate:
-        """The chat template of the run.
+        """The chat template that asks the model, as transformers would.
 
         Raises:
             UserError: there is none, or it cannot be read.
         """
-        return self._chat_template(self.tokenizer.base)
+        return self._chat_template(self.tokenizer.base, frozen=False)
 
-    def _chat_template(self, base: PreTrainedTokenizerFast) -> ChatTemplate:
+    def _chat_template(self, base: PreTrainedTokenizerFast, frozen: bool = True) -> ChatTemplate:
         data = self.given.data
         part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
-        return chat_template_of(base, data.chat_template, data.chat_variables, part)
+        return chat_template_of(base, data.chat_template, data.chat_variables, part, frozen)
 
     @cached_property
     def config(self) -> RunConfig:

@@ -18,6 +18,9 @@ from data.tokens import Tokenizer
 
 LENGTH_MULTIPLE = 8
 
+Marked = tuple[int, bool]
+"""A token, and whether it is learned."""
+
 
 @dataclass(frozen=True)
 class Shape(ABC):
@@ -80,6 +83,10 @@ class Shape(ABC):
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         """What training programs read of a batch, by the names of their streams. A program takes
         those that it has."""
+
+    @abstractmethod
+    def marked(self, batch: Batch) -> list[list[Marked]]:
+        """The texts of a batch, one after the other, for people."""
 
     @abstractmethod
     def tokens(self, batch: Batch) -> int:

@@ -28,7 +28,7 @@ from data.samples import (
     lay_out,
     pack,
 )
-from data.shapes import Shape, length_multiple, padded
+from data.shapes import Marked, Shape, length_multiple, padded
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
 from files.shown import shown_name
@@ -222,6 +222,19 @@ class Streams(Shape):
             "starts": starts_of(_texts(batch)),
             "labels": batch["labels"],
         }
+
+    def marked(self, batch: Batch) -> list[list[Marked]]:
+        found = list[list[Marked]]()
+        texts = _texts(batch)
+        for words, labels, numbers in zip(batch["input_ids"], batch["labels"], texts, strict=True):
+            for number in range(1, int(numbers.max(initial=0)) + 1):
+                read, following = words[numbers == number], labels[numbers == number]
+                learned = following != IGNORE_INDEX
+                tokens, marks = [*read.tolist()], [False, *learned[:-1].tolist()]
+                if learned[-1]:
+                    tokens, marks = [*tokens, int(following[-1])], [*marks, True]
+                found.append(list(zip(tokens, marks, strict=True)))
+        return found
 
     def tokens(self, batch: Batch) -> int:
         """Of the texts."""

@@ -200,7 +200,8 @@ def test_the_day_is_the_same_tomorrow_where_runs_are_trained():
 def test_tool_calls_become_text_for_templates_that_would_pass_over_them():
     called = [{"type": "function", "function": CALL}]
     chat = ChatTemplate(chat_tokenizer(plain(TEMPLATES["chatml"])))
-    example = chat.example(Conversation([*talk("a", "b").messages, *talk("c", "d", tool_calls=called).messages], TOOLS))  # fmt: skip
+    both = [*talk("a", "b").messages, *talk("c", "d", tool_calls=called).messages]
+    example = chat.example(Conversation(both, TOOLS))
     call = '{"name": "find", "arguments": {"what": "lamp ☃"}}'
     assert example.whole[-2].text == f"d\n<tool_call>\n{call}\n</tool_call><|im_end|>"
     assert "writes no tools" in " ".join(chat.notes())
@@ -251,7 +252,8 @@ ROWS = {
                                    {"from": "gpt", "value": "Anna"}]},
     "text": {"messages": json.dumps(TURNS)},
     "lists": {"prompt": TURNS[:1], "completion": TURNS[1:]},
-    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who took the lamp?"}]},
+    "parts": {"messages": [TURNS[0] | {"content": [{"type": "text", "text": "Who took "},
+                                                   {"type": "text", "text": "the lamp?"}]},
                            TURNS[1]]},
     "alpaca": {"instruction": "Who took the lamp?", "input": "", "output": "Anna"},
     "pair": {"prompt": "Who took the lamp?", "completion": "Anna"},
