@@ -15,7 +15,7 @@ BEGIN, END = "⟦", "⟧"
 _ASK = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 _TURN = "{{- '<|im_start|>' + message.role + '\n' + (message.content or '') + '<|im_end|>\n' }}"
 _ALTERNATING = (
-    "{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{%- if message.role != ('assistant' if loop.index0 % 2 else 'user') %}"
     "{{- raise_exception('Conversation roles must alternate user/assistant/...') }}{%- endif %}"
 )
 

@@ -106,10 +106,12 @@ def test_tokens_and_masks_are_those_of_transformers(form, name, variables):
     base = chat_tokenizer(form(template))
     chat = ChatTemplate(base, variables)
     checked = refused = 0
-    for _ in range(150):
+    for _ in range(200):
         drawn = conversation(rng)
         if name != "tools" and any("tool_calls" in m for m in drawn.messages):
             continue  # these become text
+        if name == "thinking" and any("<think>" in m.get("content", "") for m in drawn.messages):
+            continue  # it asks with the same characters
         expected = of_transformers(template, drawn, variables)
         try:
             found = ours(base, chat.example(drawn))

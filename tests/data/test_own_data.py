@@ -151,6 +151,9 @@ def test_a_json_array_has_rows(tmp_path):
     assert place.endswith("r.json, row 0")
     assert row == {"prompt": "a", "completion": "b"}
     (tmp_path / "r.json").write_text('{"prompt": "a"}')
+    (one,) = source_of(str(tmp_path / "r.json"), "train").rows()
+    assert one[1] == {"prompt": "a"}
+    (tmp_path / "r.json").write_text('"a"')
     with pytest.raises(DataError, match="must be an array of objects"):
         list(source_of(str(tmp_path / "r.json"), "train").rows())
 
