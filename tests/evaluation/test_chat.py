@@ -126,9 +126,9 @@ def config_of(folder: Path, *flags: str) -> Any:
 
 
 def test_the_oldest_messages_of_a_long_conversation_are_left_out(folder, capsys):
-    listener = Listener(config_of(folder, "--sequence_length", "64", "--data.system", "Be brief."))
+    listener = Listener(config_of(folder, "--sequence_length", "112", "--data.system", "Be brief."))
     prompts = [listener.asked(f"Who took the lamp {number}?") for number in range(6)]
-    assert "more than 64 tokens: the oldest messages are left out" in capsys.readouterr().err
+    assert "more than 112 tokens: the oldest messages are left out" in capsys.readouterr().err
     assert "lamp 0" in prompts[0]
     assert "lamp 0" not in prompts[-1]
     assert all("Be brief." in prompt for prompt in prompts)
