@@ -125,7 +125,7 @@ class Task:
         forms: tuple[Form, Form] | None = None
         for place, row in source.rows():
             try:
-                if self._has_messages(row):
+                if self.prompt is None and has_conversation(row, self.messages):
                     found = conversation_of(row, self.messages)
                 else:
                     forms = forms or self._forms(place, row)
@@ -141,14 +141,11 @@ class Task:
         Raises:
             ColumnError: it has neither messages nor a prompt.
         """
-        if self._has_messages(row):
+        if has_conversation(row, self.messages):
             found = conversation_of(row, self.messages).before_answer()
         else:
             found = question_and_answer(row, self.prompt_of(row), None)
         return found.with_system(self.system)
-
-    def _has_messages(self, row: Row) -> bool:
-        return self.prompt is None and has_conversation(row, self.messages)
 
     def _or(self, split: Split) -> str:
         """Another way to give data of a split, where there is one."""
