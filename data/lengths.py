@@ -56,5 +56,5 @@ def _measured(data: Pipeline, examples: Sequence[Example]) -> tuple[list[int], l
 
 def _longest(examples: Sequence[Example]) -> list[Example]:
     """Those with the longest targets, and those with the longest texts."""
-    whole = sorted(examples, key=lambda e: -len(e.prompt) - len(e.target))[:MEASURED]
+    whole = sorted(examples, key=lambda e: -sum(len(s.text) for s in e.spans()))[:MEASURED]
     return whole + sorted(examples, key=lambda e: -len(e.target))[:MEASURED]

@@ -155,7 +155,7 @@ def _habits(config: RunConfig, shape: Shape) -> dict[str, Any]:
     """What suits fine-tuning by the habit of the field, beyond the defaults of the fields."""
     size = config.least_weights()
     rate = next(rate for most, rate in RATES[shape.name] if size < most)
-    learned: dict[str, Any] = {} if shape is PAIRS else {"data__answers_only": True}
+    learned: dict[str, Any] = {} if shape is PAIRS else {"data__loss": "answers"}
     prefix = "training__optimizer__learning_rate"
     if config.training.optimizer.learning_rate.warmup_steps is None:
         learned |= {f"{prefix}__warmup_proportion": WARMUP}
@@ -255,7 +255,7 @@ CHOSEN = (
     "training.optimizer.learning_rate.warmup_proportion",
     "execution.micro_batch_size",
     "execution.data_parallel",
-    "data.answers_only",
+    "data.loss",
 )
 """The fields that may be chosen."""
 

@@ -120,14 +120,14 @@ def test_a_small_device_gets_a_small_micro_batch(chosen, monkeypatch):
 
 def test_what_flags_give_stays(chosen):
     flags = ("--learning_rate", "0.5", "--warmup_steps", "3", "--precision", "bfloat16", "--steps",
-             "9", "--micro_batch_size", "3", "--data.answers_only", "false")  # fmt: skip
+             "9", "--micro_batch_size", "3", "--data.loss", "all")  # fmt: skip
     config = chosen("--model", "gptj", *DATA, *flags)
     rate = config.training.optimizer.learning_rate
     assert (rate.maximum, rate.warmup_steps, rate.warmup_proportion) == (0.5, 3, None)
     assert (config.training.steps, config.training.epochs) == (9, None)
     assert config.execution.micro_batch_size == 3
     assert config.training.global_batch_size % 3 == 0
-    assert (config.model.precision, config.data.answers_only) == ("bfloat16", False)
+    assert (config.model.precision, config.data.loss) == ("bfloat16", "all")
 
 
 def test_presets_leave_nothing_open(chosen, capsys):
