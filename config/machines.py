@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from config.errors import UserError, nearest
+from files.shown import shown, shown_name
 
 if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read before
     from popxl.plan import Rates
@@ -130,8 +131,8 @@ def machine(name: str) -> Machine:
     found = machines()
     if name not in found:
         raise UserError(
-            f"--machine {name!r} is not in the hardware table{nearest(name, found)}; a YAML file "
-            "can describe another (config/machines.yml shows how)"
+            f"--machine {shown(name)} is not in the hardware table{nearest(name, found)}; a YAML "
+            "file can describe another (config/machines.yml shows how)"
         )
     return found[name]
 
@@ -156,7 +157,10 @@ def _described(path: Path) -> Machine:
     known = {field.name for field in fields(Machine)} - {"name"}
     for name in facts:
         if name not in known:
-            raise UserError(f"--machine: {path} has no field {name!r}{nearest(str(name), known)}")
+            raise UserError(
+                f"--machine: {shown_name(path)} has no field {shown(name)}"
+                f"{nearest(str(name), known)}"
+            )
     needed = {f.name for f in fields(Machine) if f.default is MISSING} - {"name", "title"}
     if missing := sorted(needed - set(facts)):
         raise UserError(f"--machine: {path} lacks {', '.join(missing)} (config/machines.yml)")

@@ -161,7 +161,8 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 
 @dataclass(frozen=True)
 class Execution(Section):
-    """How a run is spread over devices, memory and time. It does not affect the result."""
+    """How a run is spread over devices, memory and time. The result changes by rounding only,
+    unless dropout draws other masks, which depend on the micro-batch and the split of the batch."""
 
     micro_batch_size: PositiveInt = 1
     """Samples that one device computes at once."""
@@ -195,6 +196,11 @@ class Execution(Section):
     placement: Literal["auto", "host"] = "auto"
     """Where training keeps state and activations on devices with memory of their own. auto: what
     saves most time stays in spare device memory; host: in host memory, but for resident_layers."""
+
+    update: Literal["auto", "end", "behind"] = "auto"
+    """When the optimizer updates a layer. end: after the backward pass. behind: before the layer's
+    next forward pass, which hides the transfers; before weights are saved or used, what is pending
+    is done. Results are the same. auto: behind on devices with memory of their own."""
 
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If

@@ -34,6 +34,18 @@ def device_kinds(device_desc: str, replicas: int, instances: int = 1) -> list[st
     return [device.device_kind for device in mesh.devices.flat]
 
 
+def has_bfloat16(device_desc: str) -> bool:
+    """Whether the devices multiply bfloat16 at full rate: TPUs, and NVIDIA GPUs since Ampere.
+
+    Raises:
+        DeviceError: there is none of the platform.
+    """
+    device = replica_mesh(device_desc, 1).devices.flat[0]
+    if device.platform == "gpu":
+        return float(getattr(device, "compute_capability", 0.0)) >= 8.0
+    return bool(device.platform == "tpu")
+
+
 def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> int | None:
     """Most memory that any of the replicas' devices had in use so far, of those of this process.
 
