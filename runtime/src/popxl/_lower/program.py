@@ -28,12 +28,8 @@ from popxl._lower.donation import is_exclusive
 from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
-<<<<<<< HEAD
-from popxl._lower.lookahead import window_of
-from popxl._lower.preview import loads_ahead
-=======
 from popxl._lower.lookahead import known_transfers, window_of
->>>>>>> main
+from popxl._lower.preview import loads_ahead
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Event, Traffic
