@@ -18,7 +18,8 @@ from modelling.memory import NotEnoughMemoryError
 from popxl._lower import entries, program
 
 TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]
-SMALL = ["--set", "training.global_batch_size=2", "--set", "execution.micro_batch_size=1"]
+FIELDS = ("training.global_batch_size=2", "execution.micro_batch_size=1", "execution.update=behind")
+SMALL = [word for field in FIELDS for word in ("--set", field)]
 
 
 @pytest.fixture
