@@ -124,8 +124,9 @@ class FineTuning(RunningModel):
         self._pending = None
 
     def __exit__(self, *exc: object) -> None:
-        self._pending = None  # nothing of the state stays
         super().__exit__(*exc)
+        if not self.session.is_attached:
+            self._pending = None  # nothing of the state stays
 
     def _check_entered(self) -> None:
         if not self.session.is_attached:
