@@ -101,7 +101,8 @@ def place(traced: Traced, rates: Rates, device: int, spread: bool = True) -> Pla
     room = int(device * (1 - MARGIN)) - before.peak - traced.plan().on_device
     resident = _OnDevice(entries, room)
     resident.take(sorted(entries, key=lambda e: (e.nbytes > _SMALL, -e.crossings)), _SMALL)
-    for _ in range(_ROUNDS):
+    fits = sum(entry.nbytes for entry in entries) <= room
+    for _ in range(0 if fits else _ROUNDS):
         if not resident.serve(after, rates):
             break
         resident.set()
