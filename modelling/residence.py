@@ -7,8 +7,11 @@ import popxl
 from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from modelling.devices import device_desc
+from modelling.placement import host_room
 from popxl import hardware
 from terminal.screen import say
+
+_SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 
 
 def is_automatic(config: RunConfig) -> bool:
@@ -22,15 +25,21 @@ def place_on(
     config: RunConfig,
     on: Machine,
     memory: float | None = None,
+    host: float | None = None,
 ) -> popxl.plan.Placement:
     """Place the entries of a program on a machine.
 
     Args:
         memory: bytes of a device; default: the machine's.
+        host: bytes of host memory for a replica; default: its share of the machine's.
     """
-    rates = on.rates(config.model.precision, config.replicas)
-    device = int(memory or on.memory)
-    return popxl.plan.place(traced, rates, device, spread=config.execution.disk is None)
+    share = on.host_memory / min(config.replicas, on.devices or config.replicas)
+    return popxl.plan.place(
+        traced,
+        on.rates(config.model.precision, config.replicas),
+        int(memory or on.memory),
+        int(host or share),
+    )
 
 
 def place_here(ir: popxl.Ir, config: RunConfig) -> popxl.plan.Placement | None:
@@ -46,8 +55,10 @@ def place_here(ir: popxl.Ir, config: RunConfig) -> popxl.plan.Placement | None:
         return None
     kind = hardware.device_kinds(desc, config.replicas, instances)[0]
     known = machine_of_kind(kind)
+    room = host_room(config)
     traced = popxl.plan.trace(ir, "gpu" if known is None else known.platform)
-    placement = place_on(traced, config, known or machine("h100"), memory)
+    host = None if room is None else room * (1 - _SPARE_HOST) / ir.instance_replication_factor
+    placement = place_on(traced, config, known or machine("h100"), memory, host)
     say(described(placement) + ("" if known else f" ({kind} is unknown: as for an H100)"))
     return placement
 
@@ -56,7 +67,7 @@ def described(placement: popxl.plan.Placement) -> str:
     """A line: what stays on the device, and what that is expected to save."""
     kept = ", ".join(
         f"{kind.nbytes / 1e9:.1f} GB of {kind.label}"
-        for kind in placement.kinds
+        for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
         if kind.nbytes >= 5e7
     )
     before, after = placement.before.seconds, placement.after.seconds

@@ -1,22 +1,22 @@
 """Which entries of remote buffers stay on the device: spare device memory as a cache of the host's.
 
-A simulated run shows which parts of the program wait for transfers, and how long. Entries that
-these parts load stay on the device, as many bytes as would have crossed the host link in that time,
-those first that several of them load. Then the run is simulated again, until nothing waits or the
-room is taken; what is left of it goes to entries that cross the link most often. Among entries
-alike those that stay are spread evenly, so that each layer's compute hides the transfers of the
-rest. Results are the same bit for bit.
+Each kind of entry saves time by staying, as much as a simulated run shows, and takes memory. The
+kinds that save most for each byte stay first, as many of their entries as there is room for; what
+the host has no room for stays in any case. Where a kind does not fit as a whole, entries of the
+parts that wait longest for each byte stay first; among layers alike, those that stay are spread
+evenly, so that each layer's compute hides transfers. Results are the same bit for bit.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from popxl._lower.lookahead import accesses
-from popxl._lower.schedule import Load, Routine, Store, calls
+from popxl._lower.schedule import Routine, Transfer, calls
 from popxl.plan.rates import Rates
 from popxl.plan.timeline import Timeline
 
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 MARGIN = 0.1  # of the device's memory, for what XLA takes beyond the estimate
-_SMALL = 2**20  # bytes of an entry that stays if there is room: moving it is mostly latency
-_ROUNDS = 5
-_WORTH = 0.005  # of a run: so little waiting is not looked at again
+_SMALL = 0.005  # of the room: kinds that stay without a simulation
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
+_HOT = 8  # crossings of the host link a run: entries that many loads read
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,15 @@ class Kept:
         label: of the buffers (`RemoteBuffer.kind`).
         entries, of: how many stay on the device, of how many there are.
         nbytes: bytes of those that stay, on one replica.
+        saves: seconds of a run that all of them would save by staying, alone; 0 where there was no
+            need to find out.
     """
 
     label: str
     entries: int
     of: int
     nbytes: int
+    saves: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Placement:
     """Where entries live, and why.
 
     Attributes:
-        kinds: those of which most bytes stay first.
+        kinds: those that save most for each byte first.
         before, after: simulated runs with all entries in host memory, and as placed.
         room: device bytes for entries of remote buffers.
     """
@@ -68,139 +70,147 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
+_Place = tuple[float, int]
+"""How much the parts wait that an entry is loaded for, seconds a byte, and the entry's index."""
+
+
 @dataclass(eq=False)
-class _Entry:
-    """An entry that a run moves.
+class _Kind:
+    """Entries alike, by place: those of one place stay together, such as a layer's."""
 
-    Attributes:
-        rank: among entries alike, the lowest is first.
-        loads: how often, by part of the program.
-        crossings: loads and stores.
-    """
+    label: str
+    entries: dict[_Place, list[tuple[RemoteBuffer, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    saves: float = 0.0
+    kept: set[_Place] = field(default_factory=set)
 
-    buffer: RemoteBuffer
-    index: int
-    nbytes: int
-    rank: float
-    loads: Counter[str] = field(default_factory=Counter)
-    crossings: int = 0
+    def add(self, buffer: RemoteBuffer, index: int, waits: float) -> None:
+        self.entries[waits, index].append((buffer, _entry_bytes(buffer)))
+
+    def nbytes(self, places: Iterable[_Place] | None = None) -> int:
+        """Bytes of the entries of some places, or of all."""
+        chosen = self.entries if places is None else places
+        return sum(n for i in chosen for _, n in self.entries[i])
+
+    def count(self, places: Iterable[_Place] | None = None) -> int:
+        """Entries of some places, or of all."""
+        return sum(len(self.entries[i]) for i in (self.entries if places is None else places))
+
+    def fitting(self, room: int) -> set[_Place]:
+        """As many places as there is room for, in the order in which they should stay."""
+        order = sorted(self.entries, key=lambda at: (-at[0], at[1] * _GOLDEN % 1))
+        ends = accumulate(self.nbytes([at]) for at in order)
+        return {at for at, end in zip(order, ends, strict=True) if end <= room}
 
 
-def place(traced: Traced, rates: Rates, device: int, spread: bool = True) -> Placement:
+def place(traced: Traced, rates: Rates, device: int, host: int | None = None) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
     Args:
         device: bytes of a device's memory.
-        spread: spread those that stay evenly over a buffer. False: the first stay; for a program
-            whose last entries are to be on disk.
+        host: bytes of host memory for the remote buffers of one replica; None: as many as needed.
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
-    entries = _entries(traced, spread)
-    before = after = traced.timeline(rates)
+    before = traced.timeline(rates)
+    kinds = _kinds(traced, before)
+    everything = sum(kind.nbytes() for kind in kinds)
     room = int(device * (1 - MARGIN)) - before.peak - traced.plan().on_device
-    resident = _OnDevice(entries, room)
-    resident.take(sorted(entries, key=lambda e: (e.nbytes > _SMALL, -e.crossings)), _SMALL)
-    fits = sum(entry.nbytes for entry in entries) <= room
-    for _ in range(0 if fits else _ROUNDS):
-        if not resident.serve(after, rates):
-            break
-        resident.set()
-        after = traced.timeline(rates)
-    resident.take(sorted(entries, key=lambda e: (-e.crossings, e.rank)))
-    resident.set()
-    return Placement(resident.kinds(), before, traced.timeline(rates), room)
+    if everything > room:
+        kinds = _by_gain(kinds, room, before.seconds, lambda: traced.timeline(rates).seconds)
+    left, over = room, everything - (everything if host is None else host)
+    for kind in kinds:
+        if kind.saves >= 0 or over > 0 or everything <= room:
+            kind.kept = kind.fitting(max(left, 0))
+            left -= kind.nbytes(kind.kept)
+            over -= kind.nbytes(kind.kept)
+    _set(kinds)
+    found = [
+        Kept(kind.label, kind.count(kind.kept), kind.count(), kind.nbytes(kind.kept), kind.saves)
+        for kind in kinds
+    ]
+    return Placement(found, before, traced.timeline(rates), room)
 
 
-class _OnDevice:
-    """The entries that stay, while they are chosen."""
-
-    def __init__(self, entries: Sequence[_Entry], room: int) -> None:
-        self._entries, self._left = entries, room
-        self._kept: set[_Entry] = set()
-
-    def take(self, entries: Iterable[_Entry], largest: int | None = None) -> None:
-        """Let those stay for which there is room.
-
-        Args:
-            largest: bytes of the largest one that may.
-        """
-        for entry in entries:
-            if largest is None or entry.nbytes <= largest:
-                self._take(entry)
-
-    def _take(self, entry: _Entry) -> bool:
-        if entry in self._kept or entry.nbytes > self._left:
-            return False
-        self._kept.add(entry)
-        self._left -= entry.nbytes
-        return True
-
-    def serve(self, run: Timeline, rates: Rates) -> bool:
-        """Let entries stay for which parts of a run wait; whether any were chosen."""
-        if run.exposed_transfers < _WORTH * run.seconds:
-            return False
-        wanted = {part: found.transfers * rates.host_link for part, found in run.exposed.items()}
-        worth = {e: sum(n for part, n in e.loads.items() if wanted.get(part, 0) > 0)
-                 for e in self._entries}  # fmt: skip
-        chosen = False
-        for entry in sorted(self._entries, key=lambda e: (-worth[e], -e.crossings, e.rank)):
-            waiting = [part for part in entry.loads if wanted.get(part, 0) > 0]
-            if waiting and self._take(entry):
-                chosen = True
-                for part in waiting:
-                    wanted[part] -= entry.nbytes * entry.loads[part]
-        return chosen
-
-    def set(self) -> None:
-        """Let the program know."""
-        found: dict[RemoteBuffer, set[int]] = {e.buffer: set() for e in self._entries}
-        for entry in self._kept:
-            found[entry.buffer].add(entry.index)
-        for buffer, indices in found.items():
-            buffer.resident = indices
-
-    def kinds(self) -> list[Kept]:
-        """What stays, by kind of buffer."""
-        by_label: dict[str, list[_Entry]] = defaultdict(list)
-        for entry in self._entries:
-            buffer = entry.buffer
-            by_label[buffer.kind or f"buffer {buffer.remote_buffer_id}"].append(entry)
-        found = []
-        for label, entries in by_label.items():
-            kept = [e for e in entries if e in self._kept]
-            found.append(Kept(label, len(kept), len(entries), sum(e.nbytes for e in kept)))
-        return sorted(found, key=lambda kind: -kind.nbytes)
-
-
-def _entries(traced: Traced, spread: bool) -> list[_Entry]:
-    """All entries that a run moves, but for those on disk."""
-    found: dict[tuple[RemoteBuffer, int], _Entry] = {}
-    parts = _parts_of(traced.schedule.main)
+def _kinds(traced: Traced, before: Timeline) -> list[_Kind]:
+    """All entries that a run moves, by kind of their buffer; those that many loads read apart."""
+    crossings: dict[tuple[RemoteBuffer, int], int] = Counter()
     for (step, index), count in accesses(traced.schedule).items():
-        buffer = step.buffer
+        crossings[step.buffer, index] += count
+    waits = _waits(traced, before)
+    kinds: dict[str, _Kind] = {}
+    for (buffer, index), count in crossings.items():
         if index >= buffer.entries - buffer.on_disk:
             continue
-        rank = index * _GOLDEN % 1 if spread else index
-        entry = found.setdefault((buffer, index), _Entry(buffer, index, step.nbytes, rank))
-        entry.crossings += count
-        if isinstance(step, Load):
-            for part in parts[step]:
-                entry.loads[part] += count
-    return list(found.values())
+        label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
+        label += " that many layers read" if count > _HOT else ""
+        kinds.setdefault(label, _Kind(label)).add(buffer, index, waits[buffer])
+    return list(kinds.values())
 
 
-def _parts_of(main: Routine) -> Mapping[Load | Store, set[str]]:
-    """The parts of the program that each transfer belongs to."""
-    found: dict[Load | Store, set[str]] = defaultdict(set)
+def _waits(traced: Traced, before: Timeline) -> dict[RemoteBuffer, float]:
+    """For each buffer, how long the parts that use it wait for transfers, in seconds a byte.
+
+    Args:
+        before: a run with all entries in host memory.
+    """
+    moved = {part.name: part.host_to_device + part.device_to_host for part in traced.plan().parts}
+    return {
+        buffer: sum(before.exposed[part].transfers for part in parts if part in before.exposed)
+        / max(sum(moved.get(part, 0) for part in parts), 1)
+        for buffer, parts in _parts_of(traced.schedule.main).items()
+    }
+
+
+def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:
+    """The parts of the program that move entries of each buffer."""
+    found: dict[RemoteBuffer, set[str]] = defaultdict(set)
     waiting, seen = [(main, "")], set[tuple[Routine, str]]()
     while waiting:
         routine, part = waiting.pop()
-        if (routine, part) in seen:
-            continue
         seen.add((routine, part))
         for step in routine.steps:
-            if isinstance(step, (Load, Store)):
-                found[step].add(step.part or part)
-            waiting += [(passed.routine, step.part or part) for passed in calls(step)]
+            if isinstance(step, Transfer):
+                found[step.buffer].add(step.part or part)
+            inner = [(passed.routine, step.part or part) for passed in calls(step)]
+            waiting += [each for each in inner if each not in seen]
     return found
+
+
+def _by_gain(
+    kinds: Sequence[_Kind], room: int, before: float, measure: Callable[[], float]
+) -> list[_Kind]:
+    """Kinds in the order in which they should stay: those that save most for each byte first, but
+    for small ones."""
+    small = [kind for kind in kinds if kind.nbytes() < _SMALL * room]
+    large = [kind for kind in kinds if kind not in small]
+    for kind in large:
+        kind.saves = before - _alone(kinds, kind, measure)
+    return [*small, *sorted(large, key=lambda kind: -kind.saves / kind.nbytes())]
+
+
+def _alone(kinds: Sequence[_Kind], kind: _Kind, measure: Callable[[], float]) -> float:
+    """What is measured where all entries of one kind stay, and no others."""
+    kind.kept = set(kind.entries)
+    _set(kinds)
+    found = measure()
+    kind.kept = set()
+    return found
+
+
+def _set(kinds: Sequence[_Kind]) -> None:
+    chosen: Mapping[RemoteBuffer, set[int]] = defaultdict(set)
+    for kind in kinds:
+        for place, entries in kind.entries.items():
+            for buffer, _ in entries:
+                chosen[buffer].update({place[1]} if place in kind.kept else ())
+    for buffer, indices in chosen.items():
+        buffer.resident = indices
+
+
+def _entry_bytes(buffer: RemoteBuffer) -> int:
+    size = buffer.tensor_dtype.itemsize
+    for d in buffer.tensor_shape:
+        size *= d
+    return size
