@@ -244,7 +244,7 @@ def _memory(row: Row) -> tuple[str, str, str]:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+    return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
 
 
 def _three_digits(number: float) -> str:
