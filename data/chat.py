@@ -89,11 +89,13 @@ class ChatTemplate:
         """Raise ConfigError unless there is a template that can be read."""
         from jinja2 import TemplateSyntaxError
 
-        if self.base.chat_template is None:
+        try:
+            self._source()
+        except ValueError:  # none, or several of which none is the default
             raise ConfigError(
                 "the tokenizer has no chat template: give one with --data.chat_template FILE, such "
                 "as the chat_template.jinja of a model that has one"
-            )
+            ) from None
         try:
             self._render([said("user", "a")], True)
         except TemplateSyntaxError as error:
@@ -162,11 +164,6 @@ class ChatTemplate:
             )
         if self.unknown_tools:
             yield "warning: the chat template writes no tools: those of the rows are left out"
-        if self.stop is None:
-            yield (
-                "warning: the chat template ends answers with no special token: the model will not "
-                "learn where to stop"
-            )
 
     # ---- what the template writes after an answer -------------------------------------------
     @cached_property

@@ -136,8 +136,10 @@ class Task:
                     found = conversation_of(row, self.messages)
                 else:
                     forms = forms or self._forms(place, row)
-                    prompt, target = (form.render(row) for form in forms)
-                    found = question_and_answer(row, prompt, target)
+                    example = self._example(row, *forms)
+                    if not isinstance(example, Example):
+                        continue  # it has no label
+                    found = question_and_answer(row, example.prompt, example.target)
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
             yield place, found.with_system(self.system)

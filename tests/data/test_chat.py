@@ -16,7 +16,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.chat import ChatTemplate, Refused, chat_template_of
 from data.conversations import Conversation, conversation_of
-from data.pairs import PAIRS
+from data.pairs import PAIRS, encode
 from data.pipeline import Pipeline
 from data.rows import DataError
 from data.streams import STREAMS
@@ -348,5 +348,8 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
     assert example[:2] == (
         "user: Who took the lamp?\nassistant: Anna\nuser: Who took the lamp?\nassistant: ", "Anna",
     )  # fmt: skip
+    short = encode([example], data.tokenizer, 8, 8, keeps_end=True).take([0])["input_ids"]
+    whole = next(data.tokenizer.ids([example.prompt]))
+    np.testing.assert_array_equal(short[0], whole[-8:])
     batch = data.samples([example]).take([0])
     assert data.tokenizer.texts(batch["labels"].clip(0))[0].startswith("Anna")
