@@ -30,7 +30,7 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "modelling.t5.family", "small"),
+    "t5": Family(T5Config, "modelling.t5.family", "small", ("t5", "mt5")),
     "gptj": Family(GPTJConfig, "modelling.gptj.family", "gptj_small"),
     "llama": Family(LlamaConfig, "modelling.llama.family", "qwen3_0_6B", get_args(Architecture)),
 }

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from config.base import Section
 from config.errors import ConfigError
 from config.gptj import GPTJData, GPTJTraining
-from config.model import Embedding, Model
+from config.model import Model, TiedEmbedding
 from config.sections import RunConfig
 from config.values import (
     LayerCount,
@@ -35,7 +35,7 @@ WINDOW, FULL, UNROTATED, UNROTATED_WINDOW = "w", "f", "n", "u"
 
 
 @dataclass(frozen=True)
-class LlamaEmbedding(Embedding):
+class LlamaEmbedding(TiedEmbedding):
     """The embedding layers."""
 
     vocab_size: PositiveInt = 32000
@@ -43,9 +43,6 @@ class LlamaEmbedding(Embedding):
 
     scale: PositiveFloat = 1.0
     """Factor on embeddings. HF: embedding_multiplier; Gemma's is the root of hidden_size."""
-
-    tied: bool = False
-    """Whether the embedding is the head's weight too. HF: tie_word_embeddings."""
 
 
 @dataclass(frozen=True)
@@ -282,10 +279,6 @@ class LlamaConfig(RunConfig):
             raise ConfigError(
                 f"model.attention.key_value_heads {heads} and execution.tensor_parallel {parts}: "
                 "one must be a multiple of the other"
-            )
-        if self.fp8.head and self.model.embedding.tied:
-            raise ConfigError(
-                "fp8.head is for heads with weights of their own, but model.embedding.tied is true"
             )
         if parts > heads and self.training.optimizer.name == "adafactor":
             raise ConfigError(

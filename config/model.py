@@ -22,6 +22,14 @@ class Embedding(Section):
 
 
 @dataclass(frozen=True)
+class TiedEmbedding(Embedding):
+    """The embedding layers of families some of whose models have one table for both ends."""
+
+    tied: bool = False
+    """Whether the embedding is the head's weight too. HF: tie_word_embeddings."""
+
+
+@dataclass(frozen=True)
 class Model(Section):
     """What every model has; a family adds its own fields."""
 

@@ -1,4 +1,4 @@
-"""Generation with FLAN-T5: encode once, then decode with key/value caches.
+"""Generation with T5: encode once, then decode with key/value caches.
 
 What does not change from one position to the next is computed before the loop: the encoder's
 output, its keys and values for each decoder layer, and the relative positions' biases. In the loop

@@ -1,4 +1,4 @@
-"""Generation with FLAN-T5 layer by layer: the encoder once, then the decoder for each position.
+"""Generation with T5 layer by layer: the encoder once, then the decoder for each position.
 
 The modules are those of `modelling.t5.generation`; here each is a pass of its own over all
 micro-batches. Of each decoder layer, the keys and values of the encoder's output are made before
