@@ -77,6 +77,11 @@ class Model(Section):
                 )
 
     @property
+    def further_ends(self) -> tuple[int, ...]:
+        """Tokens that end what is generated besides `end_token`; a family may have some."""
+        return ()
+
+    @property
     def weight_group_size(self) -> int | None:
         """`quantisation_group_size`, or None if weights are not quantised."""
         return self.quantisation_group_size if self.quantisation else None

@@ -34,9 +34,8 @@ class OneByOne:
         tokens, finished, *inputs = state
         special = self.context.special
         pad = popxl.constant(special.pad, popxl.int32, "pad")
-        end = popxl.constant(special.end, popxl.int32, "end")
         chosen = ops.where(finished, pad, self.choose(logits, position, inputs))
-        finished = ops.logical_or(finished, ops.equal(chosen, end))
+        finished = ops.logical_or(finished, special.ends(chosen))
         words = chosen.reshape((chosen.shape[0], 1))
         tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
         return Advance(words, None, [tokens, finished, *inputs])

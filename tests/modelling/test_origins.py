@@ -52,9 +52,9 @@ def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [
-        ("t5", {"feed_forward_proj": "relu"}, "has feed_forward_proj 'relu', but must have gated"),
+        ("t5", {"feed_forward_proj": "gelu"}, "has feed_forward_proj 'gelu', but must have one of"),
         ("t5", {"num_decoder_layers": 2}, "has num_decoder_layers 2, but must have 1"),
-        ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, gptj"),
+        ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, mt5, gptj"),
         ("t5", {"d_model": "many"}, "d_model is 'many', but must be an integer"),
         ("t5", {"num_layers": "1"}, "num_layers is '1', but must be an integer"),
         ("gptj", {"activation_function": "relu"}, "has activation_function 'relu'"),

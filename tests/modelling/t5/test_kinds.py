@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -45,8 +46,13 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
 
 
 @cache
-def their_model(kind: str) -> Any:
-    """A small random one, whose head is the embedding for the kind 2019 alone."""
+def their_model(kind: str, writing: bool = False) -> Any:
+    """A small random one, whose head is the embedding for the kind 2019 alone.
+
+    Args:
+        writing: whether other weights say more than the embedding; with those of training, a model
+            whose head is the embedding would write the word that it has read.
+    """
     described, model_class, settings = KINDS[kind]
     ours = our_config(layers=2).model
     torch.manual_seed(0)
@@ -61,7 +67,8 @@ def their_model(kind: str) -> Any:
         model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCABULARY, config.d_model))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
+            parameter += (0.3 if writing else 0.1) * torch.randn_like(parameter)
+        model.shared.weight *= 0.05 if writing else 1.0
     return model.eval()
 
 
@@ -81,11 +88,9 @@ def config_of(kind: str, dp: int = 1, tp: int = 1, micro_batch: int = 4, **model
 @cache
 def reference(kind: str) -> tuple[dict[str, np.ndarray], Reference]:
     """Weights before, and what torch's training gives."""
-    model = their_model(kind)
-    start = {n: torch.tensor(x) for n, x in weights_of(model).items()}
-    found = train(model, batches(STEPS), lambda batch: model(**batch).loss, RATE)
-    model.load_state_dict(start, strict=False)
-    return {n: x.numpy() for n, x in start.items()}, found
+    model = copy.deepcopy(their_model(kind))
+    start = weights_of(model)
+    return start, train(model, batches(STEPS), lambda batch: model(**batch).loss, RATE)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -132,8 +137,7 @@ def prompts() -> tuple[np.ndarray, np.ndarray]:
 @cache
 def theirs(kind: str, strategy: Strategy) -> np.ndarray:
     """What transformers generates."""
-    model, (words, mask) = their_model(kind), prompts()
-    reference(kind)  # which has trained the model, and put its weights back
+    model, (words, mask) = their_model(kind, writing=True), prompts()
     beams = strategy if isinstance(strategy, Beam) else Beam(1)
     rows = [
         hf_beams(model, prompt[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
@@ -147,7 +151,7 @@ def ours(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> np.nd
     generation = replace(config.generation, weights=weights, micro_batches=2)
     config = replace(config, generation=generation)
     with Inference(config, family_of(config), strategy) as model:
-        model.write(reference(kind)[0])
+        model.write(weights_of(their_model(kind, writing=True)))
         return model.generate(*prompts())
 
 
