@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from config.agreement import agree_on_run
 from config.errors import ConfigError
 from files.writing import check_file
 from modelling.origins import ORIGINS
@@ -64,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     from modelling.shortage import explained
 
+    # Before any process reads what others read elsewhere.
+    asks = {"a file of prompts": given.file is not None, "--raw": given.raw}
+    agree_on_run(config, **asks)
     raw = given.raw or is_raw(config)
     if given.file is not None:
         asked = asked_rows(config, given.file, raw)

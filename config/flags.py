@@ -27,6 +27,8 @@ ALIASES = {
     "epochs": "training.epochs",
     "global_batch_size": "training.global_batch_size",
     "learning_rate": "training.optimizer.learning_rate.maximum",
+    "warmup_steps": "training.optimizer.learning_rate.warmup_steps",
+    "warmup_proportion": "training.optimizer.learning_rate.warmup_proportion",
     "stochastic_rounding": "training.stochastic_rounding",
     "max_skipped_steps": "training.max_skipped_steps",
     "micro_batch_size": "execution.micro_batch_size",

@@ -43,23 +43,31 @@ class LearningRate(Section):
     """How the learning rate goes over the steps: up from 0 in the warm-up, then as `function`."""
 
     function: Literal["linear", "constant", "cosine", "relative"] = "linear"
-    """Course after the warm-up: linear or cosine down to 0 at the last step, constant, or
+    """Course after the warm-up: linear or cosine down to `minimum` at the last step, constant, or
     1 / √step, the relative step of Adafactor, whose paper has the maximum 0.01."""
 
     maximum: PositiveFloat = 1e-4
     """Learning rate at the end of the warm-up."""
 
+    minimum: NonNegativeFloat = 0.0
+    """linear, cosine: learning rate at the last step. HF: min_lr of cosine_with_min_lr."""
+
     warmup_steps: NonNegativeInt | None = None
-    """Steps of the warm-up. Give this or warmup_proportion."""
+    """Steps of the warm-up. Replaces the warmup_proportion of a preset."""
 
     warmup_proportion: Fraction | None = None
-    """The warm-up's part of training.steps, rounded up. Give this or warmup_steps."""
+    """The warm-up's fraction of training.steps, rounded up. Replaces the warmup_steps of a
+    preset. HF: warmup_ratio."""
 
     def validate(self) -> None:
         if self.warmup_steps is not None and self.warmup_proportion is not None:
             raise ConfigError(
                 f"learning_rate has warmup_steps {self.warmup_steps} and warmup_proportion "
                 f"{self.warmup_proportion}, but one of them must be null"
+            )
+        if self.minimum > self.maximum:
+            raise ConfigError(
+                f"learning_rate.minimum {self.minimum} must be at most its maximum {self.maximum}"
             )
 
 
@@ -110,7 +118,7 @@ class Optimizer(Section):
     weight_decay: NonNegativeFloat = 0.01
     """Each step subtracts this fraction of a weight, times the learning rate."""
 
-    gradient_clipping: PositiveFloat | None = None
+    gradient_clipping: PositiveFloat | None = 1.0
     """Largest norm of all gradients together; longer ones are scaled down to it. null: no limit."""
 
     def state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -130,9 +138,9 @@ class Training(Section):
     steps: PositiveInt = 500
     """Number of optimizer steps."""
 
-    epochs: PositiveInt | None = None
-    """Passes over the training data. If given, training.steps is set to what they take; steps that
-    override a preset replace its epochs."""
+    epochs: PositiveFloat | None = None
+    """Passes over the training data, also a fraction of one. If given, training.steps is set to
+    what they take. Where a configuration has neither steps nor epochs, there are three epochs."""
 
     global_batch_size: PositiveInt = 128
     """Samples that contribute to one optimizer step, over all devices."""

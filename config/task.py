@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from config.base import Section
-from config.values import PathText, PositiveInt
+from config.values import NonNegativeInt, PathText, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,13 @@ class Data(Section):
     downloaded when it is not cached."""
 
     train: PathText | None = None
-    """File of examples to train on (.jsonl, .csv, .tsv, .parquet), or NAME[:SUBSET][@SPLIT] of a
-    data set of the Hugging Face hub."""
+    """Examples to train on: files (.jsonl, .json, .csv, .tsv, also .gz; .parquet), separated by
+    commas or as a pattern such as 'data/*.jsonl', or NAME[:SUBSET][@SPLIT] of a data set of the
+    Hugging Face hub."""
 
     validation: PathText | None = None
-    """The same for evaluation."""
+    """The same for evaluation; or a fraction such as 0.05 of the training data, which is then left
+    out of training. A row's prompt decides whether it belongs to it."""
 
     prompt: str | None = None
     """Template of what the model reads, such as 'summarize: {text}', with columns in braces. null:
@@ -36,9 +38,16 @@ class Data(Section):
     """The answers of a classification task, separated by commas. A number in the target's column
     is the index of one. null: those of the task; for files, free text."""
 
+    nulls: Literal["refuse", "skip", "empty"] = "refuse"
+    """Rows with null in a column that is needed: end with an error, leave them out, or take null
+    for an empty text."""
+
     long_targets: Literal["refuse", "cut", "drop"] = "refuse"
     """Targets longer than what the model may write: end with an error, cut them, or leave such
     examples out."""
+
+    seed: NonNegativeInt | None = None
+    """Seed of the order of the training data. null: model.seed."""
 
     tokenizer: PathText | None = None
     """Directory or hub name of a tokenizer. null: the one that belongs to the model and task."""

@@ -97,9 +97,11 @@ class Pipeline:
         notes = [f"{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):
             notes[0] += f" of {len(corpus.examples)} examples"
-        if corpus.unlabelled:
-            notes.append(f"{corpus.unlabelled} without a label left out")
-        say(", ".join([*notes, *samples.cuts.notes(self.config.model.sequence_length)]))
+        say(
+            ", ".join(
+                [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
+            )
+        )
         self._say_lost(corpus.examples)
         return samples
 

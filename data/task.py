@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from config.sections import Data
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
-from data.template import ColumnError, Instruction, Template
+from data.template import ColumnError, Instruction, NullError, Template
 from data.texts import Corpus, Example
 from files.shown import shown, shown_name
 
@@ -22,6 +23,9 @@ MOST_CHARACTERS = 1_000_000
 
 UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
+
+NULL = -2
+"""In place of an example whose row has no value where one is needed."""
 
 
 class Form(Protocol):
@@ -43,6 +47,9 @@ class Task:
         prompt: what the model reads.
         target: what it should write. A number in its only column is the index of a label.
         labels: the answers there are, each an exact text; None: free text.
+        held_out: the fraction of the training data that is the validation split; None: that has
+            data of its own.
+        nulls: see `Data.nulls`.
     """
 
     name: str
@@ -50,6 +57,8 @@ class Task:
     prompt: Form | None
     target: Form | None
     labels: tuple[str, ...] | None = None
+    held_out: float | None = None
+    nulls: Literal["refuse", "skip", "empty"] = "refuse"
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -62,29 +71,60 @@ class Task:
         Raises:
             UserError: there is no such data, or it does not fit the task.
         """
-        if split not in self.sources:
-            raise DataError(f"there is no data for {split}: give --data.{split} FILE")
-        source = self.sources[split]
+        where: Split = "train" if self.held_out is not None else split
+        if where not in self.sources:
+            raise DataError(
+                f"there is no data for {split}: give --data.{split} FILE{self._or(split)}"
+            )
+        source = self.sources[where]
         found = list(self._examples(source))
-        examples = [example for example in found if example is not None]
+        left_out = [found.count(why) for why in (UNLABELLED, NULL)]
+        examples = [example for example in found if isinstance(example, Example)]
         if not examples:
             raise DataError(f"{source.name} holds no examples: give data that has some")
-        return Corpus(examples, len(found) - len(examples))
+        return Corpus(self._of_split(examples, split), *left_out)
 
-    def _examples(self, source: Source) -> Iterator[Example | None]:
+    def _or(self, split: Split) -> str:
+        """Another way to give data of a split, where there is one."""
+        has_rows = split == "validation" and "train" in self.sources
+        return ", or a fraction such as 0.05 of the training data" if has_rows else ""
+
+    def _of_split(self, examples: list[Example], split: Split) -> list[Example]:
+        """Those of a split, where both are in one source: a prompt is in one of them only."""
+        if self.held_out is None:
+            return examples
+        held_out = self.held_out
+        found = [e for e in examples if (_place_of(e) < held_out) == (split == "validation")]
+        if not found:
+            raise DataError(
+                f"--data.validation {held_out:g} of {len(examples)} examples leaves none for "
+                f"{split}: give another fraction, or a file"
+            )
+        return found
+
+    def _examples(self, source: Source) -> Iterator[Example | int]:
+        """Each row's example, or why it is left out: `UNLABELLED` or `NULL`."""
         forms: tuple[Form, Form] | None = None
         for place, row in source.rows():
             forms = forms or self._forms(place, row)
+            if self.nulls == "empty":
+                row = {name: "" if value is None else value for name, value in row.items()}
             try:
                 yield self._example(row, *forms)
+            except NullError as error:
+                if self.nulls == "refuse":
+                    raise DataError(
+                        f"{place}: {error}: --data.nulls skip leaves such rows out"
+                    ) from None
+                yield NULL
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
 
-    def _example(self, row: Row, prompt: Form, target: Form) -> Example | None:
+    def _example(self, row: Row, prompt: Form, target: Form) -> Example | int:
         answer = _bounded(target.render(row))
         if self.labels is not None:
             if answer == str(UNLABELLED):
-                return None
+                return UNLABELLED
             answer = self._label(answer)
         return Example(_bounded(prompt.render(row)), answer)
 
@@ -160,9 +200,13 @@ def task_of(data: Data) -> Task:
     given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in given.items() if name is not None}
     task = TASKS[data.dataset]
+    held_out = _fraction(data.validation)
+    if held_out is not None:
+        del files["validation"]
     if files:
         sources = {split: source_of(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
+    task = replace(task, held_out=held_out, nulls=data.nulls)
     try:
         if data.prompt is not None:
             task = replace(task, prompt=Template(data.prompt))
@@ -171,6 +215,32 @@ def task_of(data: Data) -> Task:
     except ValueError as error:
         raise DataError(str(error)) from None
     return task if data.labels is None else replace(task, labels=_labels(data.labels))
+
+
+def _fraction(validation: str | None) -> float | None:
+    """The fraction of the training data that is to be the validation split; None: it is no number.
+
+    Raises:
+        DataError: a number that is no fraction.
+    """
+    if validation is None or Path(validation).exists():
+        return None
+    try:
+        fraction = float(validation)
+    except ValueError:
+        return None
+    if not 0 < fraction < 1:
+        raise DataError(
+            f"data.validation is {validation}, but a fraction of the training data is between 0 "
+            "and 1"
+        )
+    return fraction
+
+
+def _place_of(example: Example) -> float:
+    """A number from 0 to 1 that follows from the prompt alone, and looks random."""
+    digest = hashlib.sha256(example.prompt.encode(errors="surrogatepass")).digest()
+    return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
 def _bounded(text: str) -> str:

@@ -42,7 +42,19 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples, and how many others were left out because they have no label (-1)."""
+    """Examples, and how many others were left out.
+
+    Attributes:
+        unlabelled: because they have no label (-1).
+        nulls: because a column that is needed holds null.
+    """
 
     examples: list[Example]
     unlabelled: int
+    nulls: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, for people."""
+        found = ((self.unlabelled, "without a label"), (self.nulls, "with null"))
+        return [f"{count} {why} left out" for count, why in found if count]

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 import popdist
 from checkpoints import has_checkpoint
+from config.agreement import agree, digest_of
 from config.sections import RunConfig
 from data.pipeline import Pipeline
 from data.rows import DataError, File
@@ -55,10 +56,13 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     """
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
+    prompted = digest_of(asked.text for asked in prompts)
+    agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
     check_least(config)
     announce_devices(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
+    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     data = Pipeline(_for_so_many(config, len(prompts)), family.shape)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:

@@ -48,8 +48,8 @@ def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = Fals
     if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
         plan = popxl.plan.plan_of(ir)
         beside += (plan.temporaries + plan.variables + plan.streams) * replicas
-    lent = weights_of(ir) if borrows else 0
-    stored = (popxl.plan.storage_of(ir).remote - lent) * replicas
+    borrowed = weights_of(ir) if borrows else 0
+    stored = (popxl.plan.storage_of(ir).remote - borrowed) * replicas
     if stored + beside > room:
         kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
         _spill(ir, kinds, stored + beside + WINDOWS - room, replicas)

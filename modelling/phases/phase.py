@@ -112,8 +112,8 @@ class Phase:
                 accumulator_dtype=popxl.float32,
             )
         # So keeping activations and computing them again give the same bits.
-        popxl.transforms.compile_apart(forward.graph, _taken_from_inside(forward, grad))
-        popxl.transforms.compile_apart(grad.graph)
+        popxl.transforms.outline(forward.graph, _taken_from_inside(forward, grad))
+        popxl.transforms.outline(grad.graph)
         if settings.config.execution.activations == "recompute":
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}

@@ -68,10 +68,10 @@ class RunningModel:
         """
         values: dict[Any, Any] = dict(self._table.to_variables(tensors, self.variables))
         if self._lender is not None:
-            values |= self._lender.lent(self.variables)
+            values |= self._lender.borrowed(self.variables)
         self.session.write_variables_data(values)
 
-    def lent(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
+    def borrowed(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
         """This model's values of those variables of another program that are like its own."""
         found = {}
         for name, layers in borrowers.items():
@@ -81,9 +81,9 @@ class RunningModel:
             for theirs, ours in zip(layers, own, strict=True):
                 weights = ours.fwd.to_dict()
                 for path, t in theirs.fwd.to_dict().items():
-                    lent = weights.get(path)
-                    if lent is not None and (lent.shape, lent.dtype) == (t.shape, t.dtype):
-                        found[t] = self.session.lent(lent)
+                    w = weights.get(path)
+                    if w is not None and (w.shape, w.dtype) == (t.shape, t.dtype):
+                        found[t] = self.session.borrowed(w)
         return found
 
     def _run(

@@ -110,7 +110,7 @@ def _check(family: Any, precision: str, dropout: float, quick: bool = False, **s
     def train(ahead: int = 2**30, **execution: Any) -> Any:
         """`ahead`: bytes of entries that may be on their way at a time."""
         config = _config(family, execution, precision, dropout, **split)
-        with mock.patch.object(program, "_AHEAD", ahead):
+        with mock.patch.object(program, "_IN_FLIGHT", ahead):
             return _train(family, config)
 
     expected = train(activations="recompute")

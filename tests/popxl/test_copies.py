@@ -12,7 +12,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import compile as compile_module
+from popxl._lower import cpu
 from tests.popxl.compiled import executables, optimised, temporary_bytes
 
 ROWS, WIDTH = 6, 2**16
@@ -171,7 +171,7 @@ def _copies_of_two_entries() -> int:
 def test_without_the_switch_donated_entries_are_copied(monkeypatch):
     """Why `xla_cpu_copy_insertion_use_region_analysis` is set: if this fails, it can go."""
     assert _copies_of_two_entries() == 0
-    monkeypatch.setattr(compile_module, "_CONTROL_FLOW", re.compile(""))  # all code has loops
+    monkeypatch.setattr(cpu, "_CONTROL_FLOW", re.compile(""))  # all code has loops
     assert _copies_of_two_entries() > 0
 
 

@@ -132,7 +132,7 @@ def test_entries_on_disk_take_no_memory(tmp_path):
         assert session.remote_bytes() == 2 * 2 * 4 * SIZE
 
 
-def test_another_session_reads_what_is_lent(tmp_path):
+def test_another_session_reads_what_is_borrowed(tmp_path):
     """Without a copy; what it stores is its own."""
     results = []
     for on_disk in (0, 2):
@@ -143,7 +143,7 @@ def test_another_session_reads_what_is_lent(tmp_path):
             before = [session.read_variable_data(row) for row in rows]
             borrower = popxl.Session(other, "cpu")
             borrower.write_variables_data(
-                {b: session.lent(row) for b, row in zip(others, rows, strict=True)}
+                {b: session.borrowed(row) for b, row in zip(others, rows, strict=True)}
             )
             with borrower:
                 assert borrower.remote_bytes() == 0

@@ -14,7 +14,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import compile as compile_module
+from popxl._lower import cpu
 from popxl.transforms import autodiff
 from tests.popxl.programs import run_ir, store
 
@@ -171,7 +171,7 @@ NO_CONTROL_FLOW = re.compile("(?!)")  # matches nothing
 @pytest.mark.parametrize("name", ["a variable", "parts of a variable"])
 def test_it_would_not_with_the_switch_that_is_only_for_code_without_loops(name, monkeypatch):
     """The fault of XLA: if this fails after an upgrade of jaxlib, all code can have the switch."""
-    monkeypatch.setattr(compile_module, "_CONTROL_FLOW", NO_CONTROL_FLOW)
+    monkeypatch.setattr(cpu, "_CONTROL_FLOW", NO_CONTROL_FLOW)
     total, end = _loop_then_change(name)
     assert total != START.sum()
     np.testing.assert_array_equal(end, [ROWS * AFTER])

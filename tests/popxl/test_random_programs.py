@@ -81,7 +81,7 @@ class Writer:
         for _ in range(count):
             self.draw.choice(kinds)()
 
-    # ---- entries of a remote buffer: graphs with these are hosted ---------------------------
+    # ---- entries of a remote buffer: the host executes graphs with these ---------------
     def load(self) -> None:
         assert self.entries is not None
         at = self.draw.randrange(ENTRIES)
@@ -244,17 +244,19 @@ def _written_aside(writer: Writer, seed: int, arrays: list[np.ndarray]) -> list[
         return [p.there.copy() for p in writer._inner(seed, pairs, entries)]
 
 
-HOSTED = pytest.mark.parametrize("hosted", [False, True], ids=["one segment", "with entries"])
+WITH_ENTRIES = pytest.mark.parametrize(
+    "with_entries", [False, True], ids=["one segment", "with entries"]
+)
 
 
-def _check_values(seed: int, hosted: bool) -> None:
+def _check_values(seed: int, with_entries: bool) -> None:
     """Write a program, run it, and compare everything that it holds with numpy."""
     inputs = [f32(*SHAPE, seed=i) for i in range(3)]
     expected: list[np.ndarray] = []
 
     def build(*tensors):
         pairs = [Pair(ops.identity(t), x.copy()) for t, x in zip(tensors, inputs, strict=True)]
-        entries = _entries(f32(ENTRIES, *SHAPE, seed=9)) if hosted else None
+        entries = _entries(f32(ENTRIES, *SHAPE, seed=9)) if with_entries else None
         writer = Writer(random.Random(seed), pairs, entries=entries)
         writer.write(14)
         for i in range(ENTRIES if entries else 0):  # what is left in the buffer
@@ -269,17 +271,17 @@ def _check_values(seed: int, hosted: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@HOSTED
-def test_random_programs_give_numpy_s_values(seed, hosted):
-    _check_values(seed, hosted)
+@WITH_ENTRIES
+def test_random_programs_give_numpy_s_values(seed, with_entries):
+    _check_values(seed, with_entries)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", MORE)
-@HOSTED
-def test_hundreds_of_random_programs(first, hosted):
+@WITH_ENTRIES
+def test_hundreds_of_random_programs(first, with_entries):
     for seed in range(first, first + 100):
-        _check_values(seed, hosted)
+        _check_values(seed, with_entries)
 
 
 # ---- gradients ----------------------------------------------------------------------------------

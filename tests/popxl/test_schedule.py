@@ -15,7 +15,7 @@ from popxl import ops
 from popxl._lower import program as program_module
 from popxl._lower.build import _BYTES
 from popxl._lower.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
-from popxl.transforms import autodiff, compile_apart
+from popxl.transforms import autodiff, outline
 from tests.popxl.compiled import executables
 from tests.popxl.programs import f32, store
 
@@ -241,7 +241,7 @@ def test_replicas_may_use_different_entries():
 # ---- branches, loops, views ---------------------------------------------------------------------
 @pytest.mark.parametrize("known", [False, True], ids=["on the device", "on the host"])
 @pytest.mark.parametrize("taken", [False, True])
-def test_hosted_conditionals(taken, known):
+def test_conditionals_of_the_host(taken, known):
     def build(ir):
         buffer, variables = entries(f32(2, W))
         v = popxl.variable(np.ones(W, np.float32))
@@ -451,11 +451,11 @@ def test_resident_entries_give_the_same_bits(resident):
 
 def test_waiting_for_every_array_gives_the_same_bits(monkeypatch):
     expected = values(*started(training()))
-    monkeypatch.setattr(program_module, "_AHEAD", 0)
+    monkeypatch.setattr(program_module, "_IN_FLIGHT", 0)
     np.testing.assert_array_equal(values(*started(training())), expected)
 
 
-# ---- graphs compiled apart ----------------------------------------------------------------------
+# ---- outlined graphs ----------------------------------------------------------------------------
 def test_a_graph_compiled_apart_has_the_same_bits_in_other_surroundings():
     x, w = f32(64, 64), f32(64, 64, seed=1)
 
@@ -466,7 +466,7 @@ def test_a_graph_compiled_apart_has_the_same_bits_in_other_surroundings():
         def write(ir):
             a, b = popxl.variable(x), popxl.variable(w)
             graph = ir.create_graph(layer, a, b)
-            compile_apart(graph)
+            outline(graph)
             (y,) = ops.call(graph, a, b)
             out = store(y)
             if surrounded:
@@ -496,7 +496,7 @@ def test_what_only_the_result_needs_is_left_out_where_nobody_uses_the_result():
     def build(ir):
         a, b = popxl.variable(x), popxl.variable(w)
         graph = ir.create_graph(layer, a, b)
-        compile_apart(graph, first=inside)
+        outline(graph, first=inside)
         y, turned = ops.call(graph, a, b)
         _, again = ops.call(graph, a, b)
         return store(y), store(turned), store(again)
@@ -528,7 +528,7 @@ def test_a_graph_that_writes_in_place_is_compiled_apart_as_a_whole():
     def build(ir):
         a = popxl.variable(f32(W))
         graph = ir.create_graph(layer, a)
-        compile_apart(graph, first=inside)
+        outline(graph, first=inside)
         return store(*ops.call(graph, a))
 
     session, out = started(build)
@@ -542,18 +542,18 @@ def test_tensors_of_another_graph_are_refused_where_a_graph_is_cut():
         ir.create_graph(lambda x: x * 2, popxl.TensorSpec((W,), popxl.float32)) for _ in "12"
     )
     with pytest.raises(ValueError, match="is not in graph"):
-        compile_apart(one, first=two.outputs)
+        outline(one, first=two.outputs)
 
 
 def deep(layers: int) -> Callable[[popxl.Ir], Any]:
-    """A chain of layers written out, each a graph compiled apart; and the gradient."""
+    """A chain of layers written out, each an outlined graph; and the gradient."""
 
     def build(ir):
         buffer, _ = entries(f32(layers, W))
         x = popxl.variable(np.ones(W, np.float32))
         graph = ir.create_graph(lambda x, w: ops.tanh(x * w), x, x)
         info = autodiff(graph)
-        compile_apart(graph), compile_apart(info.graph)
+        outline(graph), outline(info.graph)
         y, calls = x, []
         for i in range(layers):
             calls.append(ops.call_with_info(graph, y, ops.remote_load(buffer, i)))
@@ -579,7 +579,9 @@ def test_segments_of_equal_graphs_share_an_executable():
     np.testing.assert_allclose(found[grad], slope, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("write", [deep, lambda layers: phased_of(layers)], ids=["apart", "loop"])
+@pytest.mark.parametrize(
+    "write", [deep, lambda layers: phased_of(layers)], ids=["outlined", "loop"]
+)
 def test_the_number_of_compiles_does_not_depend_on_the_number_of_layers(write):
     counts = {started(write(layers))[0].startup.compiles for layers in (4, 12)}
     assert len(counts) == 1

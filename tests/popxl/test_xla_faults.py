@@ -9,6 +9,7 @@ slow.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._lower import compile as compile_module
+from popxl._lower import cpu
 from popxl.ops import slicing
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import run
@@ -49,7 +51,7 @@ def test_matrix_products_with_reductions_are_right():
 
 def _without_ynn_switch(monkeypatch) -> None:
     monkeypatch.delitem(compile_module._SWITCHES["cpu"], YNN)
-    monkeypatch.setattr(compile_module, "_has_only_float32_products", lambda text: False)
+    monkeypatch.setattr(cpu, "_FLOAT32_PRODUCT", re.compile("none"))
 
 
 def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatch):
@@ -144,9 +146,9 @@ def test_dynamic_updates_then_a_reshape_are_right():
 MANY_SEGMENTS = """
 import sys, numpy as np, popxl
 from popxl import ops
-from popxl._lower import program
+from popxl._lower import cpu
 if sys.argv[1] == "off":
-    program._UNFINISHED = 10**9
+    cpu._UNFINISHED = 10**9
 ir, count = popxl.Ir(replication=2), 400
 with ir.main_graph:
     buffer = popxl.remote_buffer((64, 64), popxl.float32, count)

@@ -23,12 +23,14 @@ from popxl._core.verify import (
     verify_if_asked,
 )
 from popxl._lower import hostdata, placed
-from popxl._lower.devices import backend_epoch, replica_mesh, replicated
+from popxl._lower.cpu import backend_epoch
+from popxl._lower.devices import replica_mesh, replicated
 from popxl._lower.exchange import of_all_processes
 from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
-from popxl._lower.hostvalues import HostValues, Lent, place
+from popxl._lower.hostvalues import Borrowed, HostValues, place
+from popxl._lower.hostvalues import OnDemand as OnDemand
 from popxl._lower.placed import VariablePart as VariablePart
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
@@ -438,7 +440,11 @@ class Session:
         self.write_variables_data({tensor: data})
 
     def write_variables_data(self, tensors: Mapping[Variable, VariableData]) -> None:
-        """As `write_variable_data`, for several variables at once."""
+        """As `write_variable_data`, for several variables at once.
+
+        Of several processes each makes what it holds, if a value is `OnDemand`, which is not of
+        PopXL.
+        """
         values = self._values
         converted = {var: values.checked(var, data) for var, data in tensors.items()}
         for var, data in converted.items():
@@ -449,7 +455,7 @@ class Session:
                 placed.put(self._program, self._state, var, values)
                 values.lost.discard(var)
 
-    def lent(self, variable: Variable) -> Callable[[], np.ndarray]:
+    def borrowed(self, variable: Variable) -> Callable[[], np.ndarray]:
         """The value of a variable for another session (`write_variables_data`). Not of PopXL.
 
         An entry of a remote buffer is not copied where the other session's buffer is alike: while
@@ -461,7 +467,7 @@ class Session:
         """
         self._values.check(variable, Variable)
         read = partial(self.read_variable_data, variable)
-        return Lent(variable, lambda: self._state, read)
+        return Borrowed(variable, lambda: self._state, read)
 
     @property
     def disk_traffic(self) -> DiskTraffic:

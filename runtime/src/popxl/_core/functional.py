@@ -56,7 +56,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Outlined:
-    """A graph is an executable of its own. `first`: see `popxl.transforms.compile_apart`."""
+    """A graph is an executable of its own. `first`: see `popxl.transforms.outline`."""
 
     first: tuple[Tensor, ...]
 
@@ -117,7 +117,15 @@ class Node:
         return {} if self.op is None else self.op.attrs
 
     @property
-    def is_free(self) -> bool:
+    def called(self) -> Functional | None:
+        """The graph that it runs once, if it is a call."""
+        match self.regions:
+            case (region,) if region.count == 1 and region.kind == "always":
+                return region.graph
+        return None
+
+    @property
+    def is_rematerialised(self) -> bool:
         """Whether it is computed wherever its result is read, and not where it stands."""
         return self.kind in ("view", "zeros")
 

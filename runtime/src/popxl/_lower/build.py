@@ -1,6 +1,6 @@
 """From graphs to schedules: which ops the host does, and how the rest is cut into segments.
 
-Device ops between hosted ones are grouped: a load moves in front of the segment that is open, a
+Device nodes between host-executed ones are grouped: a load moves in front of the open segment, a
 store waits until it is closed. So a segment is closed only where the host has to wait for it, where
 a buffer is loaded from after it was stored to, or where more than `_BYTES` were loaded for it.
 """
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from popxl._core.functional import count_updates, functionalise
 from popxl._core.regions import regions
 from popxl._lower.assembly import Assembly
-from popxl._lower.donation import copy_lent_entries, donate
+from popxl._lower.donation import copy_borrowed_entries, donate
 from popxl._lower.flatten import Flattener
-from popxl._lower.hosted import Hosted
+from popxl._lower.host_executed import HostExecuted
 from popxl._lower.hostside import host_rule, is_host_kind
 from popxl._lower.nested import Nested
 from popxl._lower.schedule import Compute, Load, Routine, Run, Schedule, Slot, Store, calls
@@ -40,7 +40,7 @@ def build_schedule(ir: Ir) -> Schedule:
     graph = functionalise(ir.main_graph)
     main = _Program().routine(graph, frozenset(), range(len(graph.outputs)))
     routines = list(_reached(main))
-    copy_lent_entries(routines)
+    copy_borrowed_entries(routines)
     runs = [step for r in routines for step in r.steps if isinstance(step, Run)]
     return Schedule(graph, main, routines, [run.segment for run in runs])
 
@@ -72,8 +72,8 @@ class _Program:
 
     def __init__(self) -> None:
         self.routines: dict[Any, Routine] = {}
-        self.hosted = Hosted()
-        self.flattened = Flattener(self.hosted)
+        self.host = HostExecuted()
+        self.flattened = Flattener(self.host)
 
     def routine(
         self,
@@ -100,11 +100,11 @@ class _Builder:
         arrays: frozenset[int],
         zeros: tuple[int, ...],
     ) -> None:
-        self.hosted = program.hosted
-        self._has_hosted = program.hosted.has_hosted(graph)
+        self._host = program.host
+        self._has_steps = program.host.any_in(graph)
         self._candidates = _candidates(graph)
         title = f"{graph.graph.id}.first" if zeros else graph.graph.id
-        if self._has_hosted:
+        if self._has_steps:
             graph = program.flattened(graph)
         if zeros:
             passed = [i for i in range(len(graph.inputs)) if i not in zeros]
@@ -137,27 +137,27 @@ class _Builder:
     # ---- nodes ----------------------------------------------------------------------------------
     def _walk(self) -> None:
         for node in self._graph.nodes:
-            if node.is_free or (self._has_hosted and self._on_host(node)):
+            if node.is_rematerialised or (self._has_steps and self._computed(node)):
                 continue
-            if self.hosted.is_hosted(node):
-                self._hosted_node(node)
+            if self._host.executes(node):
+                self._on_the_host(node)
             else:
                 self._assembly.run(node)
             self._assembly.updates += count_updates(node)
 
-    def _hosted_node(self, node: Node) -> None:
+    def _on_the_host(self, node: Node) -> None:
         if node.op is not None and node.op.defn is REMOTE_LOAD:
             self._load(node)
         elif node.op is not None and node.op.defn is REMOTE_STORE:
             self._store(node)
         elif node.regions[0].kind == "branch":
             self._nested.branch(node)
-        elif self.hosted.has_hosted(node.regions[0].graph) or not _runs_once(node):
+        elif node.called is None or self._host.any_in(node.called):
             self._nested.loop(node)
         else:
             self._outlined(node)
 
-    def _on_host(self, node: Node) -> bool:
+    def _computed(self, node: Node) -> bool:
         """Compute a node on the host, if it knows all inputs."""
         if node.op is None or node.kind != "op" or not all(
             is_host_kind(v.spec) for v in node.outputs
@@ -225,12 +225,8 @@ class _Builder:
         self._assembly.close(node.outputs)
 
 
-def _runs_once(node: Node) -> bool:
-    return all(r.count == 1 and r.kind == "always" for r in node.regions)
-
-
 def _candidates(graph: Functional) -> set[int]:
-    """Inputs that callers hand over: those that change, and those that are carried on."""
+    """Inputs that callers donate: those that change, and those that are carried on."""
     if graph.is_branch:
         return set()
     found = set(graph.changed)

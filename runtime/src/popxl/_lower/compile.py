@@ -7,16 +7,13 @@ without its switch.
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
-_LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
+from popxl._lower import cpu
+
 _DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"
 _SWITCHES: dict[str, dict[str, Any]] = {
-    "cpu": {
-        # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
-        _LIBRARY: "",
-    },
+    "cpu": cpu.SWITCHES,
     "gpu": {
         "xla_gpu_enable_latency_hiding_scheduler": True,
         # Scatters add in the order in which atomic operations happen to arrive, and cuDNN's
@@ -40,30 +37,8 @@ def compile_lowered(lowered: Any, platform: str) -> Any:
         # The gradient of max pooling, which XLA does not compile with it.
         options[_DETERMINISTIC] = False
     if platform == "cpu":
-        if _has_only_float32_products(text):
-            # YNNPACK's matrix products by themselves are right, and faster than Eigen's. Some of
-            # 16 bits fail when they run, so code with any of those gets none.
-            options[_LIBRARY] = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-        if _CONTROL_FLOW.search(text):
-            # Whole models, such as a loop that generates. The default order of kernels lets
-            # independent ones run at once, and so makes all layers' weights ready in advance.
-            options["xla_cpu_scheduler_type"] = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-        else:
-            # Saves copies of donated arrays that several kernels read. With loops it may overwrite
-            # an array before a loop that reads it has run.
-            options["xla_cpu_copy_insertion_use_region_analysis"] = True
+        options |= cpu.switches_for(text)
     return lowered.compile(compiler_options=options)
-
-
-_CONTROL_FLOW = re.compile(r"stablehlo\.(while|case|if)\b")
-
-
-def _has_only_float32_products(stablehlo: str) -> bool:
-    products = re.findall(r"stablehlo\.dot_general.*", stablehlo)
-    return bool(products) and all(_FLOAT32_PRODUCT.search(line) for line in products)
-
-
-_FLOAT32_PRODUCT = re.compile(r": \(tensor<[\dx]*f32>, tensor<[\dx]*f32>\) -> tensor<[\dx]*f32>")
 
 
 _PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,17 +10,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import popdist
-from popxl._core.log import logger
+from popxl._lower import cpu
 from popxl._lower.compile import prepare_environment
 from popxl.errors import DeviceError
 from popxl.ops._collective import AXIS
-
-_epoch = 0
-
-
-def backend_epoch() -> int:
-    """Counts restarts of the CPU backend: what was compiled before one is void."""
-    return _epoch
 
 
 def platform_of(device_desc: str) -> str:
@@ -56,11 +48,11 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
     prepare_environment()
     if instances > 1:
         return _mesh_over_processes(device_desc, replicas, instances)
-    _make_cpu_devices(max(_processors(), replicas))
+    cpu.make_devices(replicas)
     devices = _devices(device_desc, replicas, jax.local_devices)
     may_restart = devices[0].platform == "cpu" and jax.process_count() == 1
-    if len(devices) < replicas and may_restart and not _cpu_devices_are_given():
-        devices = _restart_cpu(replicas)
+    if len(devices) < replicas and may_restart and not cpu.are_given():
+        devices = cpu.restart(replicas)
     if len(devices) < replicas:
         raise _too_few(devices, replicas, "there are")
     return Mesh(np.asarray(devices[:replicas]), (AXIS,))
@@ -75,7 +67,7 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
             f"{popdist.getNumInstances()}: each process needs the same number of replicas"
         )
     each = replicas // instances
-    _make_cpu_devices(max(each, popdist.getNumLocalReplicas()))
+    cpu.make_devices(max(each, popdist.getNumLocalReplicas()))
     found = _devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []
     for process in range(instances):
@@ -111,48 +103,6 @@ def _too_few(devices: Sequence[Any], needed: int, there_are: str) -> DeviceError
         needed,
         len(devices),
     )
-
-
-def _processors() -> int:
-    """Processors this process may use, at most 64.
-
-    That many virtual devices are made at start. XLA has a thread for each processor or, if there
-    are more, for each device, whether a program uses it or not: with more threads than processors
-    a large product takes up to three times as long. More are made when a program needs them.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), 64)
-    return min(os.cpu_count() or 1, 64)
-
-
-def _cpu_devices_are_given() -> bool:
-    """Whether the user has set the number of virtual CPU devices; then it stays."""
-    return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-
-
-def _make_cpu_devices(count: int) -> None:
-    """Ask for virtual CPU devices; has an effect only before the first backend use."""
-    if _cpu_devices_are_given():
-        return
-    try:
-        if jax.config.jax_num_cpu_devices < count:
-            jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        pass  # the backend runs already
-
-
-def _restart_cpu(count: int) -> list[Any]:
-    """Start the CPU backend anew with more devices; compiled programs are rebuilt on next use."""
-    global _epoch
-    from jax.extend import backend
-
-    for array in jax.live_arrays():  # the backend must not go while it computes
-        array.block_until_ready()
-    logger.info("restarting the CPU backend with %d virtual devices", count)
-    backend.clear_backends()
-    _epoch += 1
-    jax.config.update("jax_num_cpu_devices", count)
-    return jax.devices("cpu")
 
 
 def two_memories(platform: str) -> bool:

@@ -4,8 +4,8 @@ Values never change, so this follows from slots alone. A slot's value is in memo
 that of an input of the routine, or in that of an entry of a remote buffer; after a branch, or a
 loop whose outputs change places, in one of several. Memory is *dead* at a step if no slot that may
 be in it is used after it. A segment donates an argument whose memory is dead and the routine's.
-Inputs are the caller's, except those that change or are carried: callers hand these over, and copy
-what they need themselves. An entry lends its memory to what is loaded from it.
+Inputs are the caller's, except those that change or are carried: callers donate these, and copy
+what they need themselves. What is loaded from an entry borrows its memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def donate(routine: Routine, candidates: Iterable[int]) -> None:
     """Decide for all steps of `routine`, in place.
 
     Args:
-        candidates: inputs that callers may be asked to hand over.
+        candidates: inputs that callers may be asked to donate.
     """
     _Donor(routine, frozenset(candidates)).decide()
 
@@ -145,7 +145,7 @@ class _Donor:
                 room[kind] -= 1
                 donated.append(i)
                 if load is not None:
-                    load.gives = True
+                    load.donates = True
                 self.gone |= self.memory[slot]
         segment.donated = tuple(sorted(donated))
 
@@ -167,7 +167,7 @@ class _Donor:
         for k, out in enumerate(body.outs):
             if out is not None:
                 self._place(out, self._returned(body, k, carried))
-        body.gives = tuple(
+        body.donated = tuple(
             s for s in dict.fromkeys(body.args)
             if self.last_use[s] == index and s not in self.routine.start
         )  # fmt: skip
@@ -199,11 +199,11 @@ class _Donor:
         """Let each step free what is not needed after it."""
         known = set(self.routine.start)
         for i, step in enumerate(self.routine.steps):
-            given = set(step.body.gives) if isinstance(step, Loop) else set()
+            donated = set(step.body.donated) if isinstance(step, Loop) else set()
             slots: Iterable[Slot] = dict.fromkeys([*step.reads(), *step.writes()])
             step.last = tuple(
                 s for s in slots
-                if self.last_use.get(s, i) == i and s not in given and s not in known
+                if self.last_use.get(s, i) == i and s not in donated and s not in known
             )  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def _updating_loads(routine: Routine) -> dict[Slot, Load]:
     return found
 
 
-def copy_lent_entries(routines: Iterable[Routine]) -> None:
+def copy_borrowed_entries(routines: Iterable[Routine]) -> None:
     """Let loads and stores make copies where a load of the buffer donates its entry while the value
     is still needed: both may be the same entry."""
     routines = list(routines)
@@ -244,7 +244,7 @@ def copy_lent_entries(routines: Iterable[Routine]) -> None:
         for i, step in enumerate(routine.steps):
             if not isinstance(step, (Load, Store)) or step.buffer not in anywhere:
                 continue
-            if step.copies or (isinstance(step, Load) and step.gives):
+            if step.copies or (isinstance(step, Load) and step.donates):
                 continue
             until = last.get(step.out if isinstance(step, Load) else step.value, i)
             step.copies = until == end or any(
@@ -253,7 +253,7 @@ def copy_lent_entries(routines: Iterable[Routine]) -> None:
 
 
 def _donated_by(step: Step) -> set[RemoteBuffer]:
-    if isinstance(step, Load) and step.gives:
+    if isinstance(step, Load) and step.donates:
         return {step.buffer}
     return set().union(*(_donated(passed.routine) for passed in calls(step)))
 

@@ -46,7 +46,7 @@ class Entries:
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
-        self._lent: dict[int, tuple[Entries, int]] = {}
+        self._borrowed: dict[int, tuple[Entries, int]] = {}
         self._in_files = max(len(self) - buffer.on_disk, 0)  # the first entry that is
         self._file = self._made_file(traffic)
 
@@ -84,28 +84,28 @@ class Entries:
             return True
         return self._moves and index not in self._resident
 
-    def load(self, index: Index, gives: bool = False, copies: bool = False) -> jax.Array:
+    def load(self, index: Index, donate: bool = False, copies: bool = False) -> jax.Array:
         """The entry on the device.
 
         Args:
-            gives: the entry is left without a value, and the result may be donated.
+            donate: the entry is left without a value, and the result may be donated.
             copies: the result shares no memory with the entry.
         """
         if isinstance(index, tuple):
             return self._load_each(index)
         array = self._arrays.get(index)
         if array is None:
-            return self._moved(self.array(index), self._device, self._taken(index, gives, copies))
-        if gives:
+            return self._moved(self.array(index), self._device, self._taken(index, donate, copies))
+        if donate:
             del self._arrays[index]
         return self._moved(array, self._device, copies)
 
-    def _taken(self, index: int, gives: bool, copies: bool) -> bool:
+    def _taken(self, index: int, donate: bool, copies: bool) -> bool:
         """Whether the array of an entry that was not in memory has to be copied."""
-        if gives and index in self._arrays:  # zeros, just made
+        if donate and index in self._arrays:  # zeros, just made
             del self._arrays[index]
             return copies
-        return copies or gives  # a file may be written from it, or it is another program's
+        return copies or donate  # a file may be written from it, or it is another program's
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
         """Replace the entry.
@@ -120,17 +120,17 @@ class Entries:
         self._set(index, self._moved(value, self._sharding(index), copies))
 
     def _set(self, index: int, array: jax.Array) -> None:
-        self._lent.pop(index, None)
+        self._borrowed.pop(index, None)
         if self._file is not None and index >= self._in_files:
             self._file.store(index - self._in_files, array)
         else:
             self._arrays[index] = array
         self.stored.add(index)
 
-    def departing(self, index: int, gives: bool) -> tuple[jax.Array, NamedSharding]:
+    def departing(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
         """The entry where it is stored, and the device's sharding; see `load`."""
         array = self.array(index)
-        if gives:
+        if donate:
             self._arrays.pop(index, None)  # one of a file, or of another program, is not there
         return array, self._device
 
@@ -176,8 +176,8 @@ class Entries:
     def array(self, index: int) -> jax.Array:
         """The entry where it is stored; one of a file in memory."""
         self._check(index)
-        if index in self._lent:
-            lender, theirs = self._lent[index]
+        if index in self._borrowed:
+            lender, theirs = self._borrowed[index]
             return lender.array(theirs)
         file, at = self._file, index - self._in_files
         if file is not None and at >= 0:
@@ -205,7 +205,7 @@ class Entries:
         if not (alike and self._host == lender._host):
             return False
         self._arrays.pop(index, None)
-        self._lent[index] = lender, theirs
+        self._borrowed[index] = lender, theirs
         return True
 
     # ---- files ----------------------------------------------------------------------------------

@@ -11,18 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from popxl._core.functional import Copy, Functional, Node, PureRegion, Value
+from popxl._lower.hostside import host_rule
+from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from popxl._lower.hosted import Hosted
+    from popxl._lower.host_executed import HostExecuted
 
 
 class Flattener:
     """Takes graphs apart, each once."""
 
-    def __init__(self, hosted: Hosted) -> None:
-        self._hosted = hosted
+    def __init__(self, host: HostExecuted) -> None:
+        self._host = host
+        self._inlined: dict[Functional, bool] = {}
         self._known: dict[Functional, Functional] = {}
         self._halves: dict[Functional, tuple[Functional, Functional] | None] = {}
 
@@ -38,7 +41,7 @@ class Flattener:
         return self._known[graph]
 
     def _add(self, copy: Copy, node: Node, used: set[Value]) -> None:
-        if self._hosted.is_inlined(node):
+        if self._is_inlined(node):
             self._write_out(copy, node)
         elif (halves := self._halves_of(node)) is not None:
             self._call_halves(copy, node, halves, used)
@@ -56,16 +59,39 @@ class Flattener:
             if at is not None:
                 copy.new[node.outputs[at]] = v
 
+    # ---- calls that are written out --------------------------------------------------------------
+    def _is_inlined(self, node: Node) -> bool:
+        """Whether a call is written out where it stands, because its graph does little but move
+        entries, or passes its inputs on."""
+        graph = node.called
+        if graph is None:
+            return False
+        if graph not in self._inlined:
+            self._inlined[graph] = self._can_be_inlined(graph)
+        return self._inlined[graph]
+
+    def _can_be_inlined(self, graph: Functional) -> bool:
+        if graph.is_outlined or graph.changed:
+            return False
+        if not self._host.any_in(graph):
+            return any(v.node is None for v in graph.outputs)
+        return all(
+            node.kind == "op"
+            and node.op is not None
+            and (
+                node.op.defn in (REMOTE_LOAD, REMOTE_STORE)
+                or host_rule(node.op) is not None
+                or self._is_inlined(node)
+            )
+            for node in graph.nodes
+        )
+
     # ---- halves ---------------------------------------------------------------------------------
     def _halves_of(self, node: Node) -> tuple[Functional, Functional] | None:
-        if len(node.regions) != 1:
+        graph = node.called
+        if graph is None or not graph.is_outlined or not graph.first or graph.changed:
             return None
-        (region,) = node.regions
-        graph = region.graph
-        once = region.count == 1 and region.kind == "always"
-        if not once or not graph.is_outlined or not graph.first or graph.changed:
-            return None
-        if self._hosted.has_hosted(graph):
+        if self._host.any_in(graph):
             return None
         if graph not in self._halves:
             self._halves[graph] = _halves(graph)
@@ -85,7 +111,7 @@ class Flattener:
             self._call(copy, node, rest, known)
         views = Copy(known)
         for n in region.graph.nodes:
-            if n.is_free:
+            if n.is_rematerialised:
                 views.add(n)
         copy.nodes += views.nodes
         for inner, outer in wanted:
@@ -118,10 +144,11 @@ def _halves(graph: Functional) -> tuple[Functional, Functional]:
             wanted.update(node.inputs)
     first = [n for n in graph.nodes if not wanted.isdisjoint(n.outputs)]
     rest = [n for n in graph.nodes if wanted.isdisjoint(n.outputs)]
-    made = {v for n in first for v in n.outputs if not n.is_free}
+    made = {v for n in first for v in n.outputs if not n.is_rematerialised}
     read = _behind([*graph.first, *graph.outputs, *(v for n in rest for v in n.inputs)])
     crossing = [v for n in first for v in n.outputs if v in made and v in read]
-    ends = [v for n in rest if not n.is_free for v in n.outputs if v in _behind(graph.outputs)]
+    returned = _behind(graph.outputs)
+    ends = [v for n in rest if not n.is_rematerialised for v in n.outputs if v in returned]
     return (
         _part(graph, first, crossing, graph.inputs),
         _part(graph, rest, ends, [*graph.inputs, *crossing]),
@@ -137,7 +164,7 @@ def _behind(values: Iterable[Value]) -> set[Value]:
         if v in seen:
             continue
         seen.add(v)
-        if v.node is not None and v.node.is_free:
+        if v.node is not None and v.node.is_rematerialised:
             waiting += v.node.inputs
         else:
             found.add(v)
@@ -149,11 +176,11 @@ def _part(
 ) -> Functional:
     """A graph of some of the nodes, with the views and zeros that they read."""
     own = {v for n in nodes for v in n.outputs}
-    needed = [n for n in graph.nodes if n.is_free or not own.isdisjoint(n.outputs)]
+    needed = [n for n in graph.nodes if n.is_rematerialised or not own.isdisjoint(n.outputs)]
     live = set(outputs)
     kept = []
     for n in reversed(needed):
-        if not n.is_free or not live.isdisjoint(n.outputs):
+        if not n.is_rematerialised or not live.isdisjoint(n.outputs):
             kept.append(n)
             live.update(n.inputs)
     inputs = [v for v in dict.fromkeys(given) if v in live]

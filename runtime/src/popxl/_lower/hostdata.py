@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import numpy as np
 
+from popxl._lower.cpu import not_adopted
 from popxl._lower.devices import global_shape
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from popxl.tensor import Variable
 
 
-_ADOPTED = 64  # bytes
 Item = TypeVar("Item")
 
 
@@ -36,7 +36,7 @@ def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
     in place.
     """
     return jax.make_array_from_callback(
-        x.shape, sharding, lambda index: _to_be_copied(x[index])
+        x.shape, sharding, lambda index: not_adopted(x[index])
     ).block_until_ready()
 
 
@@ -57,32 +57,9 @@ def put_parts(
 
     def found(index: tuple[slice, ...]) -> np.ndarray:
         value = part((index[0].start or 0) // rows)
-        return _to_be_copied(value if value.ndim else value[None])
+        return not_adopted(value if value.ndim else value[None])
 
     return jax.make_array_from_callback(whole, sharding, found).block_until_ready()
-
-
-def _to_be_copied(x: np.ndarray) -> np.ndarray:
-    """The same values where XLA will copy them.
-
-    On CPU, XLA adopts a host array that happens to lie on an `_ADOPTED` boundary, even if asked
-    not to alias; adopted memory cannot be donated, so that the program would copy it instead.
-    """
-    x = np.asarray(x, order="C")
-    if x.ctypes.data % _ADOPTED or not x.nbytes:
-        return x
-    out = staging(x.shape, x.dtype)
-    out[...] = x
-    return out
-
-
-def staging(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros in memory that XLA will copy, as for `_to_be_copied`."""
-    dtype = np.dtype(dtype)
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(nbytes + 2 * _ADOPTED, np.uint8)
-    start = -memory.ctypes.data % _ADOPTED + dtype.itemsize
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def own_part(x: jax.Array) -> np.ndarray:

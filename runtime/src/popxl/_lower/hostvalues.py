@@ -20,6 +20,7 @@ from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
 
 if TYPE_CHECKING:
+    from popxl._lower.placed import VariablePart
     from popxl._lower.program import State
     from popxl.ir import Ir
 
@@ -27,7 +28,7 @@ Source = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Lent:
+class Borrowed:
     """The value of another session's variable, for `Session.write_variables_data`.
 
     Where both are entries of remote buffers that are alike, the value is not copied: the entry
@@ -44,6 +45,22 @@ class Lent:
 
     def __call__(self) -> np.ndarray:
         return self.read()
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """The value of a variable, for `Session.write_variables_data`, which can also be made in part.
+
+    Attributes:
+        whole: makes it.
+        some: makes it for a process that holds only these parts; the other elements do not matter.
+    """
+
+    whole: Callable[[], np.ndarray]
+    some: Callable[[tuple[VariablePart, ...]], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return self.whole()
 
 
 class HostValues:
@@ -125,8 +142,13 @@ class HostValues:
                 f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' "
                 "or 'c' to write it"
             )
-        if isinstance(data, Lent) and not is_map:
+        if isinstance(data, Borrowed) and not is_map:
             return replace(data, read=lambda: _fitting(var, data.read()))
+        if isinstance(data, OnDemand) and not is_map:
+            whole, some = data.whole, data.some
+            return OnDemand(
+                lambda: _fitting(var, whole()), lambda parts: _fitting(var, some(parts))
+            )
         if callable(data) and not is_map:
             return lambda: _fitting(var, data())
         return _fitting(var, data() if callable(data) else data)
@@ -136,10 +158,15 @@ class HostValues:
         """The value; what has a source is made anew, and kept by nobody."""
         return self._sources[var]() if var in self._sources else self._arrays[var]
 
-    def lender(self, var: Variable) -> Lent | None:
+    def on_demand(self, var: Variable) -> OnDemand | None:
+        """What makes the value, or a part of it, if it was given so."""
+        source = self._sources.get(var)
+        return source if isinstance(source, OnDemand) else None
+
+    def lender(self, var: Variable) -> Borrowed | None:
         """Whose value it is, if another session lends it."""
         source = self._sources.get(var)
-        return source if isinstance(source, Lent) else None
+        return source if isinstance(source, Borrowed) else None
 
     def on_replica(self, var: Variable, replica: int) -> np.ndarray:
         """What a replica stores of the value."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -23,19 +22,19 @@ import popdist
 from popxl._core.effects import Effects, program_effects
 from popxl._lower.build import build_schedule
 from popxl._lower.cache import SegmentCache
+from popxl._lower.cpu import Launcher
 from popxl._lower.devices import global_shape, per_replica, replicated, two_memories
 from popxl._lower.donation import is_exclusive
 from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
-from popxl._lower.launch import Turns
 from popxl._lower.lookahead import window_of
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Traffic
 from popxl._lower.transfers import check_transfers
 from popxl._lower.transit import Transit
-from popxl._lower.walker import Ahead, Globals, Walker, wait_for
+from popxl._lower.walker import Globals, InFlight, Walker
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("popxl")
 
 _NUMBERS_KEPT = 2**14
-_AHEAD = 64 * 2**20  # bytes in flight where a load is no copy
-_UNFINISHED = 8  # segments
+_IN_FLIGHT = 64 * 2**20  # bytes, where a load is no copy
 
 
 @dataclass
@@ -99,19 +97,6 @@ def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:
     )
 
 
-def _unfinished_limit(platform: str, ir: Ir) -> int | None:
-    """How many segments may be on their way; None: the walker's bound on bytes is enough.
-
-    XLA's CPU backend starts segments that do not depend on each other at once. Collectives of
-    several processes (gloo) are told apart by their order alone, and would be mixed up. Those of
-    replicas in one process block a thread each, and starting a 33rd segment on a device blocks one
-    too: with no thread left for the replica that all wait for, the program would stand still.
-    """
-    if platform != "cpu" or ir.replication_factor == 1:
-        return None
-    return 0 if ir._instances > 1 else _UNFINISHED
-
-
 class Program:
     """What a session compiles and runs."""
 
@@ -127,13 +112,10 @@ class Program:
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
-        self._unfinished: deque[jax.Array] = deque()
-        self._unfinished_limit = _unfinished_limit(self.platform, ir)
-        # Elsewhere devices have one queue; with replicas, launches of one thread overlap as well.
-        alone = self.platform == "cpu" and ir.replication_factor == 1
-        self._turns = Turns() if alone else None
+        on_cpu = self.platform == "cpu"
+        self._launcher = Launcher(ir.replication_factor, ir._instances) if on_cpu else None
         self._numbers: dict[Any, jax.Array] = {}
-        self._ahead = Ahead(_AHEAD)
+        self._in_flight = InFlight(_IN_FLIGHT)
         self._transit: Transit | None = None  # of the last run
         self.timing: Timing | None = None
 
@@ -224,17 +206,10 @@ class Program:
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         executable = self.executables[segment]
-        if self._turns is None:
+        if self._launcher is None:
             results = executable(*arguments)
         else:
-            results = self._turns.launch(executable, arguments, segment.nbytes)
-        if self._unfinished_limit == 0:
-            jax.block_until_ready(results)
-        elif self._unfinished_limit is not None and results:
-            self._unfinished.append(results[0])
-            if len(self._unfinished) > self._unfinished_limit:
-                oldest = self._unfinished.popleft()
-                wait_for(results[0] if oldest.is_deleted() else oldest)
+            results = self._launcher(executable, arguments, segment.nbytes)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print
@@ -263,7 +238,7 @@ class Program:
                 if i not in changed}  # fmt: skip
         with state.running(self):
             slots = walker.routine(main, given)
-            self._ahead.let_go()
+            self._in_flight.let_go()
             if self._transit is not None:
                 self._transit.finish()
         state.variables.update(kept)
@@ -284,16 +259,17 @@ class Program:
             self._transit = Transit(main, state.entries, put_together, window)
         given = (
             *(self._call, self._number, jnp.copy, state.entries, shared),
-            *(self._ahead, self._transit),
+            *(self._in_flight, self._transit),
         )
         return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
-        self._ahead.settle()
+        self._in_flight.settle()
         if self._transit is not None:
             self._transit.settle()
-        self._unfinished.clear()  # they would keep their memory
+        if self._launcher is not None:
+            self._launcher.settle()
 
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)

@@ -63,13 +63,13 @@ class Load(Transfer):
     """Bring entry `at` of a remote buffer to the device.
 
     Attributes:
-        gives: the entry gives its memory away: a later step stores to it before anything else
+        donates: the entry donates its memory: a later step stores to it before anything else
             looks at the buffer, and a run in between donates it.
         copies: the value must not share memory with the entry.
     """
 
     out: Slot
-    gives: bool = False
+    donates: bool = False
     copies: bool = False
 
     def reads(self) -> Iterator[Slot]:
@@ -155,14 +155,14 @@ class Passed:
         outs: slot for each output; None: nobody wants it, or it is what the caller passed.
         copies: inputs that get a copy, because the routine donates them and the caller needs them
             afterwards.
-        gives: slots that the caller hands over: it needs them no more.
+        donated: slots that the caller donates: it needs them no more.
     """
 
     routine: Routine
     args: tuple[Slot, ...]
     outs: tuple[Slot | None, ...] = ()
     copies: frozenset[int] = frozenset()
-    gives: tuple[Slot, ...] = ()
+    donated: tuple[Slot, ...] = ()
 
     def reads(self) -> Iterator[Slot]:
         yield from self.args
@@ -305,7 +305,7 @@ def _step_text(step: Step, routine: Routine) -> str:
 
     match step:
         case Load():
-            how = " giving its memory" if step.gives else ""
+            how = " donating its memory" if step.donates else ""
             return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.at)}]{how}"
         case Store():
             return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.at)}]"
@@ -317,8 +317,8 @@ def _step_text(step: Step, routine: Routine) -> str:
         case Run():
             outs = f"{_slots(step.outs)} = " if step.outs else ""
             donated = [step.args[i] for i in step.segment.donated]
-            giving = f" giving {_slots(donated)}" if donated else ""
-            return f"{outs}run {step.segment.name}({_slots(step.args)}){giving}"
+            donating = f" donating {_slots(donated)}" if donated else ""
+            return f"{outs}run {step.segment.name}({_slots(step.args)}){donating}"
         case Loop():
             outs = _slots(step.body.outs)
             what = "call" if step.count == 1 else f"{step.count} times"

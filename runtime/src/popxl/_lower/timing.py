@@ -146,13 +146,13 @@ class TimedWalker(LabelledWalker):
     def _observed(self, kind: type[Step], do: Do) -> Do:
         def run(step: Any, slots: list[Any], updates: int) -> None:
             label = self._label(step)
-            waited, start = self._ahead.waited, time.perf_counter()
+            waited, start = self._in_flight.waited, time.perf_counter()
             with jax.profiler.TraceAnnotation(label or "no part"):
                 do(step, slots, updates)
                 if self._timing.apart:
                     self._complete(step, slots)
             seconds = time.perf_counter() - start
-            waiting = seconds if kind is Fetch else self._ahead.waited - waited
+            waiting = seconds if kind is Fetch else self._in_flight.waited - waited
             self._note(step, label, seconds - waiting, waiting)
 
         return run

@@ -29,11 +29,11 @@ class EntriesOf(Protocol):
 
     def travels(self, index: Index) -> bool: ...
 
-    def load(self, index: Index, gives: bool = False, copies: bool = False) -> Any: ...
+    def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any: ...
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None: ...
 
-    def departing(self, index: int, gives: bool) -> tuple[Any, Any]: ...
+    def departing(self, index: int, donate: bool) -> tuple[Any, Any]: ...
 
     def arriving(self, index: int) -> Any: ...
 
@@ -77,7 +77,7 @@ class Transit:
             self._fetch_consecutive()
             self._lead -= 1
         if not self._entries[step.buffer].travels(index) or isinstance(index, tuple):
-            return self._entries[step.buffer].load(index, step.gives, step.copies)
+            return self._entries[step.buffer].load(index, step.donates, step.copies)
         asked, array = self._loads.popleft()
         assert asked is step
         self._loads_nbytes -= step.nbytes
@@ -173,7 +173,7 @@ class Transit:
     def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:
         if not batch:
             return
-        found = [self._entries[step.buffer].departing(i, step.gives) for step, i in batch]
+        found = [self._entries[step.buffer].departing(i, step.donates) for step, i in batch]
         arrays = self._put([array for array, _ in found], [to for _, to in found])
         self._loads.extend((step, a) for (step, _), a in zip(batch, arrays, strict=True))
 

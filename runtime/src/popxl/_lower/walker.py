@@ -71,8 +71,8 @@ def _is_there(array: jax.Array) -> bool:
 
 
 @dataclass
-class Ahead:
-    """Arrays that were asked for, up to a number of bytes.
+class InFlight:
+    """Arrays that were asked for and may not be there yet: a window of bytes.
 
     Attributes:
         limit: bytes on one replica; more are waited for.
@@ -125,11 +125,11 @@ class Walker:
         copy: Callable[[jax.Array], jax.Array],
         entries: Mapping[RemoteBuffer, Entries],
         shared: Globals,
-        ahead: Ahead,
+        in_flight: InFlight,
         transit: Transit | None = None,
     ) -> None:
         self._call, self._number, self._copy = call, number, copy
-        self._entries, self._shared, self._ahead = entries, shared, ahead
+        self._entries, self._shared, self._in_flight = entries, shared, in_flight
         self._transit = transit
         self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
             Load: self._load,
@@ -162,9 +162,9 @@ class Walker:
             slots[step.out] = self._transit.load(step, slots[step.at])
             return
         entries, at = self._entries[step.buffer], slots[step.at]
-        array = slots[step.out] = entries.load(at, step.gives, step.copies)
+        array = slots[step.out] = entries.load(at, step.donates, step.copies)
         if step.copies or entries.travels(at):
-            self._ahead.add(array, step.nbytes)
+            self._in_flight.add(array, step.nbytes)
 
     def _store(self, step: Store, slots: list[Any], updates: int) -> None:
         if self._transit is not None:
@@ -213,7 +213,7 @@ class Walker:
         if segment.is_checked:
             shared.fault = next(rest)
         if results and self._transit is None:
-            self._ahead.add(results[0], segment.result_bytes)
+            self._in_flight.add(results[0], segment.result_bytes)
 
     # ---- routines -------------------------------------------------------------------------------
     def _loop(self, step: Loop, slots: list[Any], updates: int) -> None:
@@ -221,7 +221,7 @@ class Walker:
         current = [slots[s] for s in body.args]
         for i in body.copies:
             current[i] = self._copy(current[i])
-        for slot in body.gives:
+        for slot in body.donated:
             slots[slot] = None
         base, each = step.updates
         outs: list[Any] = []

@@ -23,7 +23,7 @@ from popxl._lower.schedule import Fetch, Schedule, Step, Transfer
 from popxl._lower.segment import nbytes_of, result_specs
 from popxl._lower.timing import Do, LabelledWalker
 from popxl._lower.transit import Transit
-from popxl._lower.walker import Ahead, Globals
+from popxl._lower.walker import Globals, InFlight
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
@@ -236,8 +236,8 @@ class SimulatedEntries:
     def travels(self, index: Index) -> bool:
         return _first(index) not in self._resident
 
-    def load(self, index: Index, gives: bool = False, copies: bool = False) -> Any:
-        array, where = self.departing(_first(index), gives)
+    def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
+        array, where = self.departing(_first(index), donate)
         if self.travels(index):
             (array,) = self._device.put([array], [where])
             return array
@@ -249,8 +249,8 @@ class SimulatedEntries:
             (value,) = self._device.put([value], [self.arriving(at)])
         self._arrays[at] = self._device.copy(value) if copies else value
 
-    def departing(self, index: int, gives: bool) -> tuple[Any, str]:
-        array = self._arrays.pop(index) if gives and index in self._arrays else None
+    def departing(self, index: int, donate: bool) -> tuple[Any, str]:
+        array = self._arrays.pop(index) if donate and index in self._arrays else None
         if array is None:
             array = self._arrays.get(index) or self._made(index)
         return array, "device"
@@ -296,7 +296,7 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     transit = Transit(schedule.main, entries, device.put, window)
     walker = _Walker(
         *(device, device.call, device.number, device.copy, entries, _Nothing()),
-        *(Ahead(0), transit),
+        *(InFlight(0), transit),
     )
     main = schedule.main
     inputs = [

@@ -66,15 +66,15 @@ class Walk:
 
     # ---- memory ---------------------------------------------------------------------------------
     def _routine(
-        self, routine: Routine, part: str, times: int, outside: int, lent: set[Slot]
+        self, routine: Routine, part: str, times: int, outside: int, borrowed: set[Slot]
     ) -> int:
-        """Most bytes live while a routine runs, those of `lent` slots not included.
+        """Most bytes live while a routine runs, those of `borrowed` slots not included.
 
         Args:
             outside: bytes that its callers keep alive.
         """
         owned = [s for s in routine.inputs if s in routine.specs]
-        live = {s: 0 if s in lent else _size(routine, s) for s in owned}
+        live = {s: 0 if s in borrowed else _size(routine, s) for s in owned}
         total = most = sum(live.values())
         for step in routine.steps:
             label = step.part or part
@@ -84,8 +84,8 @@ class Walk:
             self._note(label, outside + now)
             live.update(made)
             total += sum(made.values())
-            given = step.body.gives if isinstance(step, Loop) else ()
-            for slot in (*step.last, *given):
+            donated = step.body.donated if isinstance(step, Loop) else ()
+            for slot in (*step.last, *donated):
                 total -= live.pop(slot, 0)
         return most
 
@@ -124,8 +124,8 @@ class Walk:
         moved = sum(live.get(passed.args[i], 0) for i in handed)
         count = step.count if isinstance(step, Loop) else 1
         consumed = {routine.inputs[i] for i in routine.consumed}
-        lent = {s for s in routine.inputs if s not in consumed}
-        inside = self._routine(routine, part, times * count, outside - moved, lent)
+        borrowed = {s for s in routine.inputs if s not in consumed}
+        inside = self._routine(routine, part, times * count, outside - moved, borrowed)
         return inside - moved
 
     # ---- sums -----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Transforms of graphs."""
 
-from popxl.transforms.apart import compile_apart as compile_apart
 from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection
 from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnectionType
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
@@ -9,6 +8,7 @@ from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
 from popxl.transforms.gradients import observed_tensors as observed_tensors
 from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
 from popxl.transforms.merge_exchange import merge_exchange as merge_exchange
+from popxl.transforms.outline import outline as outline
 from popxl.transforms.saveable import products_saveable as products_saveable
 from popxl.transforms.saveable import saving as saving
 
@@ -17,11 +17,11 @@ __all__ = [
     "ExpectedConnectionType",
     "GradGraphInfo",
     "autodiff",
-    "compile_apart",
     "decompose_sum",
     "io_tile_exchange",
     "merge_exchange",
     "observed_tensors",
+    "outline",
     "products_saveable",
     "saving",
 ]

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from popxl._lower import launch as launch_module
-from popxl._lower.launch import Turns
+from popxl._lower import cpu
 
-LARGE = launch_module._WORTHWHILE
+LARGE = cpu._WORTHWHILE
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +23,11 @@ def long_and_short():
     return [(jax.jit(jnp.sort).lower(x).compile(), x) for x in given]
 
 
-def is_overtaken(turns, long_and_short) -> bool:
+def is_overtaken(launch, long_and_short) -> bool:
     """Whether the short executable, launched last, is done before the long one."""
     (long, x), (short, y) = long_and_short
-    first = turns(long, [x])
-    turns(short, [y]).block_until_ready()
+    first = launch(long, [x])
+    launch(short, [y]).block_until_ready()
     overtaken = not first.is_ready()
     first.block_until_ready()
     return overtaken
@@ -36,8 +35,8 @@ def is_overtaken(turns, long_and_short) -> bool:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core runs one executable at a time")
 def test_executables_launched_by_turns_run_at_a_time(long_and_short):
-    turns = Turns()
-    assert is_overtaken(lambda e, given: turns.launch(e, given, LARGE), long_and_short)
+    launch = cpu.Launcher(1, 1)
+    assert is_overtaken(lambda e, given: launch(e, given, LARGE), long_and_short)
 
 
 def test_what_one_thread_launches_does_not(long_and_short):
@@ -46,32 +45,32 @@ def test_what_one_thread_launches_does_not(long_and_short):
 
 
 def test_small_executables_are_launched_by_the_caller(monkeypatch):
-    monkeypatch.setattr(launch_module, "_helpers", lambda: pytest.fail("another thread"))
-    turns = Turns()
+    monkeypatch.setattr(cpu, "_helpers", lambda: pytest.fail("another thread"))
+    launch = cpu.Launcher(1, 1)
     for _ in range(4):
-        assert turns.launch(threading.get_ident, [], LARGE - 1) == threading.get_ident()
+        assert launch(threading.get_ident, [], LARGE - 1) == threading.get_ident()
 
 
 def test_an_error_reaches_the_caller_and_the_next_launch_is_right():
     def fail():
         raise ValueError("wrong shape")
 
-    turns = Turns()
+    launch = cpu.Launcher(1, 1)
     for _ in range(3):
         with pytest.raises(ValueError, match="wrong shape"):
-            turns.launch(fail, [], LARGE)
-    assert [turns.launch(lambda: (1,), [], LARGE) for _ in range(3)] == [(1,)] * 3
+            launch(fail, [], LARGE)
+    assert [launch(lambda: (1,), [], LARGE) for _ in range(3)] == [(1,)] * 3
 
 
 def test_memory_given_away_is_overwritten_after_everybody_has_read_it():
     slow = jax.jit(lambda x: jnp.sort(-x)[0])
     increase = jax.jit(lambda x: x + 1, donate_argnums=0)
-    turns, count = Turns(), 200_000
+    launch, count = cpu.Launcher(1, 1), 200_000
     x = jnp.arange(count, dtype=jnp.float32)
     found, memory = [], set()
     for _ in range(30):
-        found.append(turns.launch(slow, [x], LARGE))
-        x = turns.launch(increase, [x], LARGE)
+        found.append(launch(slow, [x], LARGE))
+        x = launch(increase, [x], LARGE)
         memory.add(x.unsafe_buffer_pointer())
     assert len(memory) == 1
     assert [float(f) for f in found] == [-(count - 1 + i) for i in range(30)]

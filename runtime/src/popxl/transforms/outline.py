@@ -1,4 +1,4 @@
-"""Graphs that are compiled by themselves."""
+"""Graphs that are executables of their own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from popxl.graph import Graph
 from popxl.tensor import Tensor
 
 
-def compile_apart(graph: Graph, first: Sequence[Tensor] = ()) -> None:
+def outline(graph: Graph, first: Sequence[Tensor] = ()) -> None:
     """Let `graph` be an executable of its own, the same wherever the program calls it.
 
     What XLA makes of a computation depends on what surrounds it: it merges neighbouring kernels,
     in which a product and a sum then round once instead of twice, and leaves out what nobody uses.
     So equal graphs in different surroundings may differ in their last bits. A graph that is
-    compiled apart has the same bits at all its calls. Its calls cost a launch each, and all its
+    is outlined has the same bits at all its calls. Its calls cost a launch each, and all its
     outputs are written out. Graphs that load from or store to remote buffers cannot be one
     executable; for them nothing changes, nor for graphs that are run as gradients of loops.
 
@@ -30,6 +30,6 @@ def compile_apart(graph: Graph, first: Sequence[Tensor] = ()) -> None:
     """
     for t in first:
         if t._graph is not graph:
-            raise ValueError(f"compile_apart: {t.id!r} is not in graph {graph.id!r}")
+            raise ValueError(f"outline: {t.id!r} is not in graph {graph.id!r}")
     graph._outlined = Outlined(tuple(first))
     graph._changes()

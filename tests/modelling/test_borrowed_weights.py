@@ -39,7 +39,7 @@ def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
 
 
 @pytest.mark.parametrize("config", [t5_config(1), gptj_config(1, 2)])
-def test_what_is_lent_is_what_would_be_copied(config):
+def test_what_is_borrowed_is_what_would_be_copied(config):
     family = family_of(config)
     generation = replace(config.generation, weights="streamed", micro_batches=2)
     writing = replace(config, generation=generation)
@@ -54,15 +54,15 @@ def test_what_is_lent_is_what_would_be_copied(config):
                 size += writer.session.remote_bytes()
                 results.append((loss, writer.generate(words, np.ones_like(words)), size))
         model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
-    (loss, tokens, copied), (lent_loss, lent_tokens, lent) = results
-    assert lent_loss == loss
-    np.testing.assert_array_equal(lent_tokens, tokens)
-    assert lent == 0
+    (loss, tokens, copied), (borrowed_loss, borrowed_tokens, borrowed) = results
+    assert borrowed_loss == loss
+    np.testing.assert_array_equal(borrowed_tokens, tokens)
+    assert borrowed == 0
     assert copied >= 2 * 4 * sum(np.prod(w.shape) for w in family.weights(config).weights)
 
 
 def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
-    """All of it, so that what is lent is read from files: the bits are those of memory."""
+    """All of it, so that what is borrowed is read from files: the bits are those of memory."""
     monkeypatch.setattr("modelling.placement.LEAST_ENTRY", 1)
     config = t5_config(1)
     limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
