@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
@@ -97,6 +99,27 @@ class Tokenizer:
                     learned[-1] = spans[-1].learned
                 yield Tokens(np.asarray(ids, np.int32), np.asarray(learned, bool))
 
+    def printed(self, rows: int) -> list[bytes]:
+        """What each token prints within a text, in UTF-8, of which it may be a part of a letter.
+
+        Args:
+            rows: of the model's embedding; those without a token print nothing.
+        """
+        ids = self.base("abc", add_special_tokens=False)["input_ids"]
+        before = self.base.convert_ids_to_tokens(ids)
+        start = len(self.base.convert_tokens_to_string(before))
+        of_bytes = _bytes_of_letters() if _writes_bytes(self.base) else {}
+        found = [b""] * rows
+        for token, number in self.base.get_vocab().items():
+            if token and all(letter in of_bytes for letter in token):
+                found[number] = bytes(of_bytes[letter] for letter in token)
+            elif byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token):
+                found[number] = bytes.fromhex(byte[1])
+            else:
+                text = self.base.convert_tokens_to_string([*before, token])
+                found[number] = text[start:].encode()
+        return found
+
     def lost(self, texts: Iterable[str]) -> list[str]:
         """The characters of texts that do not survive being made tokens and text again."""
         found = sorted(set[str]().union(*texts) - {" "})
@@ -131,6 +154,19 @@ def _learned(spans: Sequence[Span], ends: np.ndarray) -> list[bool]:
     found = np.searchsorted(borders, ends - 1, side="right")
     marks = np.asarray([span.learned for span in spans] + [spans[-1].learned])
     return list((marks[found] & (ends > 0)).tolist())
+
+
+def _writes_bytes(base: PreTrainedTokenizerFast) -> bool:
+    """Whether the letters of its tokens stand for bytes, as GPT-2's do."""
+    backend = getattr(base, "backend_tokenizer", None)
+    decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
+    return '"ByteLevel"' in json.dumps(decoder)
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _rows(base: PreTrainedTokenizerFast) -> int:

@@ -23,6 +23,7 @@ from data.tokens import say_cut
 from files.writing import write_text
 from huggingface.models import model_description
 from modelling.devices import announce_devices
+from modelling.generation.strategies import strategy_of
 from modelling.memory import check_least
 from modelling.origins import exported_task
 from modelling.sessions.generating import Inference
@@ -70,7 +71,8 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
             f"{config.model.sequence_length} tokens"
         )
-    model = compiled(lambda: Inference(fitted, family), "the program that generates")
+    strategy = strategy_of(fitted, data.tokenizer)
+    model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")
     model.write(start.tensors)
     bar = tqdm(
         total=len(prompts), unit="prompt", disable=not is_heard() or None, leave=False,

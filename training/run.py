@@ -29,6 +29,7 @@ from modelling.sessions.training import FineTuning
 from modelling.spec import ModelFamily, family_of
 from modelling.start import Start, starting_point
 from modelling.weights import Arrays, without_optimizer
+from records.metrics import SAMPLES
 from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
@@ -241,9 +242,9 @@ class _Run:
             self.best.say_over()
         return step
 
-    def _evaluate(self, step: int) -> dict[str, float]:
+    def _evaluate(self, step: int) -> dict[str, Any]:
         """Evaluate, if it is time for that after so many steps, and keep the weights if they are
-        the best; returns the metrics to record."""
+        the best; returns what to record: metrics, and some answers as `samples`."""
         every = self.config.evaluation.steps
         due = every is not None and (
             step % every < self.config.execution.device_iterations
@@ -251,9 +252,11 @@ class _Run:
         )
         if self.evaluator is None or not due:
             return {}
-        metrics = self.evaluator.evaluate(self.model.tensors(), quiet=True).metrics
-        self.best.consider(step, metrics, without_optimizer(self.model.tensors()))
-        return {f"{VALIDATION}{name}": value for name, value in metrics.items()}
+        outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
+        self.best.consider(step, outcome.metrics, without_optimizer(self.model.tensors()))
+        found = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
+        logged = outcome.answers[: self.config.evaluation.log_samples]
+        return {**found, SAMPLES: [answer.to_dict() for answer in logged]}
 
 
 def _say_done(config: RunConfig, family: ModelFamily, start: Start, options: RunOptions) -> None:

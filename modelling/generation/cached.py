@@ -17,9 +17,10 @@ import popxl
 from config.sections import RunConfig
 from modelling.generation.caches import Slots, put
 from modelling.generation.condition import call_if, is_any
-from modelling.generation.loop import bind_step, decode, repeated
+from modelling.generation.loop import bind_step, decode
 from modelling.generation.program import GeneratorOf
-from modelling.generation.prompts import last_words
+from modelling.generation.prompts import last_words, what_was_read
+from modelling.generation.rows import repeated
 from modelling.generation.search import Search, SpecialTokens
 from modelling.generation.stack import Inputs, Stack
 from modelling.generation.step import Step
@@ -252,6 +253,7 @@ class DecoderOnlyGenerator:
             caches,
             first,
             prompted,
+            what_was_read(words, mask),
             self.output_length,
             search,
             inputs,

@@ -8,9 +8,9 @@ from typing import Any
 import popxl
 from modelling.generation.cached import CachedModel
 from modelling.generation.caches import Slots, continued
-from modelling.generation.loop import repeated
 from modelling.generation.passes import Pass, PhaseWeights, Stack, head_stack
-from modelling.generation.prompts import last_words
+from modelling.generation.prompts import last_words, what_was_read
+from modelling.generation.rows import repeated
 from modelling.generation.search import SpecialTokens
 from modelling.generation.streamed import At, Begun, StreamedOf
 from modelling.layers import LMHeadLoss
@@ -83,7 +83,8 @@ class DecoderOnlyStreams:
     def begin(self, words: Tensor, mask: Tensor) -> Begun:
         """See `StreamedGenerator`."""
         first, last, prompted = last_words(words, mask)
-        return Begun(prompted, repeated(first, self._copies), [last])
+        first = repeated(first, self._copies)
+        return Begun(prompted, first, what_was_read(words, mask), [last])
 
     def connect(self, at: At) -> None:
         """See `StreamedGenerator`."""
