@@ -93,7 +93,6 @@ class Lives:
             folder,
             self.executables,
             *flags,
-            *self.flags,
             processes=self.processes,
             given=self.given,
         )
@@ -108,7 +107,7 @@ class Lives:
         """
         newest, damaged = self.good()
         load = [] if newest is None or self.processes > 1 else ["--load", str(self.folder)]
-        runs = self.start(self.folder, *WITHOUT_END, *load)
+        runs = self.start(self.folder, *WITHOUT_END, *load, *self.flags)
         first = runs[0].stderr
         assert first is not None
         said = []
