@@ -1,6 +1,6 @@
-"""Fine-tune a FLAN-T5 or GPT-J: on your own data, on MNLI, or on the sample corpus.
+"""Fine-tune a T5, GPT-J or Llama-shaped model: on your own data, on MNLI, or on the sample corpus.
 
-python3 run_finetuning.py --config tiny --save runs/tiny
+python3 run_finetuning.py --model FOLDER --data.train rows.jsonl --save runs/mine
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
-    line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, _add_options, ORIGINS)
+    line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
     from modelling.choices import with_choices
     from modelling.shortage import explained

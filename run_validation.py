@@ -31,7 +31,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
-    line = read_command_line(__doc__, "inference", "xxl_pod64", arguments, _add_options, ORIGINS)
+    line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
     from evaluation.validate import validate
     from modelling.choices import with_choices
