@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -269,6 +269,9 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
 class _Finite(Mapping[str, np.ndarray]):
     """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
     read, unless that is allowed."""
+
+    apart: ClassVar[bool] = True
+    """Several threads may read some at a time."""
 
     def __init__(
         self, config: RunConfig, tensors: Tensors, load: str, names: Iterable[str] | None = None
