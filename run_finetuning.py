@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from modelling.origins import ORIGINS
-from planning.options import add_plan_options, is_planned, planned
+from planning.options import add_plan_options, is_planned, planned, planned_machine
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option, count_option, path_option
@@ -66,7 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     given = line.options
     line = with_choices(
-        line, ("train",), trains=True, fresh=given.fresh, only_plans=is_planned(given)
+        line,
+        ("train",),
+        trains=True,
+        fresh=given.fresh,
+        only_plans=is_planned(given),
+        machine=planned_machine(given),
     )
     if planned(line, finetuning_needs):
         return

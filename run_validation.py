@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from modelling.origins import ORIGINS
-from planning.options import add_plan_options, is_planned, planned
+from planning.options import add_plan_options, is_planned, planned, planned_machine
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
@@ -38,7 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from modelling.shortage import explained
     from planning.needs import inference_needs
 
-    line = with_choices(line, ("validation",), only_plans=is_planned(line.options))
+    given = line.options
+    line = with_choices(
+        line,
+        ("validation",),
+        only_plans=is_planned(given),
+        machine=planned_machine(given),
+    )
     if not planned(line, inference_needs):
         with explained(line.preset, line.config):
             summary = validate(line.config, line.preset, line.options.out).summary()
