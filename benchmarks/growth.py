@@ -192,7 +192,7 @@ def _service_seconds() -> float:
 def _listed(hosts: int) -> dict[str, float]:
     """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
     from checkpoints.layouts import layout_data
-    from checkpoints.shares import shares_of
+    from checkpoints.shares import Divided
     from checkpoints.tables import Table
 
     tensors = _tensors_on(hosts)
@@ -202,8 +202,11 @@ def _listed(hosts: int) -> dict[str, float]:
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
     begin = time.process_time()
-    shares = shares_of(tensors)
+    shares = (divided := Divided()).of(tensors)
     sharing = time.process_time() - begin
+    begin = time.process_time()
+    divided.of(tensors)
+    again = time.process_time() - begin
     popdist.getNumInstances = count
     records = _records(tensors, shares.held)
     with tempfile.TemporaryDirectory() as folder:
@@ -218,7 +221,8 @@ def _listed(hosts: int) -> dict[str, float]:
     layouts = len(json.dumps([layout_data(layout) for layout in shares.layouts], indent=2))
     return {
         "hosts": hosts, "parts": parts, "listing_s": round(listing, 3),
-        "sharing_s": round(sharing, 3), "table_bytes": table, "layouts_bytes": layouts,
+        "sharing_s": round(sharing, 3), "again_s": round(again, 3),
+        "table_bytes": table, "layouts_bytes": layouts,
         "write_table_s": round(writing, 3), "tables_bytes": table * hosts,
         "read_tables_s": round(reading * hosts, 2),
     }  # fmt: skip
