@@ -77,7 +77,7 @@ def _extrapolated(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {"processes": MOST}
     for name in list(rows[0])[1:]:
         values = np.array([row[name] for row in rows])
-        weight = 1 / np.maximum(values, 1e-9 + values.max() * 1e-6)
+        weight = 1 / np.maximum(values, values.max() / count.max())
         powers = np.stack([count**0, count, count**2], 1)
         a, b, c = nnls(powers * weight[:, None], values * weight)[0]
         found[name] = a + b * MOST + c * MOST**2

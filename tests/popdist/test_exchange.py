@@ -56,8 +56,9 @@ def test_the_service_keeps_two_values_of_a_channel_and_replicas_are_read_here():
         env=ENV, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # Two of each process; a value, a barrier and all values for each gather; nobody was asked.
-    assert json.loads(done.stdout) == [[6, 150, 0]] * 3
+    # Two of each process; nobody was asked for a variable. For each exchange a process stores its
+    # value, waits and reads; process 0 also stores all of them, and deletes those before.
+    assert json.loads(done.stdout) == [[6, 250, 0], [6, 150, 0], [6, 150, 0]]
 
 
 def test_processes_meet_at_an_address_of_ipv6():
