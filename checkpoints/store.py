@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -43,7 +43,7 @@ from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import Divided, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
-from files.errors import FileError
+from checkpoints.together import ProcessError, done_by_all, reason_of
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
@@ -94,6 +94,7 @@ class CheckpointStore:
             raise ValueError(f"to_keep is {to_keep}, but must be at least 1")
         self._directory = Path(directory)
         self._to_keep = to_keep
+        self._channel = f"checkpoint/{self._directory.name}"
         self._shard_bytes = shard_bytes
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
@@ -276,11 +277,11 @@ class CheckpointStore:
         step, texts = manifest.step, manifest.texts
         try:
             if popdist.getInstanceIndex():
-                self._write_share(Path(self._everyones(lambda: "")[0]), tensors, held)
+                self._write_share(Path(done_by_all(lambda: "", self._channel)[0]), tensors, held)
                 return
             with ExitStack() as stack:
-                begun = self._everyones(lambda: str(stack.enter_context(self._begun(step))))
-                folder = Path(begun[0])
+                begin = partial(stack.enter_context, self._begun(step))
+                folder = Path(done_by_all(lambda: str(begin()), self._channel)[0])
                 records, tables = self._write_share(folder, tensors, held)
                 for name, text in texts.items():
                     write_synced(folder / name, text)
@@ -289,9 +290,9 @@ class CheckpointStore:
                 Manifest.read(folder).open(folder)  # what could not be read is no step
             if self._to_keep is not None:
                 remove_older(self._directory, self._to_keep, self._damaged)
-        except (OSError, SafetensorError, _ProcessError) as error:
+        except (OSError, SafetensorError, ProcessError) as error:
             raise CheckpointError(
-                f"cannot save step {step} in {self._directory}: {_reason(error)}"
+                f"cannot save step {step} in {self._directory}: {reason_of(error)}"
             ) from error
 
     @contextmanager
@@ -320,7 +321,7 @@ class CheckpointStore:
             table = Table(self._write_tensors(folder, f"{prefix}-", tensors), held)
             return [f"{prefix}.json", table.write(folder / f"{prefix}.json")]
 
-        return {}, dict(self._everyones(written))
+        return {}, dict(done_by_all(written, self._channel))
 
     def _write_tensors(
         self, folder: Path, prefix: str, tensors: Iterable[tuple[str, np.ndarray]]
@@ -334,28 +335,6 @@ class CheckpointStore:
                 records |= zip(shard, found, strict=True)
         return records
 
-    def _everyones(self, work: Callable[[], Any]) -> list[Any]:
-        """What each process has done of the save that is being written.
-
-        Raises:
-            _ProcessError: one of several has failed; all learn of it, and none waits for it.
-        """
-        if popdist.getNumInstances() == 1:
-            return [work()]
-        value, problem, failure = None, None, None
-        try:
-            value = work()
-        except Exception as error:  # the others must not wait for this process
-            problem, failure = _reason(error), error
-        channel = f"checkpoint/{self._directory.name}"
-        everyones = popdist.gather([value, problem, socket.gethostname()], channel)
-        if failure is not None and not isinstance(failure, (OSError, SafetensorError, FileError)):
-            raise failure
-        for process, (_, found, host) in enumerate(everyones):
-            if found is not None:
-                raise _ProcessError(f"process {process} on {host[:30]}: {found}") from failure
-        return [one for one, _, _ in everyones]
-
     def _absent(self, step: int | None) -> str:
         steps = self.steps()
         if step is not None and steps:
@@ -365,14 +344,6 @@ class CheckpointStore:
             f"no checkpoint in {self._directory}: give a folder written by --save, "
             "or a Hugging Face model folder"
         )
-
-
-class _ProcessError(Exception):
-    """One of several processes cannot write its share of a step."""
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
 
 
 def has_checkpoint(path: str | Path) -> bool:
