@@ -73,6 +73,7 @@ class Cluster:
         while (state := self.run("squeue", "--noheader", "--job", job, "-o", "%T")) != "PENDING":
             assert time.monotonic() < end, state
             time.sleep(0.2)
+        time.sleep(5)  # for its nodes to forget the start before, whose credentials are revoked
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
