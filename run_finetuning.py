@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from modelling.origins import ORIGINS
-from planning.options import add_plan_options, planned
+from planning.options import add_plan_options, is_planned, planned
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option, count_option, path_option
@@ -37,6 +37,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--tensorboard", action="store_true", help="write events for TensorBoard beside the records"
     )
     group.add_argument(
+        "--data.preview",
+        dest="preview",
+        metavar="N",
+        type=count_option,
+        default=0,
+        help="print N samples as tokens, with what is learned of them, before anything is compiled",
+    )
+    group.add_argument(
         "--profile",
         metavar="STEPS",
         type=count_option,
@@ -51,13 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
     line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
+    from modelling.choices import with_choices
     from modelling.shortage import explained
     from planning.needs import finetuning_needs
     from training.run import finetune
 
+    given = line.options
+    line = with_choices(
+        line, ("train",), trains=True, fresh=given.fresh, only_plans=is_planned(given)
+    )
     if planned(line, finetuning_needs):
         return
-    given = line.options
     options = RunOptions(
         name=line.preset,
         run_dir=given.run_dir,
@@ -67,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wandb_name=given.wandb_name,
         tensorboard=given.tensorboard,
         profile=given.profile,
+        preview=given.preview,
     )
     with explained(line.preset, line.config):
         finetune(line.config, options)

@@ -20,8 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     line = read_command_line(__doc__, "inference", "gptj_6B_1024_pod64", arguments, origins=ORIGINS)
     # These take seconds: mistakes in the command line are said before.
     from evaluation.side_by_side import side_by_side
+    from modelling.choices import with_choices
     from modelling.shortage import explained
 
+    line = with_choices(line, ("validation",))
     with explained(line.preset, line.config):
         text = side_by_side(line.config).text()
     if is_heard():

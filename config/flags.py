@@ -59,6 +59,9 @@ ALIASES = {
     "top_k": "generation.top_k",
     "top_p": "generation.top_p",
     "beams": "generation.beams",
+    "repetition_penalty": "generation.repetition_penalty",
+    "no_repeat_ngram_size": "generation.no_repeat_ngram_size",
+    "stop_strings": "generation.stop_strings",
 }
 """Short flags, for good: a line here may be added, but not changed."""
 

@@ -7,6 +7,7 @@ and XLA decides the matter itself.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -160,7 +161,8 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 
 @dataclass(frozen=True)
 class Execution(Section):
-    """How a run is spread over devices, memory and time. It does not affect the result."""
+    """How a run is spread over devices, memory and time. The result changes by rounding only,
+    unless dropout draws other masks, which depend on the micro-batch and the split of the batch."""
 
     micro_batch_size: PositiveInt = 1
     """Samples that one device computes at once."""
@@ -194,6 +196,11 @@ class Execution(Section):
     placement: Literal["auto", "host"] = "auto"
     """Where training keeps state and activations on devices with memory of their own. auto: what
     saves most time stays in spare device memory; host: in host memory, but for resident_layers."""
+
+    update: Literal["auto", "end", "behind"] = "auto"
+    """When the optimizer updates a layer. end: after the backward pass. behind: before the layer's
+    next forward pass, which hides the transfers; before weights are saved or used, what is pending
+    is done. Results are the same. auto: behind on devices with memory of their own."""
 
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If
@@ -306,6 +313,10 @@ class Evaluation(Section):
     """Which of loss, perplexity, accuracy, exact_match, rouge_l and bleu, separated by commas.
     null: loss, perplexity and what suits the task."""
 
+    log_samples: NonNegativeInt = 4
+    """While training, record so many answers of each evaluation with prompt and target, those to
+    the first examples, if its metrics need answers."""
+
     patience: PositiveInt | None = None
     """End training after so many evaluations in a row without a better checkpoint.keep_best, or
     loss where that is null. null: do not."""
@@ -367,3 +378,37 @@ class Generation(Section):
 
     length_penalty: Number = 1.0
     """beam: a sequence's log probability is divided by its length to this power."""
+
+    repetition_penalty: PositiveFloat = 1.0
+    """Makes tokens that were read or written before less likely, if above 1: positive scores are
+    divided by it, negative ones multiplied."""
+
+    no_repeat_ngram_size: PositiveInt | None = None
+    """So many tokens in a row are never written twice, nor repeated from a prompt that the decoder
+    reads. null: they may be."""
+
+    stop_strings: str | None = None
+    """Texts that end an answer, which contains them, separated by commas. \\n is a line break, \\,
+    a comma and \\\\ a backslash."""
+
+    def validate(self) -> None:
+        if self.stop_strings is not None and not all(self.stops()):
+            raise ConfigError(
+                f"generation.stop_strings is {self.stop_strings!r}, of which a text is empty: an "
+                "answer would end before it began"
+            )
+
+    def stops(self) -> tuple[str, ...]:
+        """The texts of `stop_strings`."""
+        return () if self.stop_strings is None else _separated(self.stop_strings)
+
+
+def _separated(text: str) -> tuple[str, ...]:
+    """Texts between commas; a backslash makes a comma part of a text, and n a line break."""
+    found = [""]
+    for mark in re.findall(r"\\.|.", text, re.DOTALL):
+        if mark == ",":
+            found.append("")
+        else:
+            found[-1] += {r"\n": "\n", r"\t": "\t"}.get(mark, mark[-1])
+    return tuple(found)

@@ -29,7 +29,7 @@ from data.samples import (
     lay_out,
     pack,
 )
-from data.shapes import Shape, length_multiple, padded
+from data.shapes import Marked, Shape, length_multiple, padded
 from data.texts import Example
 from data.tokens import Tokenizer
 
@@ -176,6 +176,18 @@ class Pairs(Shape):
     def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
         return list(_distinct(texts, tokenizer))
 
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Of prompts and targets."""
+        prompts = tokenizer.ids(example.prompt for example in examples)
+        targets = self.answers([example.target for example in examples], tokenizer)
+        return [len(ids) for ids in prompts], [len(ids) for ids in targets]
+
+    def predicted(self, config: Any) -> int:
+        """Those of the targets."""
+        return int(config.model.decoder_sequence_length * config.data.examples_per_row)
+
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
         """Samples of several examples have equal parts of them, unless their mean is given."""
         model, most = config.model, config.data.examples_per_row
@@ -201,6 +213,18 @@ class Pairs(Shape):
             "decoder_words": batch["decoder_input_ids"],
             "labels": batch["labels"],
         }
+
+    def marked(self, batch: Batch) -> list[list[Marked]]:
+        found = list[list[Marked]]()
+        places = len(batch["labels"]) // len(batch["input_ids"])
+        for row, labels in enumerate(batch["labels"]):
+            sample, place = divmod(row, places)
+            there = batch["attention_mask"][sample] == place + 1
+            prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
+            target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
+            if prompt or target:
+                found.append([*prompt, *target])
+        return found
 
     def tokens(self, batch: Batch) -> int:
         """Of the prompts and the targets, end tokens included."""
