@@ -55,9 +55,11 @@ class Pipeline:
             default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
         base = hub.load_tokenizer(data.tokenizer or default)
         chat = self._chat_template(base) if self.is_chat else None
-        end = None if chat is None else chat.end
         try:
-            found = Tokenizer(base, rows, self.shape.takes_chats and chat is not None, end)
+            if chat is not None and self.shape.takes_chats:
+                found = Tokenizer(base, rows, chat=True, end=chat.end)
+            else:
+                found = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if found.rows > rows:
@@ -113,6 +115,11 @@ class Pipeline:
         corpus = task.corpus(split, chat)
         for note in chat.notes():
             say(note)
+        if chat.stop is None and self.shape.takes_chats:
+            say(
+                "warning: the chat template ends answers with no special token: the model will not "
+                "learn where to stop"
+            )
         if not corpus.examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
         return corpus
