@@ -37,6 +37,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--tensorboard", action="store_true", help="write events for TensorBoard beside the records"
     )
     group.add_argument(
+        "--data.preview",
+        dest="preview",
+        metavar="N",
+        type=count_option,
+        default=0,
+        help="print N samples as tokens, with what is learned of them, before anything is compiled",
+    )
+    group.add_argument(
         "--profile",
         metavar="STEPS",
         type=count_option,
@@ -67,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wandb_name=given.wandb_name,
         tensorboard=given.tensorboard,
         profile=given.profile,
+        preview=given.preview,
     )
     with explained(line.preset, line.config):
         finetune(line.config, options)

@@ -25,5 +25,5 @@ from checkpoints.store import Checkpoint as Checkpoint
 from checkpoints.store import CheckpointStore as CheckpointStore
 from checkpoints.store import has_checkpoint as has_checkpoint
 from checkpoints.store import load_checkpoint as load_checkpoint
+from checkpoints.stored import TensorSpec as TensorSpec
 from checkpoints.tensor_files import TensorFiles as TensorFiles
-from checkpoints.tensor_files import TensorSpec as TensorSpec

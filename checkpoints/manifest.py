@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from checkpoints.digests import Digests, digest_of_bytes
 from checkpoints.errors import CheckpointError, NewerFormatError
 from checkpoints.layouts import Piece, layout_data, pieces_of, read_layout
 from checkpoints.parts import Layout, Part, check_whole
+from checkpoints.stored import DTYPES
 from checkpoints.tables import (
     MOST,
     Records,
@@ -21,7 +24,7 @@ from checkpoints.tables import (
     stored_name,
     write_checked,
 )
-from checkpoints.tensor_files import TensorFiles, digest_of_bytes
+from checkpoints.tensor_files import TensorFiles
 from files.errors import FileError
 from files.json_files import Fields, read_object
 from files.shown import shown, shown_name, shown_path
@@ -29,8 +32,9 @@ from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
 MOST_TEXT = MEBIBYTE
-FORMAT = 4
-"""1 had no texts, 2 no tensors in parts, 3 a record of each part."""
+_SIZES = {dtype.name: dtype.itemsize for dtype in DTYPES.values()}
+FORMAT = 5
+"""1 had no texts, 2 no tensors in parts, 3 a record of each part, 4 one digest of each tensor."""
 
 Pieces = dict[str, list[Piece]]
 """Tensors that are stored in parts, by name."""
@@ -146,7 +150,7 @@ class Manifest:
         records = _merged(self.tensors, tables)
         pieces = self._pieces(tables)
         files = dict.fromkeys(record.file for record in records.values())
-        digests = {name: record.sha256 for name, record in records.items()}
+        digests = {name: _digests(name, record) for name, record in records.items()}
         tensors = TensorFiles([folder / file for file in files], digests, pieces)
         different = tensors.stored ^ records.keys()
         if different:
@@ -183,6 +187,16 @@ def _merged(own: Records, tables: Sequence[Table]) -> Records:
         if twice:
             raise CheckpointError(f"tensor {min(twice)} was stored by two processes")
         found |= table.tensors
+    return found
+
+
+def _digests(name: str, record: TensorRecord) -> Digests:
+    if record.dtype not in _SIZES:
+        raise CheckpointError(f"tensor {shown_name(name)} is of no type that can be stored")
+    nbytes = math.prod(record.shape) * _SIZES[record.dtype]
+    found = Digests.saved(record.sha256, nbytes)
+    if found is None:
+        raise CheckpointError(f"tensor {shown_name(name)} has not as many digests as it has chunks")
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, groupby
 from typing import Any, Protocol, runtime_checkable
@@ -62,22 +62,41 @@ class InParts(Protocol):
         """All tensors, in the same order on all processes."""
 
 
-def assembled(parts: Mapping[Part, Callable[[], np.ndarray]]) -> np.ndarray:
-    """The tensor that parts make up, which `check_whole` accepts.
+@runtime_checkable
+class InRanges(Protocol):
+    """Tensors of which some elements can be had without the others."""
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """A tensor with the elements of the parts `wanted`; the others may be 0 instead."""
+
+
+def assembled(
+    shape: tuple[int, ...], dtype: np.dtype, parts: Mapping[Part, Callable[[], np.ndarray]]
+) -> np.ndarray:
+    """The tensor that parts make up; where none is, it is 0.
 
     Args:
-        parts: what gives the elements of each, all of one type.
+        parts: what gives the elements of each.
     """
-    first = next(iter(parts))
-    whole: np.ndarray | None = None
-    for (axes, corner, box), inside in _by_box(parts).items():
-        pieces = [parts[part]() for part in inside]
-        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-        whole = np.empty(first.shape, values.dtype) if whole is None else whole
-        where: tuple[Any, ...] = (*map(_slice, corner, box), ...)
-        whole.transpose(axes)[where] = values.reshape(box)
-    assert whole is not None
+    whole = np.zeros(shape, dtype)
+    for (axes, corner, box), inside in by_box(parts).items():
+        size = math.prod(box)
+        if inside[0].size == size:
+            values = parts[inside[0]]()
+        else:
+            values = np.zeros(size, dtype)
+            for part in inside:
+                values[part.start : part.start + part.size] = parts[part]()
+        in_box(whole, axes, corner, box)[...] = values.reshape(box)
     return whole
+
+
+def in_box(
+    tensor: np.ndarray, axes: tuple[int, ...], corner: tuple[int, ...], box: tuple[int, ...]
+) -> np.ndarray:
+    """A box of a tensor, as a view with the axes in the box's order."""
+    where: tuple[Any, ...] = (*map(_slice, corner, box), ...)
+    return tensor.transpose(axes)[where]
 
 
 def check_whole(parts: Collection[Part]) -> None:
@@ -87,7 +106,7 @@ def check_whole(parts: Collection[Part]) -> None:
         ValueError: they are not.
     """
     shape = next(iter(parts)).shape
-    boxes = _by_box(parts)
+    boxes = by_box(parts)
     for (axes, corner, box), inside in boxes.items():
         starts = accumulate((part.size for part in inside), initial=0)
         if any(part.start != start for part, start in zip(inside, starts, strict=False)):
@@ -109,7 +128,7 @@ _Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Axes, corner and shape, as in `Part`."""
 
 
-def _by_box(parts: Iterable[Part]) -> dict[_Box, list[Part]]:
+def by_box(parts: Iterable[Part]) -> dict[_Box, list[Part]]:
     """The parts of each box, in order."""
 
     def box(part: Part) -> _Box:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from checkpoints.tensor_files import DTYPES
+from checkpoints.stored import DTYPES
 from files.shown import shown_name
 from files.writing import sync, write_synced
 

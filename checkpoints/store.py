@@ -20,6 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 import popdist
+from checkpoints.digests import digest_of_bytes
 from checkpoints.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -39,7 +40,7 @@ from checkpoints.parts import InParts
 from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import own_share, shares_of
 from checkpoints.tables import Records, Table, TensorRecord
-from checkpoints.tensor_files import TensorFiles, digest_of_bytes, readers
+from checkpoints.tensor_files import TensorFiles, readers
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 

@@ -13,8 +13,8 @@ from typing import Self
 
 import numpy as np
 
+from checkpoints.digests import Digests, digest_of_bytes
 from checkpoints.errors import CheckpointError
-from checkpoints.tensor_files import digest, digest_of_bytes
 from files.errors import FileError
 from files.json_files import Fields, parse_json
 from files.shown import shown, shown_path
@@ -37,13 +37,15 @@ class TensorRecord:
 
     shape: list[int]
 
-    sha256: str
-    """Digest of its elements in C order."""
+    sha256: str | list[str]
+    """Digests of its elements in C order, one for each chunk (`checkpoints.digests`); before format
+    5, a text, that of all."""
 
     @classmethod
     def of(cls, array: np.ndarray, file: str) -> Self:
         """The record of an array that is in `file`."""
-        return cls(file, array.dtype.name, list(array.shape), digest(array))
+        digests = list(Digests.of_array(array).sha256)
+        return cls(file, array.dtype.name, list(array.shape), digests)
 
     @classmethod
     def read(cls, fields: Fields) -> Self:
@@ -51,7 +53,9 @@ class TensorRecord:
         file = fields.text("file")
         if not is_file_name(file):
             raise FileError(f"{shown(file)} is no name of a file in a checkpoint")
-        return cls(file, fields.text("dtype"), fields.counts("shape"), fields.text("sha256"))
+        old = isinstance(fields.data.get("sha256"), str)
+        digests = fields.text("sha256") if old else fields.text_list("sha256")
+        return cls(file, fields.text("dtype"), fields.counts("shape"), digests)
 
 
 Records = dict[str, TensorRecord]

@@ -9,55 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
+from checkpoints.digests import Digests, chunk_bytes, digest_of_bytes
 from checkpoints.errors import CheckpointError
 from checkpoints.layouts import Piece
-from checkpoints.parts import assembled
+from checkpoints.parts import Part, assembled
+from checkpoints.ranges import Span, chunks_needed
+from checkpoints.stored import Stored, TensorSpec, tensors_in
 from files.shown import shown_name
-
-DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
-"""Those that both safetensors and NumPy (with ml_dtypes) can hold, by safetensors' names."""
 
 # SHA-256 does about 1.2 GB/s on one core; more threads than this wait for the disk.
 MOST_READERS = 4
-
-
-class TensorSpec(NamedTuple):
-    """What a tensor is, without its values."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-
-def digest(array: np.ndarray) -> str:
-    """SHA-256 of the elements in C order, as hexadecimal digits."""
-    # As bytes, since bfloat16 does not support the buffer protocol.
-    flat = np.asarray(array, order="C").reshape(-1)
-    return hashlib.sha256(flat.view(np.uint8).data).hexdigest()
-
-
-def digest_of_bytes(content: bytes) -> str:
-    """SHA-256 of a file's content, as hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
@@ -80,28 +44,28 @@ class TensorFiles(Mapping[str, np.ndarray]):
     def __init__(
         self,
         files: Iterable[Path],
-        digests: Mapping[str, str] | None = None,
+        digests: Mapping[str, Digests] | None = None,
         pieces: Mapping[str, Sequence[Piece]] | None = None,
     ) -> None:
         """Open `files`.
 
         Args:
             files: safetensors files without a tensor's name in common.
-            digests: `digest` of every tensor in them; reading another value is then an error.
+            digests: of every tensor in them; reading another value is then an error.
             pieces: of tensors that are made of some in the files, by name.
 
         Raises:
             CheckpointError: if a file is missing or damaged, or names do not fit.
         """
-        self._files: dict[str, tuple[safe_open, Path]] = {}
+        self._files: dict[str, Stored] = {}
         for path in files:
-            file = _open(path)
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                if name in self._files:
+            for one in tensors_in(path):
+                if one.name in self._files:
                     raise CheckpointError(
-                        f"tensor {name} is in {self._files[name][1]} and also in {path.name}"
+                        f"tensor {one.name} is in {self._files[one.name].path} and also in "
+                        f"{path.name}"
                     )
-                self._files[name] = (file, path)
+                self._files[one.name] = one
         self._digests, self._pieces = digests, dict(pieces or {})
         owners = [
             (stored, name)
@@ -126,14 +90,39 @@ class TensorFiles(Mapping[str, np.ndarray]):
             CheckpointError: if it cannot be read, or is not what its digest says.
         """
         if name not in self._pieces:
-            return self._stored(name)
-        pieces = self._pieces[name]
-        arrays = {stored: self._stored(stored) for stored in {piece.stored for piece in pieces}}
+            return self._read(name)
+        arrays = {piece.stored: self._read(piece.stored) for piece in self._pieces[name]}
+        return self._assembled(name, arrays)
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """Read of one tensor the chunks that have the elements of the parts `wanted`.
+
+        Returns:
+            The tensor; elements outside of these chunks are 0.
+
+        Raises:
+            KeyError, CheckpointError: as when all of it is read.
+        """
+        whole = [Piece(name, 0, _whole(self.spec(name)))]
+        stored: dict[str, list[tuple[int, Part]]] = {}
+        for piece in self._pieces.get(name, whole):
+            stored.setdefault(piece.stored, []).append((piece.start, piece.part))
+        spans = (Span(self._elements(one), tuple(parts)) for one, parts in stored.items())
+        chunks = zip(stored, chunks_needed(tuple(wanted), tuple(spans)), strict=True)
+        arrays = {one: self._read(one, needed) for one, needed in chunks if needed}
+        if name in self._pieces:
+            return self._assembled(name, arrays)
+        return arrays[name] if arrays else np.zeros(*reversed(self.spec(name)))
+
+    def _assembled(self, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """A tensor in pieces, of what was read of them."""
+        dtype, shape = self.spec(name)
 
         def elements(piece: Piece) -> np.ndarray:
             return arrays[piece.stored][piece.start : piece.start + piece.part.size]
 
-        return assembled({piece.part: partial(elements, piece) for piece in pieces})
+        there = (piece for piece in self._pieces[name] if piece.stored in arrays)
+        return assembled(shape, dtype, {piece.part: partial(elements, piece) for piece in there})
 
     def _check_pieces(self, name: str, pieces: Sequence[Piece]) -> None:
         """Raise CheckpointError unless what is stored has the size and type of the pieces."""
@@ -150,17 +139,6 @@ class TensorFiles(Mapping[str, np.ndarray]):
     def stored(self) -> Collection[str]:
         """The names of the tensors in the files: whole ones, and parts."""
         return self._files.keys()
-
-    def _stored(self, name: str) -> np.ndarray:
-        file, path = self._files[name]
-        try:
-            array: np.ndarray = file.get_tensor(name)
-        except (SafetensorError, OSError, AttributeError) as error:
-            # The last for a dtype that NumPy lacks.
-            raise CheckpointError(f"cannot read tensor {name} of {path}: {error}") from error
-        if self._digests is not None and digest(array) != self._digests[name]:
-            raise CheckpointError(f"tensor {name} in {path} is not what was saved")
-        return array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -182,50 +160,80 @@ class TensorFiles(Mapping[str, np.ndarray]):
 
     def stored_spec(self, name: str) -> TensorSpec:
         """The same of a tensor in the files, which may be a part."""
-        file, path = self._files[name]
-        part = file.get_slice(name)
-        if part.get_dtype() not in DTYPES:
-            raise CheckpointError(
-                f"tensor {name} of {path} is {part.get_dtype()}, which is not supported; "
-                f"there are: {', '.join(DTYPES)}"
-            )
-        return TensorSpec(DTYPES[part.get_dtype()], tuple(part.get_shape()))
+        return self._files[name].spec
 
     def fingerprint(self) -> str:
         """A digest of the files' sizes and first megabytes, which tells most models apart."""
         found = hashlib.sha256()
-        for path in sorted({path for _, path in self._files.values()}):
+        for path in sorted({one.path for one in self._files.values()}):
             with path.open("rb") as file:
                 found.update(f"{path.name} {path.stat().st_size}\n".encode())
                 found.update(file.read(2**20))
         return found.hexdigest()
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
-        """Read every tensor once, in order to compare it with its digest.
+        """Read every tensor once, in order to compare it with its digests.
 
-        No more tensors than `MOST_READERS` are in memory at a time.
+        No more chunks than `MOST_READERS` are in memory at a time.
 
         Args:
-            part, parts: read only the tensors of one of so many parts.
+            part, parts: read only the chunks of one of so many parts.
 
         Raises:
             CheckpointError: about the first that is not what was saved.
         """
 
-        def read(name: str) -> None:
-            self._stored(name)
+        def read(chunk: tuple[str, int]) -> None:
+            name, number = chunk
+            start, end = self._range(name, number)
+            self._read_chunk(name, number, memoryview(bytearray(end - start)))
 
+        chunks = [(name, i) for name in self._files for i in range(self._count(name))]
         with readers() as pool:
-            for _ in pool.map(read, list(self._files)[part::parts]):
+            for _ in pool.map(read, chunks[part::parts]):
                 pass
 
+    # ---- chunks ---------------------------------------------------------------------------------
+    def _read(self, name: str, chunks: Iterable[int] | None = None) -> np.ndarray:
+        """A tensor in the files; elements outside of the chunks, if these are given, are 0."""
+        spec = self.stored_spec(name)
+        content = np.zeros(spec.nbytes, np.uint8)
+        for number in range(self._count(name)) if chunks is None else chunks:
+            start, end = self._range(name, number)
+            self._read_chunk(name, number, content.data[start:end])
+        return content.view(spec.dtype).reshape(spec.shape)
 
-def _open(path: Path) -> safe_open:
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
-    try:
-        # `pread` rather than a memory map: what was read does not stay in the process's memory,
-        # and a file that is cut short meanwhile gives an error and not a bus error.
-        return safe_open(path, framework="np", backend="pread")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    def _read_chunk(self, name: str, number: int, memory: memoryview) -> None:
+        """Read a chunk, and compare it with its digest."""
+        stored = self._files[name]
+        stored.read_into(memory, number * self._each(name))
+        if self._digests is None:
+            return
+        if digest_of_bytes(memory) != self._digests[name].sha256[number]:
+            raise CheckpointError(f"tensor {name} in {stored.path} is not what was saved")
+
+    def _range(self, name: str, number: int) -> tuple[int, int]:
+        """First and last byte of a chunk."""
+        each, nbytes = self._each(name), self.stored_spec(name).nbytes
+        return number * each, min((number + 1) * each, nbytes)
+
+    def _each(self, name: str) -> int:
+        """Bytes of a chunk."""
+        if self._digests is None:
+            return chunk_bytes(self.stored_spec(name).nbytes)
+        return self._digests[name].each
+
+    def _elements(self, name: str) -> int:
+        """Elements of a chunk."""
+        return max(self._each(name) // self.stored_spec(name).dtype.itemsize, 1)
+
+    def _count(self, name: str) -> int:
+        """How many chunks there are."""
+        return -(-self.stored_spec(name).nbytes // self._each(name))
+
+
+def _whole(spec: TensorSpec) -> Part:
+    """A tensor that is in one part."""
+    shape = spec.shape
+    size = spec.nbytes // spec.dtype.itemsize
+    return Part(shape, tuple(range(len(shape))), (0,) * len(shape), shape, 0, size)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 import socket
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
@@ -69,6 +70,7 @@ def agree_on_run(config: RunConfig, **more: Any) -> None:
     if popdist.getNumInstances() > 1:
         versions = {f"version of {name}": metadata.version(name) for name in _PACKAGES}
         versions["version of Python"] = platform.python_version()
+        versions["program"] = Path(sys.argv[0]).name
         settings = flattened(config.to_dict())
         facts = {name: value for name, value in settings.items() if name not in _PLACES}
         agree(facts | versions | more | {"digest of the program's sources": _sources()})

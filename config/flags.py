@@ -27,6 +27,8 @@ ALIASES = {
     "epochs": "training.epochs",
     "global_batch_size": "training.global_batch_size",
     "learning_rate": "training.optimizer.learning_rate.maximum",
+    "warmup_steps": "training.optimizer.learning_rate.warmup_steps",
+    "warmup_proportion": "training.optimizer.learning_rate.warmup_proportion",
     "stochastic_rounding": "training.stochastic_rounding",
     "max_skipped_steps": "training.max_skipped_steps",
     "micro_batch_size": "execution.micro_batch_size",
@@ -57,6 +59,9 @@ ALIASES = {
     "top_k": "generation.top_k",
     "top_p": "generation.top_p",
     "beams": "generation.beams",
+    "repetition_penalty": "generation.repetition_penalty",
+    "no_repeat_ngram_size": "generation.no_repeat_ngram_size",
+    "stop_strings": "generation.stop_strings",
 }
 """Short flags, for good: a line here may be added, but not changed."""
 

@@ -50,7 +50,7 @@ class Model(Section):
     """Input features of a linear layer whose 4-bit weights share a scale, and a bias."""
 
     seed: NonNegativeInt = 42
-    """Seed of initial weights, dropout, stochastic rounding, data order and generated data."""
+    """Seed of initial weights, dropout, stochastic rounding and generated data; see data.seed."""
 
     end_token: NonNegativeInt = 1
     """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""

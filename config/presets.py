@@ -8,7 +8,9 @@ xl_pod16:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +22,9 @@ from files.yaml_files import Located, place_of, read_yaml
 
 DIRECTORY = Path(__file__).parent
 LONGEST_LINE_OF_BASES = 16
+
+_PLACES = ("train", "validation", "tokenizer")
+_WARMUP = ("warmup_steps", "warmup_proportion")
 
 ConfigT = TypeVar("ConfigT", bound=Section)
 
@@ -59,11 +64,15 @@ def preset_data(file: str | Path, preset: str) -> Located:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
     """`base` with the values of `over` laid over it, mappings merged key by key.
 
-    Steps win over epochs, as in transformers: those of the base, and those beside them.
+    Steps win over epochs, as in transformers: those of the base, and those beside them. A way of
+    saying the warm-up replaces the base's other one.
     """
     places = [data.places if isinstance(data, Located) else {} for data in (base, over)]
     if over.get("steps") is not None and (base.get("epochs") or over.get("epochs")):
         over = {**over, "epochs": None}
+    for name, other in (_WARMUP, _WARMUP[::-1]):
+        if over.get(name) is not None and base.get(other) is not None and other not in over:
+            over = {**over, other: None}
     kept = {key: place for key, place in places[0].items() if key not in over}
     merged = Located(base, kept | places[1])
     for key, value in over.items():
@@ -72,6 +81,31 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
             value = merge(below, value)
         merged[key] = value
     return merged
+
+
+def placed(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The overrides with whole names of the data that are here: a run keeps them, and may be loaded
+    from another folder."""
+    data = overrides.get("data", {})
+    found = {name: _whole(data[name]) for name in _PLACES if data.get(name) is not None}
+    return {**overrides, "data": {**data, **found}} if found else overrides
+
+
+def _whole(given: str) -> str:
+    """Files and folders, or patterns of them, separated by commas, as they are named anywhere."""
+    if os.path.exists(given):
+        return os.path.abspath(given)
+    parts = [part.strip() for part in given.split(",")]
+    here = all(os.path.exists(part) or glob(part, recursive=True) for part in parts)
+    return ",".join(map(os.path.abspath, parts)) if here else given
+
+
+def with_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The data with three epochs, as transformers trains, if it has neither steps nor epochs."""
+    training = data.get("training", {})
+    if not isinstance(training, Mapping) or {"steps", "epochs"} & training.keys():
+        return data
+    return merge(data, {"training": {"epochs": 3.0}})
 
 
 def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Located:

@@ -7,6 +7,7 @@ and XLA decides the matter itself.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,23 +44,31 @@ class LearningRate(Section):
     """How the learning rate goes over the steps: up from 0 in the warm-up, then as `function`."""
 
     function: Literal["linear", "constant", "cosine", "relative"] = "linear"
-    """Course after the warm-up: linear or cosine down to 0 at the last step, constant, or
+    """Course after the warm-up: linear or cosine down to `minimum` at the last step, constant, or
     1 / √step, the relative step of Adafactor, whose paper has the maximum 0.01."""
 
     maximum: PositiveFloat = 1e-4
     """Learning rate at the end of the warm-up."""
 
+    minimum: NonNegativeFloat = 0.0
+    """linear, cosine: learning rate at the last step. HF: min_lr of cosine_with_min_lr."""
+
     warmup_steps: NonNegativeInt | None = None
-    """Steps of the warm-up. Give this or warmup_proportion."""
+    """Steps of the warm-up. Replaces the warmup_proportion of a preset."""
 
     warmup_proportion: Fraction | None = None
-    """The warm-up's part of training.steps, rounded up. Give this or warmup_steps."""
+    """The warm-up's fraction of training.steps, rounded up. Replaces the warmup_steps of a
+    preset. HF: warmup_ratio."""
 
     def validate(self) -> None:
         if self.warmup_steps is not None and self.warmup_proportion is not None:
             raise ConfigError(
                 f"learning_rate has warmup_steps {self.warmup_steps} and warmup_proportion "
                 f"{self.warmup_proportion}, but one of them must be null"
+            )
+        if self.minimum > self.maximum:
+            raise ConfigError(
+                f"learning_rate.minimum {self.minimum} must be at most its maximum {self.maximum}"
             )
 
 
@@ -110,7 +119,7 @@ class Optimizer(Section):
     weight_decay: NonNegativeFloat = 0.01
     """Each step subtracts this fraction of a weight, times the learning rate."""
 
-    gradient_clipping: PositiveFloat | None = None
+    gradient_clipping: PositiveFloat | None = 1.0
     """Largest norm of all gradients together; longer ones are scaled down to it. null: no limit."""
 
     def state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -130,9 +139,9 @@ class Training(Section):
     steps: PositiveInt = 500
     """Number of optimizer steps."""
 
-    epochs: PositiveInt | None = None
-    """Passes over the training data. If given, training.steps is set to what they take; steps that
-    override a preset replace its epochs."""
+    epochs: PositiveFloat | None = None
+    """Passes over the training data, also a fraction of one. If given, training.steps is set to
+    what they take. Where a configuration has neither steps nor epochs, there are three epochs."""
 
     global_batch_size: PositiveInt = 128
     """Samples that contribute to one optimizer step, over all devices."""
@@ -186,6 +195,11 @@ class Execution(Section):
     placement: Literal["auto", "host"] = "auto"
     """Where training keeps state and activations on devices with memory of their own. auto: what
     saves most time stays in spare device memory; host: in host memory, but for resident_layers."""
+
+    update: Literal["auto", "end", "behind"] = "auto"
+    """When the optimizer updates a layer. end: after the backward pass. behind: before the layer's
+    next forward pass, which hides the transfers; before weights are saved or used, what is pending
+    is done. Results are the same. auto: behind on devices with memory of their own."""
 
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If
@@ -298,6 +312,10 @@ class Evaluation(Section):
     """Which of loss, perplexity, accuracy, exact_match, rouge_l and bleu, separated by commas.
     null: loss, perplexity and what suits the task."""
 
+    log_samples: NonNegativeInt = 4
+    """While training, record so many answers of each evaluation with prompt and target, those to
+    the first examples, if its metrics need answers."""
+
     patience: PositiveInt | None = None
     """End training after so many evaluations in a row without a better checkpoint.keep_best, or
     loss where that is null. null: do not."""
@@ -359,3 +377,37 @@ class Generation(Section):
 
     length_penalty: Number = 1.0
     """beam: a sequence's log probability is divided by its length to this power."""
+
+    repetition_penalty: PositiveFloat = 1.0
+    """Makes tokens that were read or written before less likely, if above 1: positive scores are
+    divided by it, negative ones multiplied."""
+
+    no_repeat_ngram_size: PositiveInt | None = None
+    """So many tokens in a row are never written twice, nor repeated from a prompt that the decoder
+    reads. null: they may be."""
+
+    stop_strings: str | None = None
+    """Texts that end an answer, which contains them, separated by commas. \\n is a line break, \\,
+    a comma and \\\\ a backslash."""
+
+    def validate(self) -> None:
+        if self.stop_strings is not None and not all(self.stops()):
+            raise ConfigError(
+                f"generation.stop_strings is {self.stop_strings!r}, of which a text is empty: an "
+                "answer would end before it began"
+            )
+
+    def stops(self) -> tuple[str, ...]:
+        """The texts of `stop_strings`."""
+        return () if self.stop_strings is None else _separated(self.stop_strings)
+
+
+def _separated(text: str) -> tuple[str, ...]:
+    """Texts between commas; a backslash makes a comma part of a text, and n a line break."""
+    found = [""]
+    for mark in re.findall(r"\\.|.", text, re.DOTALL):
+        if mark == ",":
+            found.append("")
+        else:
+            found[-1] += {r"\n": "\n", r"\t": "\t"}.get(mark, mark[-1])
+    return tuple(found)

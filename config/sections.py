@@ -68,6 +68,14 @@ class RunConfig(Section):
         return self.model.precision != "float32" if wanted is None else wanted
 
     @property
+    def rounds_behind(self) -> bool:
+        """Whether updates round alike at the end of a step and behind the next forward pass.
+
+        Random numbers are those of a run of the program: all its updates must be of one step.
+        """
+        return self.execution.device_iterations == 1 or not self.rounds_stochastically
+
+    @property
     def replicas(self) -> int:
         """Devices that the program runs on: the IR's replication factor."""
         return self.execution.data_parallel * self.execution.tensor_parallel
@@ -120,6 +128,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
                 f"{self.execution.tensor_parallel} must be at most {MOST_REPLICAS:,} devices"
+            )
+        if self.execution.update == "behind" and not self.rounds_behind:
+            raise ConfigError(
+                "execution.update behind with stochastic rounding needs execution.device_iterations"
+                f" 1, not {self.execution.device_iterations}: set it, or update to end"
             )
         if self.execution.host_memory is not None and self.execution.disk is None:
             raise ConfigError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from config.base import Section
-from config.values import PathText, PositiveInt
+from config.values import NonNegativeInt, PathText, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,13 @@ class Data(Section):
     downloaded when it is not cached."""
 
     train: PathText | None = None
-    """File of examples to train on (.jsonl, .csv, .tsv, .parquet), or NAME[:SUBSET][@SPLIT] of a
-    data set of the Hugging Face hub."""
+    """Examples to train on: files (.jsonl, .json, .csv, .tsv, also .gz; .parquet), separated by
+    commas or as a pattern such as 'data/*.jsonl', or NAME[:SUBSET][@SPLIT] of a data set of the
+    Hugging Face hub."""
 
     validation: PathText | None = None
-    """The same for evaluation."""
+    """The same for evaluation; or a fraction such as 0.05 of the training data, which is then left
+    out of training. A row's prompt decides whether it belongs to it."""
 
     prompt: str | None = None
     """Template of what the model reads, such as 'summarize: {text}', with columns in braces. null:
@@ -32,13 +34,38 @@ class Data(Section):
     target: str | None = None
     """Template of what the model should write, such as '{summary}'. null: as for prompt."""
 
+    format: Literal["text", "chat"] | None = None
+    """text: a prompt and a target. chat: conversations, written by the tokenizer's chat template; a
+    prompt and a target are a question of the user and the assistant's answer. null: chat for rows
+    with messages."""
+
+    messages: str | None = None
+    """Column of conversations. null: messages, conversations or, with lists of messages, prompt."""
+
+    system: str | None = None
+    """The system's message of conversations that have none. null: none."""
+
+    chat_template: PathText | None = None
+    """File with a chat template, in Jinja. null: the tokenizer's own."""
+
+    chat_variables: str | None = None
+    """What a chat template is given besides the messages, a JSON object: '{"enable_thinking":
+    false}' for Qwen3."""
+
     labels: str | None = None
     """The answers of a classification task, separated by commas. A number in the target's column
     is the index of one. null: those of the task; for files, free text."""
 
+    nulls: Literal["refuse", "skip", "empty"] = "refuse"
+    """Rows with null in a column that is needed: end with an error, leave them out, or take null
+    for an empty text."""
+
     long_targets: Literal["refuse", "cut", "drop"] = "refuse"
     """Targets longer than what the model may write: end with an error, cut them, or leave such
     examples out."""
+
+    seed: NonNegativeInt | None = None
+    """Seed of the order of the training data. null: model.seed."""
 
     tokenizer: PathText | None = None
     """Directory or hub name of a tokenizer. null: the one that belongs to the model and task."""
@@ -60,8 +87,9 @@ class StreamsData(Data):
     packing: bool = True
     """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
 
-    answers_only: bool = False
-    """Learn to predict the answers alone, and not each token of the prompts too."""
+    loss: Literal["all", "answers", "last"] | None = None
+    """What is learned. all: each token; answers: targets, or the assistant's turns; last: the
+    last turn alone. null: answers of conversations, all of other texts."""
 
     separator: str = ""
     """Text between a prompt and what the model writes."""

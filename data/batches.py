@@ -59,8 +59,13 @@ class Loader:
     @classmethod
     def of(cls, config: RunConfig, samples: Samples) -> Loader:
         """The training batches of a configured run, for the replicas of this process."""
-        size = config.training.global_batch_size
-        return cls(samples, size, config.model.seed, Deal.of(config).positions(size))
+        size, seed = config.training.global_batch_size, config.data.seed
+        seed = config.model.seed if seed is None else seed
+        return cls(samples, size, seed, Deal.of(config).positions(size))
+
+    def first(self, count: int) -> np.ndarray:
+        """The indices of the next `count` samples of the epoch, or as many as it has left."""
+        return self._order[self._position : self._position + count]
 
     @property
     def samples(self) -> int:

@@ -29,7 +29,7 @@ from data.samples import (
     lay_out,
     pack,
 )
-from data.shapes import Shape, length_multiple, padded
+from data.shapes import Marked, Shape, length_multiple, padded
 from data.texts import Example
 from data.tokens import Tokenizer
 
@@ -201,6 +201,18 @@ class Pairs(Shape):
             "decoder_words": batch["decoder_input_ids"],
             "labels": batch["labels"],
         }
+
+    def marked(self, batch: Batch) -> list[list[Marked]]:
+        found = list[list[Marked]]()
+        places = len(batch["labels"]) // len(batch["input_ids"])
+        for row, labels in enumerate(batch["labels"]):
+            sample, place = divmod(row, places)
+            there = batch["attention_mask"][sample] == place + 1
+            prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
+            target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
+            if prompt or target:
+                found.append([*prompt, *target])
+        return found
 
     def tokens(self, batch: Batch) -> int:
         """Of the prompts and the targets, end tokens included."""

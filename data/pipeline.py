@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import popdist
 from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
+from data.chat import ChatTemplate, chat_template_of
+from data.rows import DataError
 from data.samples import Prompts, Samples, fitted_targets
 from data.shapes import Shape
 from data.task import SAMPLE_FOLDER, Split, task_of
-from data.texts import Corpus, Example, Span
+from data.texts import Corpus, Example
 from data.tokens import Tokenizer
 from huggingface import hub
 from terminal.screen import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,10 @@ class Pipeline:
         if data.dataset == "sample":
             default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
         base = hub.load_tokenizer(data.tokenizer or default)
+        chat = self._chat_template(base) if self.is_chat else None
+        end = None if chat is None else chat.end
         try:
-            found = Tokenizer(base, rows)
+            found = Tokenizer(base, rows, self.shape.takes_chats and chat is not None, end)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if found.rows > rows:
@@ -56,10 +64,36 @@ class Pipeline:
         return found
 
     @cached_property
+    def is_chat(self) -> bool:
+        """Whether examples are conversations.
+
+        Raises:
+            UserError: only the data can tell, and cannot be read.
+        """
+        return task_of(self.given.data).is_chat
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The chat template that asks the model, as transformers would.
+
+        Raises:
+            UserError: there is none, or it cannot be read.
+        """
+        return self._chat_template(self.tokenizer.base, frozen=False)
+
+    def _chat_template(self, base: PreTrainedTokenizerFast, frozen: bool = True) -> ChatTemplate:
+        data = self.given.data
+        part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
+        return chat_template_of(base, data.chat_template, data.chat_variables, part, frozen)
+
+    @cached_property
     def config(self) -> RunConfig:
-        """The configuration, of a model that has the tokenizer's end and padding tokens."""
+        """The configuration, of a model that has the tokenizer's end and padding tokens, and of
+        data whose format is known."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
-        return replace(self.given, model=replace(self.given.model, end_token=end, pad_token=pad))
+        data = replace(self.given.data, format="chat" if self.is_chat else self.given.data.format)
+        model = replace(self.given.model, end_token=end, pad_token=pad)
+        return replace(self.given, model=model, data=data)
 
     def corpus(self, split: Split) -> Corpus:
         """The examples of a split, with prompts as the model is given them.
@@ -67,8 +101,17 @@ class Pipeline:
         Raises:
             UserError: the data cannot be had, or do not fit the task.
         """
-        corpus = task_of(self.given.data).corpus(split)
-        return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
+        task = task_of(self.given.data)
+        if not self.is_chat:
+            corpus = task.corpus(split)
+            return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
+        chat = self._chat_template(self.tokenizer.base)
+        corpus = task.corpus(split, chat)
+        for note in chat.notes():
+            say(note)
+        if not corpus.examples:
+            raise DataError(f"the data for {split} hold no conversation to learn from")
+        return corpus
 
     def agree(self, examples: Sequence[Example]) -> None:
         """Check that all processes have read the same examples and tokenizer, wherever from.
@@ -96,10 +139,13 @@ class Pipeline:
         samples = self.samples(corpus.examples)
         notes = [f"{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):
-            notes[0] += f" of {len(corpus.examples)} examples"
-        if corpus.unlabelled:
-            notes.append(f"{corpus.unlabelled} without a label left out")
-        say(", ".join([*notes, *samples.cuts.notes(self.config.model.sequence_length)]))
+            kind = "conversations" if self.is_chat else "examples"
+            notes[0] += f" of {len(corpus.examples)} {kind}"
+        say(
+            ", ".join(
+                [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
+            )
+        )
         self._say_lost(corpus.examples)
         return samples
 
@@ -157,7 +203,4 @@ class Pipeline:
             )
 
     def _asked(self, example: Example) -> Example:
-        asked = self.shape.asked(self.given, example.prompt)
-        added = asked[len(example.prompt) :]
-        earlier = example.earlier and (*example.earlier, Span(added, False))
-        return Example(asked, example.target, earlier)
+        return Example(self.shape.asked(self.given, example.prompt), example.target)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from config.errors import UserError
-from files.json_files import json_lines, parse_json
-from files.shown import shown, shown_name, shown_path
-from files.text import check_regular, decoded
+from data.readers import READERS, is_file_of_rows, read_rows
+from data.readers import DataError as DataError
+from data.readers import Row as Row
+from files.shown import shown_path
 from huggingface import hub
 
-Row = Mapping[str, Any]
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-
-
-class DataError(UserError, ValueError):
-    """Data that cannot be read, or does not fit the task."""
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
+_OTHER_FILES = (".gz", ".txt", ".xlsx", ".zip")
+"""Suffixes of files that are not read: such a name is no data set of the hub."""
 
 
 class Source(Protocol):
@@ -40,25 +37,25 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class File:
-    """A file of rows: JSON Lines, CSV or TSV with a header, or Parquet."""
+    """A file of rows; see `data.readers`."""
 
     name: str
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        path, name = Path(self.name), shown_path(self.name)
-        reader = _READERS.get(path.suffix.lower())
-        if reader is None:
-            raise DataError(
-                f"{name} is not a kind of file that is known: give one of {', '.join(_READERS)}"
-            )
-        try:
-            check_regular(path)
-            for number, row in reader(path):
-                yield f"{name}, {number}", row
-        except OSError as error:
-            raise DataError(f"cannot read {name}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{name} is not UTF-8 text: save it in that encoding") from error
+        for place, row in read_rows(Path(self.name)):
+            yield f"{shown_path(self.name)}, {place}", row
+
+
+@dataclass(frozen=True)
+class Files:
+    """Several files of rows, one after the other."""
+
+    name: str
+    files: Sequence[File]
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        for file in self.files:
+            yield from file.rows()
 
 
 @dataclass(frozen=True)
@@ -80,97 +77,46 @@ class HubDataset:
 
 
 def source_of(given: str, split: str) -> Source:
-    """The source that a flag names: a file by its suffix, else `NAME[:SUBSET][@SPLIT]` of the hub.
+    """The source that a flag names: files, else `NAME[:SUBSET][@SPLIT]` of the hub.
+
+    Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
 
     Args:
         split: of the hub's data set, where none is given.
+
+    Raises:
+        DataError: no file fits a pattern, or it can be neither.
     """
-    if Path(given).suffix.lower() in (*_READERS, *_OTHER_FILES) or Path(given).exists():
+    if _is_file(given):
         return File(given)
     whole, _, named = given.partition("@")
     path, _, subset = whole.partition(":")
-    if not _HUB_NAME.fullmatch(path):
+    is_of_hub = _HUB_NAME.fullmatch(path) is not None
+    if "," in given or (has_magic(given) and not is_of_hub):
+        parts = [part.strip() for part in given.split(",")]
+        found = [File(name) for part in parts for name in _matching(part)]
+        return found[0] if len(found) == 1 else Files(given, found)
+    if not is_of_hub:
         raise DataError(
             f"{shown_path(given)} is no file here, and cannot be a data set of the hub: give one "
-            f"of {', '.join(_READERS)}, or NAME[:SUBSET][@SPLIT]"
+            f"of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
         )
     return HubDataset(path, subset or None, named or split)
 
 
-_OTHER_FILES = (".gz", ".txt", ".xlsx", ".zip")
-"""Suffixes of files that are not read: such a name is no data set of the hub."""
+def _is_file(name: str) -> bool:
+    """Whether a name is that of one file, which need not be there."""
+    if Path(name).exists():
+        return True
+    one = "," not in name and not has_magic(name)
+    return one and (is_file_of_rows(Path(name)) or Path(name).suffix.lower() in _OTHER_FILES)
 
 
-# ---- files --------------------------------------------------------------------------------------
-def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
-    with path.open("rb") as lines:
-        for number, row in json_lines(path, lines):
-            if not isinstance(row, dict):
-                raise DataError(
-                    f"{shown_path(path)}, line {number} is {shown(row)}, but must be an object"
-                )
-            yield f"line {number}", row
-
-
-def _json_array(path: Path) -> Iterator[tuple[str, Row]]:
-    rows = parse_json(decoded(path.read_bytes(), path), path)
-    if not isinstance(rows, list):
-        raise DataError(f"{shown_path(path)} is {shown(rows)}, but must be an array of objects")
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise DataError(
-                f"{shown_path(path)}, row {number} is {shown(row)}, but must be an object"
-            )
-        yield f"row {number}", row
-
-
-def _separated(separator: str) -> Callable[[Path], Iterator[tuple[str, Row]]]:
-    def read(path: Path) -> Iterator[tuple[str, Row]]:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=separator, strict=True)
-            try:
-                _check_header(path, reader.fieldnames or ())
-                for row in reader:
-                    if None in row or None in row.values():
-                        count = len(reader.fieldnames or ())
-                        raise DataError(
-                            f"{shown_path(path)}, line {reader.line_num}: the header has {count} "
-                            "columns, but this row has another number"
-                        )
-                    yield f"line {reader.line_num}", row
-            except csv.Error as error:
-                raise DataError(f"{shown_path(path)}, line {reader.line_num}: {error}") from None
-
-    return read
-
-
-def _check_header(path: Path, columns: Sequence[str]) -> None:
-    twice = next((name for name in columns if columns.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{shown_path(path)}, line 1: the column {shown(twice)} stands twice")
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", row
-    except pyarrow.ArrowException as error:
-        raise DataError(
-            f"{shown_path(path)} is not a Parquet file: {shown_name(str(error))}"
-        ) from None
-
-
-_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Row]]]] = {
-    ".jsonl": _json_lines,
-    ".json": _json_array,
-    ".csv": _separated(","),
-    ".tsv": _separated("\t"),
-    ".parquet": _parquet,
-}
+def _matching(part: str) -> list[str]:
+    """The files that a name or pattern stands for, in the order of their names."""
+    if _is_file(part) or not has_magic(part):
+        return [part]
+    found = sorted(name for name in glob(part, recursive=True) if Path(name).is_file())
+    if not found:
+        raise DataError(f"no file fits the pattern {shown_path(part)}: check the path")
+    return found

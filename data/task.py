@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from config.sections import Data
+from data.conversations import (
+    Conversation,
+    conversation_of,
+    has_conversation,
+    question_and_answer,
+)
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
-from data.template import ColumnError, Instruction, Template
-from data.texts import Corpus, Example
+from data.template import ColumnError, Instruction, NullError, Template
+from data.texts import MOST_CHARACTERS, Corpus, Example
 from files.shown import shown, shown_name
 
 Split = Literal["train", "validation"]
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-MOST_CHARACTERS = 1_000_000
-"""Of a prompt or target, long before it is cut to the tokens that the model reads."""
-
 UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
+
+NULL = -2
+"""In place of an example whose row has no value where one is needed."""
+
+
+class Reader(Protocol):
+    """How a conversation becomes an example."""
+
+    def read(self, place: str, conversation: Conversation) -> Example | None:
+        """None: it is left out, which the reader notes."""
+        ...
 
 
 class Form(Protocol):
@@ -43,6 +59,10 @@ class Task:
         prompt: what the model reads.
         target: what it should write. A number in its only column is the index of a label.
         labels: the answers there are, each an exact text; None: free text.
+        held_out: the fraction of the training data that is the validation split; None: that has
+            data of its own.
+        nulls: see `Data.nulls`.
+        format, messages, system: as in the configuration.
     """
 
     name: str
@@ -50,41 +70,124 @@ class Task:
     prompt: Form | None
     target: Form | None
     labels: tuple[str, ...] | None = None
+    held_out: float | None = None
+    nulls: Literal["refuse", "skip", "empty"] = "refuse"
+    format: Literal["text", "chat"] | None = None
+    messages: str | None = None
+    system: str | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its examples are conversations: as its format says, else its first row.
+
+        Raises:
+            UserError: there is no such row, or it cannot be read.
+        """
+        if self.format is not None or (self.prompt is not None and self.target is not None):
+            return self.format == "chat"
+        if self.messages is not None:
+            return True
+        source = next(iter(self.sources.values()))
+        return any(has_conversation(row) for _, row in islice(source.rows(), 1))
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """What generated answers are judged by."""
         return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
 
-    def corpus(self, split: Split) -> Corpus:
+    def corpus(self, split: Split, chat: Reader | None = None) -> Corpus:
         """The examples of a split, in the order of the data.
+
+        Args:
+            chat: what reads conversations, if the task has them; there may be none left then.
 
         Raises:
             UserError: there is no such data, or it does not fit the task.
         """
-        if split not in self.sources:
-            raise DataError(f"there is no data for {split}: give --data.{split} FILE")
-        source = self.sources[split]
+        where: Split = "train" if self.held_out is not None else split
+        if where not in self.sources:
+            raise DataError(
+                f"there is no data for {split}: give --data.{split} FILE{self._or(split)}"
+            )
+        source = self.sources[where]
+        if chat is not None:
+            read = (chat.read(*found) for found in self._conversations(source))
+            talks = [example for example in read if example is not None]
+            return Corpus(self._of_split(talks, split) if talks else [], 0)
         found = list(self._examples(source))
-        examples = [example for example in found if example is not None]
+        left_out = [found.count(why) for why in (UNLABELLED, NULL)]
+        examples = [example for example in found if isinstance(example, Example)]
         if not examples:
             raise DataError(f"{source.name} holds no examples: give data that has some")
-        return Corpus(examples, len(found) - len(examples))
+        return Corpus(self._of_split(examples, split), *left_out)
 
-    def _examples(self, source: Source) -> Iterator[Example | None]:
+    def _conversations(self, source: Source) -> Iterator[tuple[str, Conversation]]:
+        forms: tuple[Form, Form] | None = None
+        for place, row in source.rows():
+            try:
+                if self.prompt is None and has_conversation(row, self.messages):
+                    found = conversation_of(row, self.messages)
+                else:
+                    forms = forms or self._forms(place, row)
+                    prompt, target = (form.render(row) for form in forms)
+                    found = question_and_answer(row, prompt, target)
+            except ColumnError as error:
+                raise DataError(f"{place}: {error}") from None
+            yield place, found.with_system(self.system)
+
+    def asked(self, row: Row) -> Conversation:
+        """What a row asks: a conversation without the answer at its end, or a question.
+
+        Raises:
+            ColumnError: it has neither messages nor a prompt.
+        """
+        if has_conversation(row, self.messages):
+            found = conversation_of(row, self.messages).before_answer()
+        else:
+            found = question_and_answer(row, self.prompt_of(row), None)
+        return found.with_system(self.system)
+
+    def _or(self, split: Split) -> str:
+        """Another way to give data of a split, where there is one."""
+        has_rows = split == "validation" and "train" in self.sources
+        return ", or a fraction such as 0.05 of the training data" if has_rows else ""
+
+    def _of_split(self, examples: list[Example], split: Split) -> list[Example]:
+        """Those of a split, where both are in one source: a prompt is in one of them only."""
+        if self.held_out is None:
+            return examples
+        held_out = self.held_out
+        found = [e for e in examples if (_place_of(e) < held_out) == (split == "validation")]
+        if not found:
+            raise DataError(
+                f"--data.validation {held_out:g} of {len(examples)} examples leaves none for "
+                f"{split}: give another fraction, or a file"
+            )
+        return found
+
+    def _examples(self, source: Source) -> Iterator[Example | int]:
+        """Each row's example, or why it is left out: `UNLABELLED` or `NULL`."""
         forms: tuple[Form, Form] | None = None
         for place, row in source.rows():
             forms = forms or self._forms(place, row)
+            if self.nulls == "empty":
+                row = {name: "" if value is None else value for name, value in row.items()}
             try:
                 yield self._example(row, *forms)
+            except NullError as error:
+                if self.nulls == "refuse":
+                    raise DataError(
+                        f"{place}: {error}: --data.nulls skip leaves such rows out"
+                    ) from None
+                yield NULL
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
 
-    def _example(self, row: Row, prompt: Form, target: Form) -> Example | None:
+    def _example(self, row: Row, prompt: Form, target: Form) -> Example | int:
         answer = _bounded(target.render(row))
         if self.labels is not None:
             if answer == str(UNLABELLED):
-                return None
+                return UNLABELLED
             answer = self._label(answer)
         return Example(_bounded(prompt.render(row)), answer)
 
@@ -160,9 +263,20 @@ def task_of(data: Data) -> Task:
     given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in given.items() if name is not None}
     task = TASKS[data.dataset]
+    held_out = _fraction(data.validation)
+    if held_out is not None:
+        del files["validation"]
     if files:
         sources = {split: source_of(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
+    task = replace(
+        task,
+        held_out=held_out,
+        nulls=data.nulls,
+        format=data.format,
+        messages=data.messages,
+        system=data.system,
+    )
     try:
         if data.prompt is not None:
             task = replace(task, prompt=Template(data.prompt))
@@ -171,6 +285,32 @@ def task_of(data: Data) -> Task:
     except ValueError as error:
         raise DataError(str(error)) from None
     return task if data.labels is None else replace(task, labels=_labels(data.labels))
+
+
+def _fraction(validation: str | None) -> float | None:
+    """The fraction of the training data that is to be the validation split; None: it is no number.
+
+    Raises:
+        DataError: a number that is no fraction.
+    """
+    if validation is None or Path(validation).exists():
+        return None
+    try:
+        fraction = float(validation)
+    except ValueError:
+        return None
+    if not 0 < fraction < 1:
+        raise DataError(
+            f"data.validation is {validation}, but a fraction of the training data is between 0 "
+            "and 1"
+        )
+    return fraction
+
+
+def _place_of(example: Example) -> float:
+    """A number from 0 to 1 that follows from the prompt alone, and looks random."""
+    digest = hashlib.sha256(example.prompt.encode(errors="surrogatepass")).digest()
+    return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
 def _bounded(text: str) -> str:

@@ -18,6 +18,10 @@ class ColumnError(ValueError):
     """A row that lacks a column, or has something else than text or a number in it."""
 
 
+class NullError(ColumnError):
+    """A row without a value in a column: null, or no number where a table has numbers."""
+
+
 @dataclass(frozen=True)
 class Template:
     """Text in which `{column}` stands for a row's value; `{{` and `}}` are braces.
@@ -70,14 +74,17 @@ class Instruction:
 
 
 def text_in(row: Mapping[str, Any], column: str) -> str:
-    """The text or number in a column, as text."""
+    """The text, number or truth value in a column, as text: those of JSON as JSON writes them."""
     if column not in row:
         there = shown_name(", ".join(map(str, row)) or "none")
         raise ColumnError(f"there is no column {shown(column)}, but: {there}")
     value = row[column]
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise NullError(f"column {shown(column)} holds null, but must hold text")
+    if isinstance(value, int | float) and abs(value) < math.inf:
         return str(value)
-    found = "null" if value is None else shown(value)
-    raise ColumnError(f"column {shown(column)} holds {found}, but must hold text")
+    raise ColumnError(f"column {shown(column)} holds {shown(value)}, but must hold text")

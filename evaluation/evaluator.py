@@ -14,6 +14,7 @@ from data.task import Task, task_of
 from data.tokens import say_cut
 from evaluation.metrics import TEXT_METRICS
 from evaluation.outcome import Answer, Outcome
+from modelling.generation.strategies import strategy_of
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
 from modelling.sessions.running import RunningModel, compiled
@@ -62,7 +63,8 @@ class Evaluator:
             fitted, self._prompts = data.answering(examples)
             self.facts["prompts_cut"] = self._prompts.truncated
             self._inference = compiled(
-                lambda: Inference(fitted, family, lender=lender), "the program that generates"
+                lambda: Inference(fitted, family, strategy_of(fitted, data.tokenizer), lender),
+                "the program that generates",
             )
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Outcome:

@@ -30,6 +30,10 @@ class Answer:
     generated: str
     expected: str
 
+    def to_dict(self) -> dict[str, str]:
+        """It as JSON data."""
+        return {"prompt": self.prompt, "expected": self.expected, "generated": self.generated}
+
     @property
     def right(self) -> bool:
         """Whether it is exactly what is expected, but for space around it."""
@@ -74,10 +78,7 @@ class Outcome:
             if self.labels:
                 data["confusion"] = self.confusion()
             wrong = [answer for answer in self.answers if not answer.right]
-            data["errors"] = [
-                {"prompt": a.prompt, "expected": a.expected, "generated": a.generated}
-                for a in wrong[:MOST_EXAMPLES]
-            ]
+            data["errors"] = [answer.to_dict() for answer in wrong[:MOST_EXAMPLES]]
         return data
 
     def write(self, directory: Path) -> Path:

@@ -12,6 +12,7 @@ from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokens import Tokenizer
 from huggingface.torch_model import generate, model_of, need_torch
+from modelling.generation import Greedy
 from modelling.memory import check_least
 from modelling.sessions.generating import Inference
 from modelling.sessions.running import compiled
@@ -78,7 +79,7 @@ def side_by_side(config: RunConfig) -> SideBySide:
     data = Pipeline(config, family.shape)
     examples = data.corpus("validation").examples[: e.micro_batch_size]
     fitted, prompts = data.answering(examples)
-    model = compiled(lambda: Inference(fitted, family), "the program that generates")
+    model = compiled(lambda: Inference(fitted, family, Greedy()), "the program that generates")
     model.write(start.tensors)
     with model:
         ours = model.generate(prompts.words, prompts.mask)

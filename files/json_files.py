@@ -169,6 +169,13 @@ class Fields:
             raise self.error(name, "a list of integers, 0 or more")
         return values
 
+    def text_list(self, name: str) -> list[str]:
+        """A list of texts."""
+        values = self._of(name, list, "a list of texts")
+        if not all(isinstance(value, str) for value in values):
+            raise self.error(name, "a list of texts")
+        return values
+
     def object(self, name: str) -> Fields:
         """An object."""
         return Fields(self._value(name), f"{self._where}: {shown_name(name)}")

@@ -8,6 +8,7 @@ from config.sections import RunConfig
 from data.pipeline import Pipeline
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
+from huggingface.models import RANDOM
 from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.start import load_weights
@@ -49,8 +50,11 @@ def task_fields(config: RunConfig) -> dict[str, str]:
 
 
 def export_checkpoint(config: RunConfig, folder: str) -> None:
-    """Write what `checkpoint.load` names to a folder; see `export`."""
+    """Write what `checkpoint.load` names to a folder, random weights too; see `export`."""
     check_is_free(folder)
     check_least(config)
     family = family_of(config)
-    export(config, family, load_weights(config, family.weights(config)).tensors, folder)
+    table = family.weights(config)
+    is_random = config.checkpoint.load == RANDOM
+    weights = table.initial(config.model.seed) if is_random else load_weights(config, table).tensors
+    export(config, family, weights, folder)

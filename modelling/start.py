@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from checkpoints import (
     has_checkpoint,
     load_checkpoint,
 )
+from checkpoints.parts import InRanges, Part
 from config.agreement import agree
 from config.base import flattened
 from config.sections import RunConfig
@@ -117,7 +118,7 @@ def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     _check_model(config, hf_description(folder), name)
     tensors = read_hf_directory(folder)
     _check_fit(table, tensors, tensors, name)
-    weights = _finite(config, table.renamed(tensors), name)
+    weights = _Finite(config, table.renamed(tensors), name)
     return Start(weights, source=name, sha256=tensors.fingerprint())
 
 
@@ -132,7 +133,7 @@ def _continued(
     _check_state(config, checkpoint.tensors, table, folder)
     metadata = _metadata(checkpoint)
     return Start(
-        _finite(config, checkpoint.tensors, folder),
+        _Finite(config, checkpoint.tensors, folder),
         checkpoint.step,
         _mapping(metadata, "data"),
         f"step {checkpoint.step} in {folder}",
@@ -242,7 +243,7 @@ def _weights(config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load
     tensors = checkpoint.tensors
     names = [n for n in tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
     _check_fit(table, tensors, names, load)
-    return _finite(config, Computed({n: partial(tensors.__getitem__, n) for n in names}), load)
+    return _Finite(config, tensors, load, names)
 
 
 def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
@@ -264,19 +265,44 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
             )
 
 
-def _finite(config: RunConfig, tensors: Tensors, load: str) -> Tensors:
-    """The tensors, which raise CheckpointError when one with NaN or infinity is read."""
+class _Finite(Mapping[str, np.ndarray]):
+    """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
+    read, unless that is allowed."""
 
-    def read(name: str) -> np.ndarray:
-        array = tensors[name]
-        if not config.checkpoint.nonfinite and not np.isfinite(array).all():
+    def __init__(
+        self, config: RunConfig, tensors: Tensors, load: str, names: Iterable[str] | None = None
+    ) -> None:
+        """Args: `names`: of those that there are; None: all."""
+        self._allowed, self._tensors, self._load = config.checkpoint.nonfinite, tensors, load
+        self._names = dict.fromkeys(tensors if names is None else names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._checked(name, self._tensors[name])
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """As `InRanges`."""
+        if not isinstance(self._tensors, InRanges):
+            return self[name]
+        return self._checked(name, self._tensors.some(name, wanted))
+
+    def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
+        if not self._allowed and not np.isfinite(array).all():
             raise CheckpointError(
-                f"{name} in {load} has NaN or infinity: take weights of an earlier step, or "
+                f"{name} in {self._load} has NaN or infinity: take weights of an earlier step, or "
                 "accept them by --checkpoint.nonfinite"
             )
         return array
 
-    return Computed({name: partial(read, name) for name in tensors})
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:

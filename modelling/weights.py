@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from checkpoints.parts import CutTensor, Layout
+from checkpoints.parts import CutTensor, InRanges, Layout
 from config.errors import UserError
 from files.shown import shown_name
 from modelling.quantisation import quantised
 from modelling.row_parts import RowPart, parts_in_row
 from popxl import Variable
-from popxl.session import VariablePart
+from popxl.session import OnDemand, VariablePart
 from popxl_addons import NamedTensors
 from popxl_addons.array_munging import pad_axis, shard
 
@@ -265,9 +265,8 @@ class _Logical(Mapping[str, np.ndarray]):
         assert self._held is not None
         for row, variable, prefix, common in self._all:
             dtype = variable.dtype.as_numpy()
-            shapes = tuple(w.shape for w in row.weights)
-            form = _Form(shapes, row.transpose, row.axis, common, variable.shape)
-            for weight, cut in zip(row.weights, _cut(form, self._held.of(variable)), strict=True):
+            cuts = _cut(_Form.of(row, variable, common), self._held.of(variable))
+            for weight, cut in zip(row.weights, cuts, strict=True):
                 read = partial(_read_part, cut.sources, variable, self._held.read)
                 yield CutTensor(prefix + weight.name, dtype, cut.layout, cut.holders, read)
 
@@ -317,6 +316,12 @@ class _Form(NamedTuple):
     common: bool
     variable: tuple[int, ...]
     """Its shape on a replica."""
+
+    @classmethod
+    def of(cls, row: Row, variable: Variable, common: bool) -> _Form:
+        """That of a place."""
+        shapes = tuple(w.shape for w in row.weights)
+        return cls(shapes, row.transpose, row.axis, common, variable.shape)
 
 
 class _Cut(NamedTuple):
@@ -465,7 +470,8 @@ class WeightTable:
     ) -> dict[Variable, Callable[[], np.ndarray]]:
         """Functions that make the host data of a program's variables from logical tensors.
 
-        They read the tensors they need, and raise WeightsError if one has the wrong shape.
+        They read the tensors they need, and raise WeightsError if one has the wrong shape. Of
+        tensors in ranges (`InRanges`) a process reads the elements that its devices hold.
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
@@ -486,8 +492,23 @@ class WeightTable:
                 parts = _QuantisedParts(partial(self._host_data, place, tensors), place.variable)
                 out.update({v: partial(parts.of, v) for v in parts.variables})
             else:
-                out[place.variable] = partial(self._typed_data, place, tensors)
+                out[place.variable] = self._source(place, tensors)
         return out
+
+    def _source(self, place: _Place, tensors: Arrays) -> Callable[[], np.ndarray]:
+        """What makes the data of a variable; of what some elements can be had, a part of it."""
+        whole = partial(self._typed_data, place, tensors)
+        if not isinstance(tensors, InRanges):
+            return whole
+        row, variable, prefix, common = place
+
+        def some(held: tuple[VariablePart, ...]) -> np.ndarray:
+            cuts = zip(row.weights, _cut(_Form.of(row, variable, common), held), strict=True)
+            wanted = {prefix + w.name: partial(tensors.some, prefix + w.name, cut.layout)
+                      for w, cut in cuts}  # fmt: skip
+            return self._typed_data(place, Computed(wanted))
+
+        return OnDemand(whole, some)
 
     def _typed_data(self, place: _Place, tensors: Arrays) -> np.ndarray:
         data = self._host_data(place, tensors)

@@ -20,6 +20,10 @@ from files.text import decoded
 from files.writing import write_file, writing
 
 Row = dict[str, float]
+Sample = Mapping[str, str]
+"""What a model wrote while it was trained: prompt, generated, expected."""
+SAMPLES = "samples"
+"""The key of samples in a line, the only one whose value is no number."""
 
 
 class MetricsFile:
@@ -38,19 +42,22 @@ class MetricsFile:
         good, damaged = _read(path)
         if damaged:
             _set_aside(path, damaged)
-        kept = "".join(_line(row) for row in good if row["step"] <= first_step)
-        write_file("the metrics", path, lambda draft: draft.write_text(kept, encoding="utf-8"))
+        kept = b"".join(line + b"\n" for row, line in good if row["step"] <= first_step)
+        write_file("the metrics", path, lambda draft: draft.write_bytes(kept))
         self._path = path
 
-    def append(self, row: Mapping[str, float]) -> None:
+    def append(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
         """Write one row, whole or not at all; it must have a `step`.
+
+        Args:
+            samples: written as the row's `samples`, if there are any.
 
         Raises:
             WriteError: it cannot be written.
         """
         with writing("the metrics", self._path), self._path.open("ab", buffering=0) as file:
             before = file.tell()
-            line = _line(row).encode()
+            line = _line(row, samples).encode()
             try:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -66,7 +73,7 @@ def read_metrics(path: Path) -> list[Row]:
     Raises:
         OSError: the file is there, but cannot be read.
     """
-    return _read(path).good
+    return [row for row, _ in _read(path).good]
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
@@ -75,7 +82,7 @@ def column(rows: Sequence[Row], name: str) -> list[float]:
 
 
 class _Content(NamedTuple):
-    good: list[Row]
+    good: list[tuple[Row, bytes]]
     damaged: list[bytes]
 
 
@@ -91,7 +98,7 @@ def _read(path: Path) -> _Content:
             if row is None:
                 found.damaged.append(line)
             else:
-                found.good.append(row)
+                found.good.append((row, line))
     return found
 
 
@@ -107,12 +114,12 @@ def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
     )
 
 
-def _line(row: Mapping[str, float]) -> str:
+def _line(row: Mapping[str, float], samples: Sequence[Sample]) -> str:
     # JSON has no nan or inf; as text they survive, and `float` reads them back.
     plain = {
         name: value if math.isfinite(value) else str(float(value)) for name, value in row.items()
     }
-    return json.dumps(plain) + "\n"
+    return json.dumps({**plain, SAMPLES: [*samples]} if samples else plain) + "\n"
 
 
 def _row(line: bytes, path: Path, number: int) -> Row | None:
@@ -121,7 +128,7 @@ def _row(line: bytes, path: Path, number: int) -> Row | None:
         found = parse_json(decoded(line, path, number), path, number)
         if not isinstance(found, dict) or type(found.get("step")) is not int or found["step"] < 0:
             return None
-        return {name: _number(value) for name, value in found.items()}
+        return {name: _number(value) for name, value in found.items() if name != SAMPLES}
     except (FileError, ValueError, OverflowError):
         return None
 

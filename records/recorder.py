@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, Self
 
 from config.sections import RunConfig
 from files.shown import shown_name
+from records.metrics import Sample
 from records.pace import Throughput, Utilisation, pace
 from records.progress import Progress
 from records.run_directory import RunDirectory
@@ -100,6 +101,7 @@ class Recorder:
         loss: float,
         learning_rate: float,
         tokens: float | None = None,
+        samples: Sequence[Sample] = (),
         **more: float,
     ) -> None:
         """Report a step that is done.
@@ -109,6 +111,7 @@ class Recorder:
             loss: mean over the target tokens of the global batch.
             learning_rate: the rate it used.
             tokens: of its samples, without padding.
+            samples: what an evaluation after it wrote.
             more: further values to record, such as `gradient_norm` or `skipped_steps`.
         """
         self._throughput.update(step)
@@ -116,14 +119,14 @@ class Recorder:
         row |= {name: float(value) for name, value in more.items()}
         row |= pace(self._throughput, tokens, self._use)
         with self._lenient.unless_it_fails("metrics.jsonl"):
-            self._directory.log(row)
+            self._directory.log(row, samples)
         self._progress.update(row)
         if self._wandb:
             with self._lenient.unless_it_fails("Weights & Biases"):
-                self._wandb.log(row)
+                self._wandb.log(row, samples)
         if self._tensorboard:
             with self._lenient.unless_it_fails("TensorBoard's log"):
-                self._tensorboard.log(row)
+                self._tensorboard.log(row, samples)
 
     def __enter__(self) -> Self:
         return self

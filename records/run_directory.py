@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from files.text import check_regular
 from files.writing import check_folder, write_text, writing
 from files.yaml_files import yaml_text
 from records.loss_curve import draw_loss_curve
-from records.metrics import MetricsFile, read_metrics
+from records.metrics import MetricsFile, Sample, read_metrics
 
 CONFIG, METRICS, LOSS_CURVE = "config.yml", "metrics.jsonl", "loss_curve.png"
 
@@ -36,9 +36,9 @@ class RunDirectory:
             self._metrics = MetricsFile(path / METRICS, first_step)
             write_text("the configuration", path / CONFIG, yaml_text(config.to_dict()))
 
-    def log(self, row: Mapping[str, float]) -> None:
+    def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
         """Append one step to metrics.jsonl. Raises WriteError if it cannot be."""
-        self._metrics.append(row)
+        self._metrics.append(row, samples)
 
     def draw(self, title: str) -> None:
         """Draw loss_curve.png from metrics.jsonl, if that holds any step.

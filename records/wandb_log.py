@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from config.errors import UserError
 from config.sections import RunConfig
 from files.shown import shown_name
+from records.metrics import SAMPLES, Sample
 
 VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
@@ -52,9 +53,11 @@ class WandbLog:
                 "run `wandb login`, or set WANDB_MODE=offline, or leave out --wandb"
             ) from error
 
-    def log(self, row: Mapping[str, float]) -> None:
-        """Log the values of one step."""
-        values = {name: value for name, value in row.items() if name != "step"}
+    def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
+        """Log the values of one step, and samples as a table."""
+        values: dict[str, Any] = {name: value for name, value in row.items() if name != "step"}
+        if samples:
+            values[SAMPLES] = _table(samples)
         self._ask(lambda run: run.log(values, step=int(row["step"])))
 
     def close(self, failed: bool = False) -> None:
@@ -78,6 +81,13 @@ class WandbLog:
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each further write
         with suppress(Exception):
             wandb.teardown(exit_code=1)
+
+
+def _table(samples: Sequence[Sample]) -> Any:
+    import wandb
+
+    names = list(samples[0])
+    return wandb.Table(columns=names, data=[[sample[name] for name in names] for sample in samples])
 
 
 def _versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from config.families import config_class_of
 from config.flags import add_field_flags, field_overrides, spell_flags, with_search
 from config.help import field_help, formatter
-from config.presets import merge, preset_data, preset_names
+from config.presets import merge, placed, preset_data, preset_names, with_length
 from config.sections import RunConfig
 from terminal.parser import Parser, add_process_options, path_option
 
@@ -90,9 +90,9 @@ def read_command_line(
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     add_field_flags(parser, config_class, field_help(config_class, data, str(presets), all_fields))
     parsed = vars(parser.parse_args(spell_flags(given, config_class, flags)))
-    overrides = with_search(field_overrides(parsed, config_class), data)
+    overrides = placed(with_search(field_overrides(parsed, config_class), data))
     return CommandLine(
-        config=config_class.from_dict(merge(data, overrides)),
+        config=config_class.from_dict(merge(with_length(data), overrides)),
         preset=preset,
         options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
     )

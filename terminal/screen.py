@@ -32,6 +32,12 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def is_coloured() -> bool:
+    """Whether what is said may have colours (https://no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stderr.isatty() and not plain
+
+
 def hold_standard_streams() -> None:
     """Open streams that are closed, as `2>&-` leaves them, to nothing.
 

@@ -29,6 +29,7 @@ from checkpoints import load_checkpoint
 from data.pipeline import Pipeline
 from data.samples import Samples
 from records.metrics import read_metrics
+from tests.data.corpora import sample_examples
 from tests.small_runs import MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
@@ -374,6 +375,24 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     assert report["loss"] == pytest.approx(rows[1]["validation_loss"], rel=1e-5)
     said = mistake(run_finetuning.main, *TRAINING, "--evaluation.patience", "2")
     assert "evaluation.patience needs evaluations while training: set evaluation.steps" in said
+
+
+def test_answers_are_recorded_while_a_model_is_trained(tmp_path):
+    """Those to the first examples; stop texts hold for them, here so that they print a letter."""
+    letters = ",".join("abcdefghijklmnopqrstuvwxyz")
+    flags = ["--evaluation.steps", "2", "--evaluation.samples", "8"]
+    flags += ["--evaluation.metrics", "accuracy", "--evaluation.log_samples", "3"]
+    command = [*TRAINING, "--steps", "4", *flags, "--run-dir", str(tmp_path)]
+    command += ["--stop_strings", letters]
+    assert run_finetuning.main(command) == 0
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line).get("samples") for line in lines]
+    assert [bool(samples) for samples in found] == [False, True, False, True]
+    examples = sample_examples("validation", 3)
+    for samples in (found[1], found[3]):
+        assert [s["prompt"] for s in samples] == [example.prompt for example in examples]
+        assert [s["expected"] for s in samples] == [example.target for example in examples]
+        assert all(len(re.findall("[a-z]+", s["generated"])) <= 1 for s in samples)
 
 
 def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):

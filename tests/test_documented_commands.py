@@ -45,7 +45,7 @@ SCRIPTS = {
     "run_finetuning.py": (run_finetuning, training.run, "finetune"),
     "run_validation.py": (run_validation, evaluation.validate, "validate"),
     "run_inference.py": (run_inference, evaluation.side_by_side, "side_by_side"),
-    "run_generation.py": (run_generation, evaluation.generate, "is_raw"),
+    "run_generation.py": (run_generation, evaluation.generate, "with_format"),
     "run_export.py": (run_export, modelling.export, "check_least"),
     "finetuning.py": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
     "inference.py": (benchmarks.inference, benchmarks.inference, "measure"),
@@ -125,7 +125,7 @@ QUICK = {
     "training": {"steps": 10},
     "evaluation": {"samples": 16},
 }
-"""Over the two presets that need no network, in the copy of the repository where commands run."""
+"""Over the presets that need no network, in the copy of the repository where commands run."""
 
 FEWER = {
     "benchmarks.phased": ["--layers", "1", "2", "--rounds", "1"],
@@ -165,7 +165,8 @@ def quick(words: list[str]) -> list[str]:
     """The words of a command that takes quick presets, and measures less."""
     if "--config" in words and "--plan" not in words:
         place = words.index("--config") + 1
-        words[place] = "gptj_tiny" if words[place].startswith("gptj") else "tiny"
+        kind = words[place].partition("_")[0]
+        words[place] = f"{kind}_tiny" if kind in ("gptj", "qwen3") else "tiny"
     if "--model" in words:  # its preset is one for models of the hub, and not quick
         words += ["--steps", "4"]
     if words[0] == "mpirun":  # it follows the same command with another launcher
@@ -184,7 +185,7 @@ def copy_of_repository(folder: Path) -> None:
             shutil.copy(path, folder)
     presets = folder / "config" / "finetuning.yml"
     data = yaml.safe_load(presets.read_text(encoding="utf-8"))
-    for preset in ("tiny", "gptj_tiny"):
+    for preset in ("tiny", "gptj_tiny", "qwen3_tiny"):
         for section, fields in QUICK.items():
             data[preset].setdefault(section, {}).update(fields)
     presets.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
@@ -249,5 +250,5 @@ def start(command: Command, folder: Path, executables: Path) -> subprocess.Popen
     }
     return subprocess.Popen(
         quick(command.words), env=environment, cwd=folder, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip

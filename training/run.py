@@ -16,6 +16,7 @@ from config.errors import ConfigError, UserError
 from config.sections import RunConfig
 from data.batches import Loader
 from data.pipeline import Pipeline
+from data.preview import preview
 from evaluation.evaluator import Evaluator
 from files.lock import locked
 from files.shown import shown_path
@@ -29,10 +30,11 @@ from modelling.sessions.training import FineTuning
 from modelling.spec import ModelFamily, family_of
 from modelling.start import Start, starting_point
 from modelling.weights import Arrays, without_optimizer
+from records.metrics import SAMPLES
 from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
-from terminal.screen import is_heard, say
+from terminal.screen import is_coloured, is_heard, say
 from training.best import FOLDER as BEST
 from training.best import Best
 from training.options import RunOptions
@@ -92,7 +94,11 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
 def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     family = family_of(config)
     data = Pipeline(config, family.shape)
-    loader = Loader.of(config, data.training_samples())
+    samples = data.training_samples()
+    loader = Loader.of(config, samples)
+    if options.preview:
+        first = loader.first(options.preview).tolist()
+        say("\n".join(preview(samples, first, family.shape, data.tokenizer, is_coloured())))
     config = with_steps(data.config, loader.samples)
     start = starting_point(config, family.weights(config), options.fresh)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
@@ -241,9 +247,9 @@ class _Run:
             self.best.say_over()
         return step
 
-    def _evaluate(self, step: int) -> dict[str, float]:
+    def _evaluate(self, step: int) -> dict[str, Any]:
         """Evaluate, if it is time for that after so many steps, and keep the weights if they are
-        the best; returns the metrics to record."""
+        the best; returns what to record: metrics, and some answers as `samples`."""
         every = self.config.evaluation.steps
         due = every is not None and (
             step % every < self.config.execution.device_iterations
@@ -251,9 +257,11 @@ class _Run:
         )
         if self.evaluator is None or not due:
             return {}
-        metrics = self.evaluator.evaluate(self.model.tensors(), quiet=True).metrics
-        self.best.consider(step, metrics, without_optimizer(self.model.tensors()))
-        return {f"{VALIDATION}{name}": value for name, value in metrics.items()}
+        outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
+        self.best.consider(step, outcome.metrics, without_optimizer(self.model.tensors()))
+        found = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
+        logged = outcome.answers[: self.config.evaluation.log_samples]
+        return {**found, SAMPLES: [answer.to_dict() for answer in logged]}
 
 
 def _say_done(config: RunConfig, family: ModelFamily, start: Start, options: RunOptions) -> None:

@@ -103,7 +103,10 @@ class Checkpoints:
             CheckpointError: it has none for a step. Less than for all that are kept is a warning.
         """
         settings = self._config.checkpoint
-        if self._store is None or not is_heard():
+        if self._store is None:
+            say("no checkpoints are saved, so that nothing can be continued: --save DIR keeps them")
+            return
+        if not is_heard():
             return
         needed = nbytes_of(self._model.tensors(settings.save_optimizer))
         self._store.check_space(None, needed)

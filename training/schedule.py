@@ -24,6 +24,7 @@ class Schedule:
     maximum: float
     warmup_steps: int
     steps: int
+    minimum: float = 0.0
 
     @classmethod
     def of(cls, training: Training) -> Self:
@@ -32,7 +33,7 @@ class Schedule:
         warmup = rate.warmup_steps
         if warmup is None:
             warmup = math.ceil((rate.warmup_proportion or 0.0) * training.steps)
-        return cls(rate.function, rate.maximum, warmup, training.steps)
+        return cls(rate.function, rate.maximum, warmup, training.steps, rate.minimum)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
@@ -40,17 +41,14 @@ class Schedule:
         if self.function == "relative":
             return min(self.maximum, 1.0 / math.sqrt(step + 1))
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.maximum * self._after_warmup(min(done, 1.0))
+        if self.function == "constant":
+            return self.maximum
+        return self.minimum + (self.maximum - self.minimum) * self._left(min(done, 1.0))
 
-    def _after_warmup(self, done: float) -> float:
-        """The part of the maximum when the part `done` (0 to 1) of the decay is over."""
-        match self.function:
-            case "linear":
-                return 1.0 - done
-            case "cosine":
-                return 0.5 * (1.0 + math.cos(math.pi * done))
-            case _:
-                return 1.0
+    def _left(self, done: float) -> float:
+        """The fraction of the way from minimum to maximum that is left when the fraction `done` of
+        the decay is over."""
+        return 1.0 - done if self.function == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def with_steps(config: RunConfig, samples: int) -> RunConfig:

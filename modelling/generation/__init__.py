@@ -13,11 +13,13 @@ from modelling.generation.caches import put as put
 from modelling.generation.greedy import Greedy as Greedy
 from modelling.generation.loop import bind_step as bind_step
 from modelling.generation.loop import decode as decode
-from modelling.generation.loop import repeated as repeated
 from modelling.generation.program import GenerationProgram as GenerationProgram
 from modelling.generation.program import Generator as Generator
 from modelling.generation.program import build_generation as build_generation
 from modelling.generation.prompts import last_words as last_words
+from modelling.generation.prompts import what_was_read as what_was_read
+from modelling.generation.rows import repeated as repeated
+from modelling.generation.rules import Rules as Rules
 from modelling.generation.sampling import Sampling as Sampling
 from modelling.generation.search import Search as Search
 from modelling.generation.search import SearchContext as SearchContext
@@ -26,3 +28,4 @@ from modelling.generation.search import Strategy as Strategy
 from modelling.generation.stack import Inputs as Inputs
 from modelling.generation.stack import Stack as Stack
 from modelling.generation.step import Step as Step
+from modelling.generation.stops import Stops as Stops

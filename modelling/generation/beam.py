@@ -17,6 +17,8 @@ import numpy as np
 import popxl
 from modelling.generation.greedy import check_vocabulary
 from modelling.generation.one_by_one import WithoutInputs
+from modelling.generation.rows import repeated
+from modelling.generation.rules import NO_RULES, Rules
 from modelling.generation.search import Advance, SearchContext
 from modelling.layers import cast
 from popxl import Tensor, ops
@@ -36,6 +38,7 @@ class Beam(WithoutInputs):
 
     beams: int
     length_penalty: float = 1.0
+    rules: Rules = NO_RULES
 
     @property
     def sequences(self) -> int:
@@ -63,15 +66,17 @@ class Candidates:
 @dataclass(frozen=True)
 class BeamSearch:
     """A `Search`. Its state: running tokens and scores, finished tokens, scores and whether there
-    are any, and which prompts go on."""
+    are any, which prompts go on, and what the rules keep of running sequences."""
 
     context: SearchContext
     strategy: Beam
 
-    def start(self, prompted: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
         prompts, beams, length = prompted.shape[0], self.strategy.beams, self.context.length
         tokens = np.full((prompts, beams * length), self.context.special.pad)
         first = np.where(np.arange(beams) == 0, 0.0, NEVER)  # all beams are the same as yet
+        stops, stays = self.context.rules.start(read)
+        states = [repeated(state, beams).reshape((prompts, beams)) for state in stops]
         return [
             popxl.constant(tokens, popxl.int32, "running"),
             popxl.constant(np.tile(first, (prompts, 1)), popxl.float32, "running_scores"),
@@ -79,15 +84,22 @@ class BeamSearch:
             popxl.constant(np.full((prompts, beams), NEVER), popxl.float32, "finished_scores"),
             popxl.constant(np.zeros((prompts, beams)), popxl.bool, "is_finished"),
             prompted.reshape((prompts, 1)),
+            *states,
+            *stays,
         ]
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> Advance:
-        running, scores, finished, finished_scores, is_finished, going_on = state
-        found = self._candidates(logits, scores)
+        running, scores, finished, finished_scores, is_finished, going_on, *rest = state
+        stops, stays, _ = self.context.rules.parts(rest)
+        found = self._candidates(self._scores(logits, position, running, stays), scores)
+        stops = [_rows(states, found.beams, 1) for states in stops]
+        stops, stopped = self.context.rules.ended(stops, found.tokens)
         continued = self._continued(running, found, position)
         end = popxl.constant(self.context.special.end, popxl.int32, "end")
         last = popxl.constant(self.context.length - 1, popxl.int32, "last")
         ends = ops.logical_or(ops.equal(found.tokens, end), ops.equal(position, last))
+        if stopped is not None:
+            ends = ops.logical_or(ends, stopped)
 
         first_ones = np.arange(2 * self.strategy.beams) < self.strategy.beams
         ranked = popxl.constant(first_ones[None], popxl.bool, "first_ones")
@@ -109,26 +121,36 @@ class BeamSearch:
         going_on = ops.logical_and(
             going_on, self._can_improve(scores, finished_scores, is_finished, position)
         )
-        state = [running, scores, finished, finished_scores, is_finished, going_on]
+        stops = [_rows(states, chosen, 1) for states in stops]
+        state = [running, scores, finished, finished_scores, is_finished, going_on, *stops, *stays]
         sequences = words.nelms
         return Advance(
             words.reshape((sequences, 1)), self._flat(parents).reshape((sequences,)), state
         )
 
     def unfinished(self, state: list[Tensor]) -> Tensor:
-        return state[-1].reshape((state[-1].shape[0],))
+        return state[5].reshape((state[5].shape[0],))
 
     def tokens(self, state: list[Tensor]) -> Tensor:
         """The best finished sequence of each prompt."""
         return state[2][:, : self.context.length]
 
     # ---- parts ----------------------------------------------------------------------------------
-    def _candidates(self, logits: Tensor, scores: Tensor) -> Candidates:
+    def _scores(
+        self, logits: Tensor, position: Tensor, running: Tensor, stays: list[Tensor]
+    ) -> Tensor:
+        """Log probabilities, as the rules leave them: like `logits`."""
+        rules, context = self.context.rules, self.context
+        written = running.reshape((logits.shape[0], context.length))
+        found = logits - self._log_total(logits)
+        return rules.scores(found, position, written, stays, context.groups)
+
+    def _candidates(self, found: Tensor, scores: Tensor) -> Candidates:
         groups, beams = self.context.groups, self.strategy.beams
-        prompts, (sequences, part) = scores.shape[0], logits.shape
+        prompts, (sequences, part) = scores.shape[0], found.shape
         most = min(2 * beams, part)
-        best, tokens = ops.topk(logits, most, 1, True, True)
-        best = best - self._log_total(logits) + scores.reshape((sequences, 1))
+        best, tokens = ops.topk(found, most, 1, True, True)
+        best = best + scores.reshape((sequences, 1))
         best, tokens = (t.reshape((prompts, beams * most)) for t in (best, tokens))
         owner = np.repeat(np.arange(beams), most)
         if groups.tensor_parallel > 1:

@@ -21,8 +21,9 @@ import popxl
 from config.sections import RunConfig
 from modelling.generation.caches import POSITIONS, put
 from modelling.generation.condition import call_if, is_any
-from modelling.generation.loop import bind_step, decode, repeated
-from modelling.generation.prompts import last_words
+from modelling.generation.loop import bind_step, decode
+from modelling.generation.prompts import last_words, what_was_read
+from modelling.generation.rows import repeated
 from modelling.generation.search import Search, SpecialTokens
 from modelling.generation.stack import Inputs, Stack
 from modelling.generation.step import Step
@@ -255,6 +256,7 @@ class DecoderOnlyGenerator:
             caches,
             first,
             prompted,
+            what_was_read(words, mask),
             self.output_length,
             search,
             inputs,

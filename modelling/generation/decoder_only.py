@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import popxl
-from modelling.generation.loop import repeated
 from modelling.generation.passes import Pass, PhaseWeights, Stack
-from modelling.generation.prompts import last_words
+from modelling.generation.prompts import last_words, what_was_read
+from modelling.generation.rows import repeated
 from modelling.generation.search import SpecialTokens
 from modelling.generation.streamed import At, Begun
 from modelling.layers import Embeddings, LMHeadLoss
@@ -68,7 +68,7 @@ class DecoderOnlyStreams:
         """See `StreamedGenerator`."""
         first, last, prompted = last_words(words, mask)
         first, last = repeated(first, self.copies), repeated(last, self.copies)
-        return Begun(prompted, first, self.facts_of(last))
+        return Begun(prompted, first, what_was_read(words, mask), self.facts_of(last))
 
     def connect(self, at: At) -> None:
         """See `StreamedGenerator`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import popxl
 from modelling.generation.one_by_one import OneByOne, WithoutInputs
+from modelling.generation.rules import NO_RULES, Rules
 from modelling.generation.search import SearchContext
 from modelling.layers import Groups, cast
 from popxl import Tensor, ops
@@ -17,6 +18,8 @@ LARGEST_EXACT_INTEGER = 2**24  # up to which float32 holds every integer
 @dataclass(frozen=True)
 class Greedy(WithoutInputs):
     """A `Strategy`: the next token is the most probable one."""
+
+    rules: Rules = NO_RULES
 
     sequences = 1
 

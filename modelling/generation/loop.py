@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 import popxl
 from modelling.generation.condition import is_any
 from modelling.generation.search import Search
@@ -29,19 +27,12 @@ def bind_step(
     return step.bind(weights).bind(dict(zip(inputs, fixed, strict=False)))
 
 
-def repeated(t: Tensor, times: int) -> Tensor:
-    """Each row of `t` so many times, one after the other: (batch, ...) -> (batch * times, ...)."""
-    if times == 1:
-        return t
-    rows = np.repeat(np.arange(t.shape[0]), times)
-    return ops.gather(t, popxl.constant(rows, popxl.int32, "repeated_rows"))
-
-
 def decode(
     step: BoundGraph,
     caches: Sequence[Tensor],
     first: Tensor,
     prompted: Tensor,
+    read: Tensor,
     length: int,
     search: Search,
     inputs: Sequence[Tensor],
@@ -60,12 +51,12 @@ def decode(
         first: int32 (sequences, 1), the tokens read at the first position.
         prompted: bool (prompts,), false for those to leave out, which only fill up the batch.
         length: number of positions.
-        inputs: see `Search.start`.
+        read, inputs: see `Search.start`.
 
     Returns:
         See `Search.tokens`.
     """
-    state = search.start(prompted, inputs)
+    state = search.start(prompted, read, inputs)
     carried = [is_any(search.unfinished(state), groups), first, *state, *caches]
     bound = list(step.args.values())
     advance = _Advance(step, search, groups, len(state))

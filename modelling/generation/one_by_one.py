@@ -16,7 +16,8 @@ from popxl import Tensor, TensorSpec, ops
 class OneByOne:
     """A `Search` with one sequence for each prompt. Subclasses say how a token is chosen.
 
-    Its state is the tokens, which sequences are complete, and the inputs, which stay.
+    Its state is the tokens, which sequences are complete, and what the rules keep; the inputs and
+    what the rules look back at stay.
     """
 
     context: SearchContext
@@ -25,21 +26,27 @@ class OneByOne:
         """Choose a token for each prompt: int32 (prompts,). Arguments: see `Search`."""
         raise NotImplementedError
 
-    def start(self, prompted: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
         rows = [[self.context.special.pad] * self.context.length] * prompted.shape[0]
         tokens = popxl.constant(rows, popxl.int32, "no_tokens")
-        return [tokens, ops.logical_not(prompted), *inputs]
+        stops, stays = self.context.rules.start(read)
+        return [tokens, ops.logical_not(prompted), *stops, *stays, *inputs]
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> Advance:
-        tokens, finished, *inputs = state
-        special = self.context.special
+        rules, special = self.context.rules, self.context.special
+        tokens, finished, *rest = state
+        stops, stays, inputs = rules.parts(rest)
+        logits = rules.scores(logits, position, tokens, stays, self.context.groups)
         pad = popxl.constant(special.pad, popxl.int32, "pad")
         end = popxl.constant(special.end, popxl.int32, "end")
         chosen = ops.where(finished, pad, self.choose(logits, position, inputs))
         finished = ops.logical_or(finished, ops.equal(chosen, end))
+        stops, stopped = rules.ended(stops, chosen)
+        if stopped is not None:
+            finished = ops.logical_or(finished, stopped)
         words = chosen.reshape((chosen.shape[0], 1))
         tokens = ops.dynamic_update(tokens, position, words, [1], [1], no_overlap=True)
-        return Advance(words, None, [tokens, finished, *inputs])
+        return Advance(words, None, [tokens, finished, *stops, *stays, *inputs])
 
     def unfinished(self, state: list[Tensor]) -> Tensor:
         return ops.logical_not(state[1])

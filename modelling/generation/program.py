@@ -109,7 +109,7 @@ def build_generation(
         with linear_layers(config):
             generator = generator_of(config, groups, strategy.sequences)
         length = generator.output_length
-        search = strategy.search(SearchContext(groups, generator.special, length))
+        search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
         batch = config.execution.micro_batch_size
         prompts = (batch, generator.prompt_length)
         words = popxl.h2d_stream(prompts, popxl.int32, "words")

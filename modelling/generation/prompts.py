@@ -25,3 +25,18 @@ def last_words(words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     starts = popxl.constant(np.arange(batch) * length, popxl.int32, "row_starts")
     found = ops.gather(words.reshape((batch * length,)), starts + last)
     return found.reshape((batch, 1)), last, ops.greater(count, zero)
+
+
+def what_was_read(words: Tensor, mask: Tensor) -> Tensor:
+    """The prompts with -1 in front of them as padding: int32 (batch, length); see `last_words`.
+
+    So the last word of each is in the last column, where what is written goes on.
+    """
+    batch, length = words.shape
+    padding = length - ops.sum(mask, 1).reshape((batch, 1))
+    columns = popxl.constant(np.arange(length)[None], popxl.int32, "columns")
+    starts = popxl.constant(np.arange(batch)[:, None] * length, popxl.int32, "row_starts")
+    zero, nothing = (popxl.constant(x, popxl.int32) for x in (0, -1))
+    at = starts + ops.maximum(columns - padding, zero)
+    found = ops.gather(words.reshape((batch * length,)), at)
+    return ops.where(ops.greater(padding, columns), nothing, found)

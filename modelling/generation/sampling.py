@@ -18,6 +18,7 @@ import numpy as np
 
 import popxl
 from modelling.generation.one_by_one import OneByOne
+from modelling.generation.rules import NO_RULES, Rules
 from modelling.generation.search import SearchContext
 from popxl import Tensor, TensorSpec, ops
 
@@ -39,6 +40,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+    rules: Rules = NO_RULES
 
     sequences = 1
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from modelling.generation.rules import NO_RULES, Rules
 from modelling.layers import Groups
 from popxl import Tensor, TensorSpec
 
@@ -32,11 +33,13 @@ class SearchContext:
     Attributes:
         groups: the vocabulary is cut over tensor parallelism; member r has the r-th part.
         length: most tokens of a sequence.
+        rules: change what it chooses from, and where it ends.
     """
 
     groups: Groups
     special: SpecialTokens
     length: int
+    rules: Rules = NO_RULES
 
 
 class Advance(NamedTuple):
@@ -61,11 +64,13 @@ class Search(Protocol):
     tensor-parallel group choose the same.
     """
 
-    def start(self, prompted: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The state before the first token.
 
         Args:
             prompted: bool (prompts,), false for those that only fill up the batch.
+            read: int32 (prompts, n), all tokens that the decoder reads before it chooses one; -1 in
+                front where there are fewer.
             inputs: what `Strategy.inputs` asks for.
         """
         ...
@@ -94,6 +99,11 @@ class Strategy(Protocol):
     @property
     def sequences(self) -> int:
         """Sequences decoded for each prompt."""
+        ...
+
+    @property
+    def rules(self) -> Rules:
+        """What holds for the choice of tokens."""
         ...
 
     def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:

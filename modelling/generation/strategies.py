@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from config.sections import RunConfig
+from data.tokens import Tokenizer
 from modelling.generation.beam import Beam
 from modelling.generation.greedy import Greedy
+from modelling.generation.rules import Rules
 from modelling.generation.sampling import Sampling
 from modelling.generation.search import Strategy
+from modelling.generation.stops import Stops
 
 
-def strategy_of(config: RunConfig) -> Strategy:
-    """What `generation` of a configuration asks for."""
+def strategy_of(config: RunConfig, tokenizer: Tokenizer | None = None) -> Strategy:
+    """What `generation` of a configuration asks for.
+
+    Args:
+        tokenizer: of the model; None: stop texts, which alone need it, are left out.
+    """
     given = config.generation
+    rules = Rules(given.repetition_penalty, given.no_repeat_ngram_size, _stops(config, tokenizer))
     match given.search:
         case "greedy":
-            return Greedy()
+            return Greedy(rules)
         case "sample":
-            return Sampling(given.seed, given.temperature, given.top_k, given.top_p)
+            return Sampling(given.seed, given.temperature, given.top_k, given.top_p, rules)
         case "beam":
-            return Beam(given.beams, given.length_penalty)
+            return Beam(given.beams, given.length_penalty, rules)
+
+
+def _stops(config: RunConfig, tokenizer: Tokenizer | None) -> Stops | None:
+    texts = config.generation.stops()
+    if not texts or tokenizer is None:
+        return None
+    return Stops.of(texts, tokenizer.printed(config.model.embedding.vocab_size))

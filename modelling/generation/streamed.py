@@ -36,11 +36,13 @@ class Begun(NamedTuple):
     Attributes:
         prompted: bool (prompts,), false for those that only fill up the batch.
         first: int32 (sequences, 1), the tokens read at the first position.
+        read: see `Search.start`.
         facts: of the prompts, which all positions need.
     """
 
     prompted: Tensor
     first: Tensor
+    read: Tensor
     facts: list[Tensor]
 
 
@@ -163,8 +165,8 @@ class _Start(Module):
 
     def build(self, words: Tensor, mask: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         program = self._program
-        prompted, first, facts = program.model.begin(words, mask)
-        state = program.search.start(prompted, inputs)
+        prompted, first, read, facts = program.model.begin(words, mask)
+        state = program.search.start(prompted, read, inputs)
         program.facts = len(facts)
         return program.outputs(first, _itself(first.shape[0]), state, facts)
 
@@ -213,7 +215,7 @@ class _Program:
         self.settings, self.model, self.groups = settings, model, settings.groups
         self.reorders = strategy.sequences > 1
         self.facts = 0
-        context = SearchContext(self.groups, model.special, model.output_length)
+        context = SearchContext(self.groups, model.special, model.output_length, strategy.rules)
         self.search = strategy.search(context)
         batch = settings.config.execution.micro_batch_size
         prompts = TensorSpec((batch, model.prompt_length), popxl.int32)

@@ -51,8 +51,8 @@ READ = {
 
 NO_MATTER = {
     "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
-    "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "torch_dtype",
-    "use_cache", "_attn_implementation", "_sliding_window_pattern",
+    "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "task_specific_params",
+    "torch_dtype", "use_cache", "_attn_implementation", "_sliding_window_pattern",
 }  # fmt: skip
 """Settings that say nothing of it, or repeat what others say; besides those of all models."""
 

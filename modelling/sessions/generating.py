@@ -39,7 +39,8 @@ class Inference(RunningModel):
         Args:
             config: one for training serves as well.
             family: that of the configuration, where it is at hand; None: it is looked up.
-            strategy: how tokens are chosen; None: as `generation` of the configuration says.
+            strategy: how tokens are chosen; None: as `generation` of the configuration says, but
+                without stop texts.
             lender: see `RunningModel`. Weights that are on the device are a copy.
         """
         family = family or family_of(config)

@@ -300,6 +300,7 @@ class T5Generator:
         step = bind_step(self._step, weights, len(caches), prepared)
         starts = [[self.special.pad]] * self._sequences  # T5 starts with its padding token
         first = popxl.constant(starts, popxl.int32, "start_tokens")
+        read = popxl.constant([[self.special.pad]] * prompted.nelms, popxl.int32, "read")
         return decode(
-            step, caches, first, prompted, self.output_length, search, inputs, self._groups
+            step, caches, first, prompted, read, self.output_length, search, inputs, self._groups
         )

@@ -133,7 +133,9 @@ class T5Streams:
     def begin(self, words: Tensor, mask: Tensor) -> Begun:
         """See `StreamedGenerator`."""
         first = popxl.constant([[self.special.pad]] * self.sequences, popxl.int32, "start_tokens")
-        return Begun(self._packing.is_there(mask), first, [])
+        prompted = self._packing.is_there(mask)
+        read = popxl.constant([[self.special.pad]] * prompted.nelms, popxl.int32, "read")
+        return Begun(prompted, first, read, [])
 
     # ---- passes ---------------------------------------------------------------------------------
     def connect(self, at: At) -> None:

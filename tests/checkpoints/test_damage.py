@@ -185,7 +185,7 @@ def test_a_later_format_is_named(store):
     path = folder_of(store, 3) / MANIFEST
     content = json.loads(path.read_text())["content"] | {"format": 99}
     path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
-    with pytest.raises(CheckpointError, match="has format 99, newer than the 4"):
+    with pytest.raises(CheckpointError, match="has format 99, newer than the 5"):
         store.load(3)
 
 

@@ -34,7 +34,7 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
                     parts[row.weights[found.weight].name][found.part] = partial(found.taken, piece)
         for name, whole in logical.items():
             check_whole(parts[name])
-            assert np.array_equal(assembled(parts[name]), whole)
+            assert np.array_equal(assembled(shape, whole.dtype, parts[name]), whole)
             incomplete = dict(list(parts[name].items())[1:])
             if incomplete:
                 with pytest.raises(ValueError, match="parts"):

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import popdist
+from checkpoints.digests import chunk_bytes
 from checkpoints.layouts import layout_data
 from checkpoints.manifest import Manifest
+from checkpoints.ranges import _marked
 from checkpoints.shares import Shares, shares_of
 from checkpoints.tables import MOST, Table, TensorRecord, stored_name
 from config.families import config_class_of
@@ -23,6 +25,7 @@ from modelling.phases.training import build_training
 from modelling.spec import family_of
 from modelling.weights import HeldParts
 from popxl._lower import placed
+from popxl._lower.hostdata import stored_entry
 
 DEVICES_OF_A_HOST = 8
 SMALL = {"model": {"hidden_size": 64, "attention": {"heads": 16}, "sequence_length": 16}}
@@ -36,14 +39,19 @@ def preset(name: str, *changes: dict) -> RunConfig:
     return config_class_of(data, name).from_dict(data)
 
 
+def mesh_of(replicas: int, processes: int) -> SimpleNamespace:
+    """Devices that are not here, shared out to processes."""
+    each = replicas // processes
+    devices = np.array([SimpleNamespace(process_index=r // each) for r in range(replicas)])
+    return SimpleNamespace(mesh=SimpleNamespace(devices=devices))
+
+
 def listed(config: RunConfig, processes: int):
     """The tensors of a program that nobody compiles, as so many processes would have them."""
     family = family_of(config)
     table = family.weights(config)
     program = build_training(config, family.layout, False, table)
-    each = config.replicas // processes
-    devices = np.array([SimpleNamespace(process_index=r // each) for r in range(config.replicas)])
-    mesh = SimpleNamespace(mesh=SimpleNamespace(devices=devices))
+    mesh = mesh_of(config.replicas, processes)
     held = HeldParts(lambda v: placed.parts_of(mesh, v), lambda v, part: np.zeros(part.size))
     return table.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 
@@ -69,8 +77,10 @@ def written(folder: Path, tensors, shares: list[Shares], every: int = 1) -> Mani
             layout, dtype = sizes[name]
             shape = [sum(layout[i].size for i in parts)]
             file = f"tensors-{process:05d}-00001.safetensors"
-            digest = f"{hash((name, process)) % 2**256:064x}"
-            records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, digest)
+            nbytes = shape[0] * dtype.itemsize
+            digests = [f"{hash((name, process, i)) % 2**256:064x}"
+                       for i in range(-(-nbytes // chunk_bytes(nbytes)))]  # fmt: skip
+            records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, digests)
         file = f"tensors-{process:05d}.json"
         if process % every == 0:
             tables[file] = Table(records, share.held).write(folder / file)
@@ -123,3 +133,42 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
     assert stored == pytest.approx(whole / 8, rel=0.02)
     layouts = json.dumps([layout_data(layout) for layout in shares[0].layouts])
     assert len(layouts) < 2**20
+
+
+class Ranges(dict):
+    """Tensors of which only the wanted elements are there; the others are NaN."""
+
+    taken = 0
+
+    def some(self, name, wanted):
+        marked = _marked(self[name].shape, wanted)
+        self.taken += int(marked.sum())
+        return np.where(marked, self[name], np.nan)
+
+
+def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
+    """Of every variable of the 64-replica program, under shards, transposes and joined rows."""
+    layers = {"model": {"layers": 2}, "execution": {"rts_weights_threshold": 0}}
+    config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
+    family = family_of(config)
+    table, mesh = family.weights(config), mesh_of(config.replicas, 8)
+    program = build_training(config, family.layout, False, table)
+    rng = np.random.default_rng(0)
+    tensors = Ranges(
+        {one.name: rng.standard_normal(one.layout[0].shape) for one in listed(config, 8).parts()}
+    )
+    sources = table.to_variables(tensors, program.variables)
+    assert len(sources) > 100
+    for process in (0, 5):
+        tensors.taken = held = 0
+        for variable, source in sources.items():
+            own = placed._own_parts(placed.parts_of(mesh, variable), process)
+            whole, some = source(), source.some(own)
+            held += sum(part.size for part in own)
+            for replica in range(8 * process, 8 * process + 8):
+                entry = stored_entry(variable, whole, replica)
+                assert np.array_equal(stored_entry(variable, some, replica), entry), variable
+        # Padding is held and not read; tensors that one variable joins are read once each.
+        assert 0.9 * held < tensors.taken <= held
+    # The whole state is 64 times what a replica holds of it, if nothing is held twice.
+    assert tensors.taken < 0.2 * sum(array.size for array in tensors.values())

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints import CheckpointStore, load_checkpoint
+from checkpoints.digests import digest
 from checkpoints.folders import step_folders
-from checkpoints.tensor_files import digest
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ import json, os, sys, time, warnings
 import numpy as np
 import popdist
 from checkpoints import CheckpointStore, load_checkpoint
-from checkpoints.tensor_files import digest
+from checkpoints.digests import digest
 
 popdist.init()
 index, what, folder = popdist.getInstanceIndex(), sys.argv[1], sys.argv[2]

@@ -26,6 +26,7 @@ from config.families import config_class_of
 from config.presets import merge, preset_data
 from data.pipeline import Pipeline
 from data.texts import Example
+from evaluation import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
 data = preset_data("finetuning", "tiny")
@@ -49,6 +50,22 @@ def version():
     agreement.metadata.version = lambda name: found(name) + "+here" * index
     run({})
 
+def program():
+    own, sys.argv[0] = sys.argv[0], f"run_{index}.py"
+    try:
+        run({})
+    finally:
+        sys.argv[0] = own
+
+def prompts(count, text="where?"):
+    config = config_class_of(data, "tiny").from_dict(data)
+    list(generate.answer(config, [generate.Asked({}, text)] * count))
+
+def weights():
+    generate.check_least = generate.announce_devices = lambda config: None
+    generate.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
+    prompts(1)
+
 cases = {
     "alike": lambda: run({"checkpoint": {"save": "/mnt/a"}, "data": {"train": "other.jsonl"}}),
     "rate": lambda: run({"training": {"optimizer": {"learning_rate": {"maximum": 0.5}}}}),
@@ -60,6 +77,10 @@ cases = {
     "shared": lambda: check_shared(folder / "one"),
     "not shared": lambda: check_shared(folder / str(index)),
     "sources": sources,
+    "program": program,
+    "prompts": lambda: prompts(1 + index),
+    "prompt": lambda: prompts(1, f"where {index}?"),
+    "weights": weights,
     "version": version,
 }
 found = {}
@@ -74,6 +95,10 @@ if index == 0:
     print(json.dumps(found))
 """
 SAID = {
+    "program": "has program 'run_1.py', but process 0 has 'run_0.py'",
+    "prompts": "has number of prompts 2, but process 0 has 1",
+    "prompt": "has digest of the prompts",
+    "weights": "has digest of the weights '1', but process 0 has '0'",
     "rate": "process 1 on .* has training.optimizer.learning_rate.maximum 0.5, "
     "but process 0 has 0.001",
     "seed": "has model.seed 7, but process 0 has 42",

@@ -42,13 +42,13 @@ LONG = [("Anna took", "the red lamp " * 20), ("Paul took", "the lamp")]
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_path, packing):
-    data = own(tmp_path, "gptj_tiny", LONG, packing=packing, answers_only=True)
+    data = own(tmp_path, "gptj_tiny", LONG, packing=packing, loss="answers")
     with pytest.raises(ConfigError, match="has 62 tokens .* is 32: set it"):
         data.training_samples()
 
 
 def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
-    data = own(tmp_path, "gptj_tiny", LONG, packing=False, answers_only=True, long_targets="cut")
+    data = own(tmp_path, "gptj_tiny", LONG, packing=False, loss="answers", long_targets="cut")
     samples = data.training_samples()
     assert samples.cuts.targets == 1
     labels = samples.take(np.arange(2))["labels"]
@@ -151,6 +151,9 @@ def test_a_json_array_has_rows(tmp_path):
     assert place.endswith("r.json, row 0")
     assert row == {"prompt": "a", "completion": "b"}
     (tmp_path / "r.json").write_text('{"prompt": "a"}')
+    (one,) = source_of(str(tmp_path / "r.json"), "train").rows()
+    assert one[1] == {"prompt": "a"}
+    (tmp_path / "r.json").write_text('"a"')
     with pytest.raises(DataError, match="must be an array of objects"):
         list(source_of(str(tmp_path / "r.json"), "train").rows())
 

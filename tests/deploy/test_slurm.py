@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 STEPS = 400
 FLAGS = [*GPTJ, *RATE, "--checkpoint.steps", "20", "--to_keep", "99"]
+ENDED = "records of the run are in"  # the last line of a run that was not killed
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,7 +86,7 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
 def whole(cluster) -> dict[int, dict[str, str]]:
     """The steps of a run that nothing disturbs."""
     cluster.submit("whole")
-    cluster.wait_for("whole", f"saved step {STEPS}")
+    cluster.wait_for("whole", ENDED)
     return cluster.steps("whole")
 
 
@@ -103,9 +104,22 @@ def test_signals_save_and_a_job_in_the_queue_again_goes_on(cluster, whole):
     cluster.wait_for("signals", "stopped by SIGTERM after step")
     assert "Aborted" not in cluster.said("signals")
     cluster.submit("signals")
-    cluster.wait_for("signals", f"saved step {STEPS}")
+    cluster.wait_for("signals", ENDED, count=3)
     found = cluster.steps("signals")
     assert max(found) == STEPS
+    assert all(whole[step] == found[step] for step in whole.keys() & found.keys())
+
+
+def test_a_time_limit_saves_and_queues_the_job_again(cluster, whole):
+    """Slurm sends its warning by itself, up to a minute early."""
+    job = cluster.submit("limit", "--time", "2", "--signal", "B:USR1@60", steps=10**6)
+    cluster.wait_for("limit", "stopped by SIGUSR1 after step")
+    time.sleep(3)
+    cluster.release(job)
+    cluster.wait_for("limit", "starting from step")
+    cluster.run("scancel", job)
+    found = cluster.steps("limit")
+    assert whole.keys() & found.keys()
     assert all(whole[step] == found[step] for step in whole.keys() & found.keys())
 
 
@@ -113,7 +127,7 @@ def test_two_jobs_at_once_disturb_neither(cluster, whole):
     for name in ("left", "right"):
         cluster.submit(name, "--oversubscribe")
     for name in ("left", "right"):
-        cluster.wait_for(name, f"saved step {STEPS}")
+        cluster.wait_for(name, ENDED)
         assert cluster.steps(name) == whole
         assert "refused" not in cluster.said(name)
 
@@ -130,7 +144,7 @@ def test_a_node_that_is_lost_puts_the_job_into_the_queue_again(cluster, whole):
     cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     time.sleep(5)
     cluster.release(job)
-    cluster.wait_for("lost", f"saved step {STEPS}")
+    cluster.wait_for("lost", ENDED)
     assert "starting from step" in cluster.said("lost")
     found = cluster.steps("lost")
     assert all(whole[step] == found[step] for step in whole.keys() & found.keys())

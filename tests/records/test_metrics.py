@@ -50,6 +50,17 @@ def test_a_new_run_starts_empty(path):
     assert [row["step"] for row in read_metrics(path)] == [1]
 
 
+def test_samples_are_kept_beside_the_numbers(path):
+    samples = [{"prompt": "a\nb", "generated": "é", "expected": "|"}]
+    MetricsFile(path).append({"step": 1, "loss": 0.5}, samples)
+    MetricsFile(path, first_step=1).append({"step": 2, "loss": 0.25})
+    assert read_metrics(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+    assert [json.loads(line).get("samples") for line in path.read_text().splitlines()] == [
+        samples,
+        None,
+    ]
+
+
 def test_an_incomplete_last_line_is_passed_over(path):
     write(path, range(1, 3))
     with path.open("a") as file:

@@ -108,6 +108,55 @@ def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, pr
     assert run.exit_code == 0
 
 
+SAMPLES = [
+    {"prompt": "one | two", "generated": "<b>1</b>", "expected": "3\n4"},
+    {"prompt": "five", "generated": "", "expected": "6"},
+]
+
+
+def test_samples_are_a_table_of_wandb(tmp_path, runs, config):
+    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
+        report.step(1, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
+        report.step(2, loss=1.0, learning_rate=1e-3)
+    (_, first), (_, second) = runs[0].logged
+    assert first["samples"].columns == ["prompt", "generated", "expected"]
+    assert first["samples"].data == [list(sample.values()) for sample in SAMPLES]
+    assert "samples" not in second
+
+
+def test_samples_are_text_of_tensorboard(tmp_path, config):
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    with Recorder(config, tmp_path, RunOptions("tiny", tensorboard=True)) as report:
+        report.step(7, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    texts = [
+        (event.step, value.tensor.string_val[0].decode())
+        for event in map(Event.FromString, events_of(path.read_bytes(), masked_crc32c))
+        for value in event.summary.value
+        if value.tag.startswith("samples/")
+    ]
+    assert texts == [
+        (
+            7,
+            "| prompt | generated | expected |\n| --- | --- | --- |\n"
+            "| one &#124; two | &lt;b&gt;1&lt;/b&gt; | 3<br>4 |\n| five |  | 6 |",
+        )
+    ]
+
+
+def events_of(data: bytes, checksum) -> list[bytes]:
+    """The records of TensorBoard's file: length, checksum, content, checksum."""
+    found = []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        found.append(data[12 : 12 + size])
+        assert checksum(found[-1]) == int.from_bytes(data[12 + size : 16 + size], "little")
+        data = data[16 + size :]
+    return found
+
+
 def fail_after_a_step(config, path):
     with Recorder(config, path, RunOptions("tiny", wandb=True)) as report:
         report.step(1, loss=2.0, learning_rate=1e-3)

@@ -1,4 +1,5 @@
-"""The largest preset's program in the processes it is for, 64 wide: saved, killed, continued."""
+"""The largest preset's program in the processes it is for, 64 wide and of three layers, which are
+all its kinds: saved, killed, continued."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.training.test_killed_runs import digests
 
 PROCESSES, STEPS = 8, 3
 FLAGS = (
-    *("--config", "xxl_pod64", "--hidden_size", "64", "--d_ff", "64", "--d_kv", "4"),
+    *("--config", "xxl_pod64", "--layers", "3"),
+    *("--hidden_size", "64", "--d_ff", "64", "--d_kv", "4"),
     *("--heads", "16", "--sequence_length", "16", "--decoder_sequence_length", "8"),
     *("--vocab_size", "256", "--data.dataset", "sample", "--load", "random", "--device", "cpu"),
     *("--global_batch_size", "4", "--execution.rts_weights_threshold", "0", "--steps", str(STEPS)),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from checkpoints import load_checkpoint
-from checkpoints.tensor_files import digest
+from checkpoints.digests import digest
 from tests.small_runs import GPTJ, ROOT, finetuning
 
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}

@@ -50,6 +50,12 @@ def test_a_run_is_saved_every_ten_minutes(tmp_path, monkeypatch, capsys):
     assert CheckpointStore(folder).steps() == [10, 20, 30]
 
 
+def test_a_run_that_is_not_saved_says_so(tmp_path, monkeypatch, capsys):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=None)
+    found.begin()
+    assert capsys.readouterr().err.startswith("no checkpoints are saved")
+
+
 @pytest.mark.parametrize("checkpoint", [{"minutes": None}, {"minutes": 1000.0}, {"save": None}])
 def test_no_time_is_due(tmp_path, monkeypatch, checkpoint):
     clock = [0.0]

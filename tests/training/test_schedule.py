@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import get_scheduler
+from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_scheduler
 from transformers.optimization import Adafactor
 
+from config.errors import ConfigError
+from config.presets import merge
 from config.sections import LearningRate, Optimizer, Training
 from training.schedule import Schedule
 
@@ -57,3 +59,31 @@ def test_warmup_as_a_proportion_is_rounded_up():
 def test_the_end_value_holds_after_the_last_step(function, end):
     schedule = Schedule(function, maximum=1.0, warmup_steps=2, steps=10)
     assert [schedule(10), schedule(1000)] == [end, end]
+
+
+def test_a_minimum_is_reached_as_in_transformers():
+    schedule = Schedule.of(
+        training(20, function="cosine", maximum=3e-4, minimum=2e-5, warmup_steps=3)
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    theirs = get_cosine_with_min_lr_schedule_with_warmup(optimizer, 3, 20, min_lr=2e-5)
+    for step in range(25):
+        assert schedule(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12)
+        optimizer.step()
+        theirs.step()
+        if step == 20:
+            break
+    assert schedule(1000) == 2e-5
+    assert Schedule("linear", 1.0, 0, 10, minimum=0.2)(5) == pytest.approx(0.6)
+    assert Schedule("constant", 1.0, 0, 10, minimum=0.2)(5) == 1.0
+    with pytest.raises(ConfigError, match="minimum 1.0 must be at most its maximum 0.1"):
+        LearningRate(maximum=0.1, minimum=1.0)
+
+
+@pytest.mark.parametrize("name", ["warmup_steps", "warmup_proportion"])
+def test_one_way_of_saying_the_warmup_replaces_the_other(name):
+    other = {"warmup_steps": "warmup_proportion", "warmup_proportion": "warmup_steps"}[name]
+    base = {"learning_rate": {other: 0 if other == "warmup_steps" else 0.1}}
+    found = merge(base, {"learning_rate": {name: 1}})["learning_rate"]
+    assert (found[name], found[other]) == (1, None)
+    LearningRate.from_dict(found)

@@ -24,6 +24,7 @@ from popdist._place import Place as _Place
 from popdist._place import number as _number
 from popdist._place import place_given as _place_given
 from popdist._place import place_of_environment as _place_of_environment
+from popdist._traffic import Traffic as Traffic
 
 _joined: _Group | None = None
 
@@ -100,6 +101,12 @@ def gather(value: Any, channel: str = "main") -> list[Any]:
         channel: which calls belong together; threads that call at the same time name their own.
     """
     return [value] if _joined is None else _joined.gather(value, channel)
+
+
+def traffic() -> dict[str, Traffic]:
+    """What this process has asked of the coordination service so far: for `exchange`, and to
+    `watch` the others, which it does every second. Nothing if it is alone."""
+    return {} if _joined is None else _joined.traffic()
 
 
 def neighbours() -> int:

@@ -26,6 +26,7 @@ from popdist._door import address_among, knock, own_address
 from popdist._gpus import devices_of, visible_gpus
 from popdist._place import SECOND_PORT, DistributedError, Place, number
 from popdist._stdout import QuietOutput
+from popdist._traffic import Counted, Traffic
 from popdist._watcher import ENDED, LEFT, LOOK, SILENCE, Board, Watcher
 
 MEETING = 120  # seconds that all processes have to come
@@ -59,14 +60,16 @@ class Group:
         self._alone = threading.Event()  # set when process 0 is the only one left
         self._words = b""  # a part of one from the door
         _service.raise_descriptors()  # collectives connect each process to each other
-        self._client, reached = self._connect(place)
-        self._board = Board(self._client, self.index)
+        client, reached = self._connect(place)
+        self._client, watching = Counted(client), Counted(client)
+        self._board = Board(watching, self.index)
+        self._counted = {"exchange": self._client, "watch": watching}
         mine = [socket.gethostname(), os.getpid(), visible_gpus(), reached]
         found = self.gather(mine, "members")
         self.members: list[Any] = [one[:3] for one in found]
         self.neighbours = sum(host == mine[0] for host, _, _ in self.members)
         self._choose_devices()
-        _let_gloo_use(self._client, address_among(self.index, [one[3] for one in found]))
+        _let_gloo_use(client, address_among(self.index, [one[3] for one in found]))
         self._output = QuietOutput()
         self._watcher = threading.Thread(target=self._watch, name="popdist", daemon=True)
         self._watcher.start()
@@ -191,6 +194,10 @@ class Group:
             self._client.wait_at_barrier(f"popdist/{channel}", _NEVER * 1000)
         found = self._client.key_value_dir_get(here)
         return [json.loads(text) for _, text in sorted(found)]
+
+    def traffic(self) -> dict[str, Traffic]:
+        """What this process has asked of the service, for exchange and to watch the others."""
+        return {what: counted.traffic for what, counted in self._counted.items()}
 
     # ---- who is there ---------------------------------------------------------------------------
     def _watch(self) -> None:

@@ -30,6 +30,7 @@ from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
 from popxl._lower.hostvalues import Borrowed, HostValues, place
+from popxl._lower.hostvalues import OnDemand as OnDemand
 from popxl._lower.placed import VariablePart as VariablePart
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
@@ -439,7 +440,11 @@ class Session:
         self.write_variables_data({tensor: data})
 
     def write_variables_data(self, tensors: Mapping[Variable, VariableData]) -> None:
-        """As `write_variable_data`, for several variables at once."""
+        """As `write_variable_data`, for several variables at once.
+
+        Of several processes each makes what it holds, if a value is `OnDemand`, which is not of
+        PopXL.
+        """
         values = self._values
         converted = {var: values.checked(var, data) for var, data in tensors.items()}
         for var, data in converted.items():

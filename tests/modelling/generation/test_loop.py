@@ -69,6 +69,7 @@ def run(
             [popxl.constant(0, popxl.int32)],
             popxl.constant(np.full((batch, 1), START), popxl.int32),
             asked,
+            popxl.constant(np.full((batch, 1), START), popxl.int32),
             LENGTH,
             Said(SearchContext(groups, SPECIAL, LENGTH)),
             [],

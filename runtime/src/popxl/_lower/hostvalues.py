@@ -20,6 +20,7 @@ from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
 
 if TYPE_CHECKING:
+    from popxl._lower.placed import VariablePart
     from popxl._lower.program import State
     from popxl.ir import Ir
 
@@ -44,6 +45,22 @@ class Borrowed:
 
     def __call__(self) -> np.ndarray:
         return self.read()
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """The value of a variable, for `Session.write_variables_data`, which can also be made in part.
+
+    Attributes:
+        whole: makes it.
+        some: makes it for a process that holds only these parts; the other elements do not matter.
+    """
+
+    whole: Callable[[], np.ndarray]
+    some: Callable[[tuple[VariablePart, ...]], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return self.whole()
 
 
 class HostValues:
@@ -127,6 +144,11 @@ class HostValues:
             )
         if isinstance(data, Borrowed) and not is_map:
             return replace(data, read=lambda: _fitting(var, data.read()))
+        if isinstance(data, OnDemand) and not is_map:
+            whole, some = data.whole, data.some
+            return OnDemand(
+                lambda: _fitting(var, whole()), lambda parts: _fitting(var, some(parts))
+            )
         if callable(data) and not is_map:
             return lambda: _fitting(var, data())
         return _fitting(var, data() if callable(data) else data)
@@ -135,6 +157,11 @@ class HostValues:
     def value(self, var: Variable) -> np.ndarray:
         """The value; what has a source is made anew, and kept by nobody."""
         return self._sources[var]() if var in self._sources else self._arrays[var]
+
+    def on_demand(self, var: Variable) -> OnDemand | None:
+        """What makes the value, or a part of it, if it was given so."""
+        source = self._sources.get(var)
+        return source if isinstance(source, OnDemand) else None
 
     def lender(self, var: Variable) -> Borrowed | None:
         """Whose value it is, if another session lends it."""

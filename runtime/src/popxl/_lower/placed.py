@@ -77,12 +77,20 @@ def put(program: Program, state: State, var: Variable, values: HostValues) -> No
     """Replace a variable's value on the devices by the host's."""
     if var._remote is None:
         resident, sharding = _resident(var), per_replica(program.mesh)
-        value = values.value(var)
+        value = _value_here(program, var, values)
         state.variables[resident] = hostdata.put_variable(var, value, resident.shape, sharding)
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
         if not _borrowed(state.entries[buffer], index, values.lender(var)):
-            state.entries[buffer].put(index, var, values.value(var))
+            state.entries[buffer].put(index, var, _value_here(program, var, values))
+
+
+def _value_here(program: Program, var: Variable, values: HostValues) -> np.ndarray:
+    """The host's value, as far as devices of this process hold it."""
+    source = values.on_demand(var)
+    if source is None or jax.process_count() == 1:
+        return values.value(var)
+    return source.some(_own_parts(parts_of(program, var), jax.process_index()))
 
 
 def _borrowed(entries: Entries, index: int, lender: Borrowed | None) -> bool:
@@ -138,7 +146,12 @@ def _held_by_all(program: Program, var: Variable) -> dict[int, tuple[int, ...]] 
 
 def parts_of(program: Program, var: Variable) -> hostdata.Shared[VariablePart]:
     """The parts that make up a variable's value; the same object for variables cut alike."""
-    return _parts(hostdata.parts_of(var), tuple(d.process_index for d in program.mesh.devices.flat))
+    return variable_parts(var, tuple(d.process_index for d in program.mesh.devices.flat))
+
+
+def variable_parts(var: Variable, owners: tuple[int, ...]) -> hostdata.Shared[VariablePart]:
+    """The same on replicas of these processes, which need not be there."""
+    return _parts(hostdata.parts_of(var), owners)
 
 
 @cache
@@ -149,6 +162,11 @@ def _parts(
         VariablePart(group, start, size, tuple(sorted({owners[r] for r in holders})), holders)
         for group, start, size, holders in parts
     )
+
+
+@cache
+def _own_parts(parts: hostdata.Shared[VariablePart], process: int) -> hostdata.Shared[VariablePart]:
+    return hostdata.Shared(part for part in parts if process in part.processes)
 
 
 def part_here(program: Program, state: State, var: Variable, holders: Sequence[int]) -> np.ndarray:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import popxl
 from config.toy import ToyConfig
-from modelling.generation import Search, SpecialTokens, Stack, Step, bind_step, decode, last_words
+from modelling.generation import (
+    Search,
+    SpecialTokens,
+    Stack,
+    Step,
+    bind_step,
+    decode,
+    last_words,
+    what_was_read,
+)
 from modelling.layers import Groups
 from modelling.toy.block import Block, Head
 from popxl import Tensor, TensorSpec
@@ -62,6 +71,7 @@ class ToyGenerator:
             [],
             first,
             prompted,
+            what_was_read(words, mask),
             self.output_length,
             search,
             inputs,

@@ -1,0 +1,271 @@
+"""How a run of several processes grows with them: messages, bytes and seconds.
+
+    python3 -m benchmarks.growth --processes 1 2 4 8 16 32 64
+    python3 -m benchmarks.growth --hosts 8 16 64 256 1024
+
+The first measures what processes of this machine do besides compute: they meet, exchange small
+values as after each step, watch each other, save and load a state of which each holds a row of
+300 tensors. `service` is the processor time of the coordination service, of which a run has one.
+It prints what that would be for 1,024 processes, by the polynomial that fits best: there each
+process reads what all have written, so that bytes grow with their square.
+
+The second needs no processes. It lists what `xxl_pod64` would save on so many hosts of 8 devices,
+by more data parallelism, and measures what one host does with that: bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import popdist
+from benchmarks.launch import in_processes
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
+
+if TYPE_CHECKING:
+    from checkpoints.parts import CutTensor
+
+TENSORS, ROW = 300, 64  # of the state that is saved; elements of a row
+ROUNDS, WATCHED = 20, 5.0  # exchanges that are timed; seconds of watching
+MOST = 1024
+DEVICES_OF_A_HOST = 8
+
+
+@entry_point(alone=True)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, one number after the other."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--processes", type=count_option, nargs="*", default=[])
+    parser.add_argument("--hosts", type=count_option, nargs="*", default=[])
+    given = parser.parse_args(arguments)
+    rows = []
+    for count in given.processes:
+        with tempfile.TemporaryDirectory() as folder:
+            found = in_processes(count, "benchmarks.growth", "--be-one", folder)
+        rows.append({"processes": count} | found)
+        _print_row(rows)
+    if len(rows) > 3:
+        _print_row([*rows, _extrapolated(rows)])
+    for hosts in given.hosts:
+        print(json.dumps(_listed(hosts)), flush=True)
+
+
+def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
+    if len(rows) == 1:
+        print("  ".join(rows[0]))
+    print("  ".join(f"{v:{len(n)}.4g}" for n, v in rows[-1].items()), flush=True)
+
+
+def _extrapolated(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What the columns would be for `MOST` processes, by a + b n + c n² of least squares, with
+    none of them negative; relative errors count."""
+    from scipy.optimize import nnls
+
+    rows = [row for row in rows if row["processes"] > 1]  # one alone asks nobody
+    count = np.array([row["processes"] for row in rows], float)
+    found: dict[str, float] = {"processes": MOST}
+    for name in list(rows[0])[1:]:
+        values = np.array([row[name] for row in rows])
+        weight = 1 / np.maximum(values, 1e-9 + values.max() * 1e-6)
+        powers = np.stack([count**0, count, count**2], 1)
+        a, b, c = nnls(powers * weight[:, None], values * weight)[0]
+        found[name] = a + b * MOST + c * MOST**2
+    return found
+
+
+# ---- one of the processes -----------------------------------------------------------------------
+def be_one(folder: str) -> None:
+    """Be one of the processes; the first one prints what was measured."""
+    begin = time.monotonic()
+    popdist.init()
+    end = time.monotonic()
+    met = popdist.gather([begin, end])
+    found = {"meet_s": max(e for _, e in met) - max(b for b, _ in met)}
+    found |= _exchanging() | _watching() | _saving(folder)
+    if popdist.getInstanceIndex() == 0:
+        print(json.dumps(found))
+
+
+def _exchanging() -> dict[str, float]:
+    """What a step exchanges: who has received a signal, and counts of tokens."""
+    seconds, before, busy = [], _traffic("exchange"), _service_seconds()
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        popdist.gather([None, False, False])
+        popdist.gather([[512, 96]])
+        seconds.append(time.perf_counter() - begin)
+    busy = (_service_seconds() - busy) / ROUNDS
+    messages, *nbytes = (_traffic("exchange") - before) / ROUNDS
+    slowest = max(popdist.gather(statistics.median(seconds)))
+    everyones = popdist.getNumInstances()
+    return {"step_s": slowest, "service_s": busy, "messages": messages * everyones,
+            "bytes": sum(nbytes) * everyones}  # fmt: skip
+
+
+def _watching() -> dict[str, float]:
+    """What watching takes a second."""
+    popdist.gather("watching begins")
+    before, busy, begin = _traffic("watch"), _service_seconds(), time.perf_counter()
+    time.sleep(WATCHED)
+    seconds = time.perf_counter() - begin
+    messages, *nbytes = (_traffic("watch") - before) / seconds
+    everyones = popdist.getNumInstances()
+    return {
+        "watch_service_s": (_service_seconds() - busy) / seconds,
+        "watch_messages": messages * everyones,
+        "watch_bytes": sum(nbytes) * everyones,
+    }
+
+
+def _saving(folder: str) -> dict[str, float]:
+    """Save a step, and load it."""
+    from checkpoints import CheckpointStore, load_checkpoint
+
+    with CheckpointStore(folder) as store:
+        popdist.gather("saving begins")
+        save = _slowest(lambda: store.save(1, _Rows(), {}, wait=True))
+    found = []
+    load = _slowest(lambda: found.append(load_checkpoint(folder)))
+    sizes = {p.name: p.stat().st_size for p in found[0].path.glob("*.json")}
+    return {"save_s": save, "load_s": load, "manifest_bytes": sizes.pop("manifest.json"),
+            "tables_bytes": sum(sizes.values())}  # fmt: skip
+
+
+class _Rows(Mapping[str, np.ndarray]):
+    """Tensors of which each process holds a row."""
+
+    def parts(self) -> Iterator[CutTensor]:
+        from checkpoints.parts import CutTensor, Part
+
+        count = popdist.getNumInstances()
+        shape, axes = (count, ROW), (0, 1)
+        layout = tuple(Part(shape, axes, (i, 0), (1, ROW), 0, ROW) for i in range(count))
+        holders = tuple((i,) for i in range(count))
+        for number in range(TENSORS):
+            value = np.full(ROW, number, np.float32)
+            yield CutTensor(f"tensor.{number}", value.dtype, layout, holders, lambda _, v=value: v)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.full((1, ROW), int(name.partition(".")[2]), np.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"tensor.{number}" for number in range(TENSORS))
+
+    def __len__(self) -> int:
+        return TENSORS
+
+
+def _slowest(work: Callable[[], Any]) -> float:
+    """Seconds that the slowest process takes."""
+    popdist.gather("ready")
+    begin = time.perf_counter()
+    work()
+    return float(max(popdist.gather(time.perf_counter() - begin)))
+
+
+def _traffic(what: str) -> np.ndarray:
+    return np.array(popdist.traffic().get(what, (0, 0, 0)), float)
+
+
+def _service_seconds() -> float:
+    """Processor time of the coordination service, which process 0 has started."""
+    task = Path("/proc/self/task") / str(os.getpid()) / "children"
+    found = 0.0
+    for child in task.read_text(encoding="ascii").split():
+        fields = Path(f"/proc/{child}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+# ---- many hosts, on paper -----------------------------------------------------------------------
+def _listed(hosts: int) -> dict[str, float]:
+    """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
+    from checkpoints.layouts import layout_data
+    from checkpoints.shares import shares_of
+    from checkpoints.tables import Table
+
+    tensors = _tensors_on(hosts)
+    begin = time.process_time()
+    parts = sum(len(one.layout) for one in tensors.parts())
+    listing = time.process_time() - begin
+    # As process 0 of so many.
+    count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
+    begin = time.process_time()
+    shares = shares_of(tensors)
+    sharing = time.process_time() - begin
+    popdist.getNumInstances = count
+    records = _records(tensors, shares.held)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.json"
+        begin = time.process_time()
+        sha256 = Table(records, shares.held).write(path)
+        writing = time.process_time() - begin
+        begin = time.process_time()
+        Table.read(path, sha256)
+        reading = time.process_time() - begin
+        table = path.stat().st_size
+    layouts = len(json.dumps([layout_data(layout) for layout in shares.layouts], indent=2))
+    return {
+        "hosts": hosts, "parts": parts, "listing_s": round(listing, 3),
+        "sharing_s": round(sharing, 3), "table_bytes": table, "layouts_bytes": layouts,
+        "write_table_s": round(writing, 3), "tables_bytes": table * hosts,
+        "read_tables_s": round(reading * hosts, 2),
+    }  # fmt: skip
+
+
+def _tensors_on(hosts: int) -> Any:
+    """The tensors of the program, which is built and not compiled."""
+    import popxl
+    from config.families import config_class_of
+    from config.presets import merge, preset_data
+    from modelling.phases.training import build_training
+    from modelling.spec import family_of
+    from modelling.weights import HeldParts
+
+    data = preset_data("finetuning", "xxl_pod64")
+    copies = hosts * DEVICES_OF_A_HOST // data["execution"]["tensor_parallel"]
+    changes = {"training": {"global_batch_size": 32 * copies},
+               "execution": {"data_parallel": copies}}  # fmt: skip
+    data = merge(data, changes)
+    config = config_class_of(data, "xxl_pod64").from_dict(data)
+    family = family_of(config)
+    table = family.weights(config)
+    program = build_training(config, family.layout, False, table)
+    owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.replicas))
+    held = HeldParts(
+        lambda v: popxl.plan.variable_parts(v, owners), lambda v, part: np.zeros(part.size)
+    )
+    return table.to_logical(lambda v: np.zeros(0), program.variables, True, held)
+
+
+def _records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Records of what process 0 stores, with digests of nothing."""
+    from checkpoints.digests import chunk_bytes
+    from checkpoints.tables import TensorRecord, stored_name
+
+    found = {}
+    for one in tensors.parts():
+        if one.name in held:
+            size = sum(one.layout[i].size for i in held[one.name])
+            nbytes = size * one.dtype.itemsize
+            digests = ["0" * 64] * -(-nbytes // chunk_bytes(nbytes))
+            record = TensorRecord(
+                "tensors-00000-00001.safetensors", one.dtype.name, [size], digests
+            )
+            found[stored_name(one.name, 0)] = record
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(be_one(sys.argv[2]) if sys.argv[1:2] == ["--be-one"] else main())

@@ -1,0 +1,167 @@
+"""Files of rows: JSON Lines, JSON, CSV and TSV, each also compressed with gzip, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from config.errors import UserError
+from files.json_files import LONGEST_LINE, json_lines, parse_json
+from files.shown import shown, shown_name, shown_path
+from files.text import check_regular, decoded
+
+Row = Mapping[str, Any]
+GZIP = ".gz"
+MOST_JSON = 2**30
+"""Bytes of a .json file, which is read whole, uncompressed."""
+
+SEPARATORS = ",;\t|"
+"""Of the columns of a .csv: the one that its header has most of, the first where there is none."""
+
+_QUOTED = re.compile(r'"[^"]*"')
+
+
+class DataError(UserError, ValueError):
+    """Data that cannot be read, or does not fit the task."""
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says what is in a file, such as `.jsonl` of `rows.jsonl.gz`."""
+    name = path.name.lower()
+    return Path(name.removesuffix(GZIP)).suffix
+
+
+def is_file_of_rows(path: Path) -> bool:
+    """Whether the name is that of a file of rows."""
+    kind, compressed = kind_of(path), path.suffix.lower() == GZIP
+    return kind in READERS and not (compressed and kind == ".parquet")
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Each row of a file, after its place in it, such as `line 3`.
+
+    Raises:
+        UserError: it is no file of rows, cannot be read, or is damaged.
+    """
+    name = shown_path(path)
+    if not is_file_of_rows(path):
+        raise DataError(
+            f"{name} is not a kind of file that is known: give one of {', '.join(READERS)}, "
+            "all but the last also as .gz"
+        )
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            if path.suffix.lower() != GZIP:
+                yield from READERS[kind_of(path)](path, file)
+                return
+            with gzip.open(file) as unpacked:
+                yield from READERS[kind_of(path)](path, cast(BinaryIO, unpacked))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{name} is damaged, or no file of gzip: {error}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {name}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is not UTF-8 text: save it in that encoding") from error
+
+
+def _json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
+    lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+    for number, row in json_lines(path, lines):
+        yield f"line {number}", _object(row, f"{shown_path(path)}, line {number}")
+
+
+def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
+    content = file.read(MOST_JSON + 1)
+    if len(content) > MOST_JSON:
+        raise DataError(
+            f"{shown_path(path)} has more than {MOST_JSON:,} bytes: write it as JSON Lines, which "
+            "is read row by row"
+        )
+    rows = parse_json(decoded(content, path), path)
+    if isinstance(rows, dict):  # one row alone
+        rows = [rows]
+    if not isinstance(rows, list):
+        raise DataError(f"{shown_path(path)} is {shown(rows)}, but must be an array of objects")
+    for number, row in enumerate(rows):
+        yield f"row {number}", _object(row, f"{shown_path(path)}, row {number}")
+
+
+def _object(row: Any, place: str) -> Row:
+    if not isinstance(row, dict):
+        raise DataError(f"{place} is {shown(row)}, but must be an object")
+    return row
+
+
+def _csv(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
+    return _separated(path, file, SEPARATORS)
+
+
+def _tsv(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
+    return _separated(path, file, "\t")
+
+
+def _separated(path: Path, file: BinaryIO, separators: str) -> Iterator[tuple[str, Row]]:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        lines = _lines(path, text)
+        header, number = next(lines, ""), 1
+        separator = max(separators, key=_QUOTED.sub("", header).count)
+        try:
+            columns = next(csv.reader([header], delimiter=separator), [])
+            _check_header(path, columns)
+            reader = csv.DictReader(lines, columns, delimiter=separator, strict=True)
+            for row in reader:
+                number = reader.line_num + 1
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"{shown_path(path)}, line {number}: the header has {len(columns)} "
+                        "columns, but this row has another number"
+                    )
+                yield f"line {number}", row
+        except csv.Error as error:
+            raise DataError(f"{shown_path(path)}, line {number}: {error}") from None
+
+
+def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
+    for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE + 1), ""), 1):
+        if len(line) > LONGEST_LINE:
+            raise DataError(f"{shown_path(path)}, line {number} has more than {LONGEST_LINE} bytes")
+        yield line
+
+
+def _check_header(path: Path, columns: Sequence[str]) -> None:
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{shown_path(path)}, line 1: the column {shown(twice)} stands twice")
+
+
+def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as found:
+            number = 0
+            for batch in found.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", row
+    except pyarrow.ArrowException as error:
+        raise DataError(
+            f"{shown_path(path)} is not a Parquet file: {shown_name(str(error))}"
+        ) from None
+
+
+READERS: dict[str, Callable[[Path, BinaryIO], Iterator[tuple[str, Row]]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json_array,
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".parquet": _parquet,
+}
