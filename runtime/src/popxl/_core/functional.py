@@ -166,10 +166,7 @@ class Functional:
     @cached_property
     def effects(self) -> Effects:
         """State touched by running it once, graphs that it runs included."""
-        found = Effects()
-        for node in self.nodes:
-            found.add(node_effects(node))
-        return found
+        return effects_of(self.nodes)
 
     @cached_property
     def updates(self) -> int:
@@ -222,17 +219,18 @@ class Copy:
 
 
 # ---- what nodes do ------------------------------------------------------------------------------
-def node_effects(node: Node) -> Effects:
-    """State touched by a node, graphs that it runs included."""
+def effects_of(nodes: Iterable[Node]) -> Effects:
+    """State touched by nodes, graphs that they run included."""
     found = Effects()
-    if node.op is None or node.kind != "op":
-        return found
-    if node.op.defn.effects is not None:
-        found.add(node.op.defn.effects(node.op))
-    if node.op.defn.check is not None:
-        found.checks[node.op] = None
-    for region in node.regions:
-        found.add(region.graph.effects)
+    for node in nodes:
+        if node.op is None or node.kind != "op":
+            continue
+        if node.op.defn.effects is not None:
+            found.add(node.op.defn.effects(node.op))
+        if node.op.defn.check is not None:
+            found.checks[node.op] = None
+        for region in node.regions:
+            found.add(region.graph.effects)
     return found
 
 
