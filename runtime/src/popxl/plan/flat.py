@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jax.extend.core import Literal
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from popxl._lower.machine import PART
 from popxl.ops.fused_attention import KERNELS
@@ -55,22 +54,58 @@ class Node:
 
 @dataclass(eq=False)
 class Flat:
-    """A function: its nodes in the order of the program, its arguments and constants, and the
-    values that it returns, literals left out."""
+    """A function: its nodes in the order of the program, its arguments and constants, and what it
+    returns."""
 
     nodes: list[Node]
     inputs: list[Value]
-    outputs: list[Value]
+    results: list[Any]
+
+    @property
+    def outputs(self) -> list[Value]:
+        """The results that are no literals."""
+        return _values(self.results)
 
 
 def flatten(jaxpr: Any, part: str = "") -> Flat:
     """The primitives of a jaxpr, those of called functions in their place, without those that
     nothing needs."""
-    jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     inputs = _new([*jaxpr.constvars, *jaxpr.invars])
     nodes: list[Node] = []
-    outputs = _append(jaxpr, inputs, part, nodes)
-    return Flat(nodes, inputs, _values(outputs))
+    results = _append(jaxpr, inputs, part, nodes)
+    return Flat(_needed(nodes, _values(results)), inputs, results)
+
+
+def _needed(nodes: list[Node], outputs: list[Value]) -> list[Node]:
+    """The nodes whose results reach `outputs`, or that have none."""
+    wanted, kept = set(outputs), []
+    for node in reversed(nodes):
+        if not node.outputs or not wanted.isdisjoint(node.outputs):
+            wanted.update(_needed_inputs(node, wanted))
+            kept.append(node)
+    return kept[::-1]
+
+
+def _needed_inputs(node: Node, wanted: set[Value]) -> list[Value]:
+    """What a node takes to make the outputs that are wanted; leaves out of a loop what it carries
+    on for nothing."""
+    if node.name != "scan":
+        return node.inputs
+    ((body, count),) = node.bodies
+    consts, carry = node.params["num_consts"], node.params["num_carry"]
+    into, out = body.inputs[-len(node.atoms) :], body.results
+    keep = {i for i, v in enumerate(node.outputs) if v in wanted}
+    while True:
+        results = _values([out[i] for i in keep])
+        needed = _needed(body.nodes, results)
+        used = {v for n in needed for v in n.inputs} | set(results)
+        more = {i for i in range(carry) if into[consts + i] in used} - keep
+        if not more:
+            break
+        keep |= more
+    node.bodies = [(Flat(needed, body.inputs, results), count)]
+    dropped = {consts + i for i in range(carry)} - {consts + i for i in keep}
+    return _values([v for i, v in enumerate(node.atoms) if i not in dropped])
 
 
 def _new(variables: list[Any]) -> list[Value]:
