@@ -52,7 +52,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and the prompts, generate and print."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
-    given, config = line.options, line.config
+    given = line.options
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")
     if given.chat and (given.prompts or given.file or given.out or given.raw):
@@ -75,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with_format,
         write_rows,
     )
+    from modelling.choices import with_choices
     from modelling.shortage import explained
 
+    config = with_choices(line).config
     # Before any process reads what others read elsewhere.
     asks = {"a file of prompts": given.file is not None, "--raw": given.raw}
     agree_on_run(config, **asks)

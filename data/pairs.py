@@ -176,6 +176,18 @@ class Pairs(Shape):
     def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
         return list(_distinct(texts, tokenizer))
 
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Of prompts and targets."""
+        prompts = tokenizer.ids(example.prompt for example in examples)
+        targets = self.answers([example.target for example in examples], tokenizer)
+        return [len(ids) for ids in prompts], [len(ids) for ids in targets]
+
+    def predicted(self, config: Any) -> int:
+        """Those of the targets."""
+        return int(config.model.decoder_sequence_length * config.data.examples_per_row)
+
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
         """Samples of several examples have equal parts of them, unless their mean is given."""
         model, most = config.model, config.data.examples_per_row

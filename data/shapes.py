@@ -72,6 +72,17 @@ class Shape(ABC):
         """The tokens of each target as the model has to write it, the end token included."""
 
     @abstractmethod
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Tokens of what a sample holds of each example, whose prompts are as `asked` makes them,
+        and of its target."""
+
+    @abstractmethod
+    def predicted(self, config: Any) -> int:
+        """Positions of a sample that predict a token."""
+
+    @abstractmethod
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
         """Samples of random tokens, for benchmarks.
 
@@ -103,6 +114,10 @@ class Shape(ABC):
         return config.generation.max_tokens or (
             max(limit, config.model.sequence_length) if own else limit
         )
+
+    def target_limit(self, config: RunConfig) -> tuple[int, str]:
+        """Most tokens of a target in training, and the field that sets it."""
+        return int(getattr(config.model, self.output_field)), self.output_field
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -185,6 +186,9 @@ def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
 class Computed(Mapping[str, np.ndarray]):
     """Arrays that are made when they are asked for, so that not all have to be in memory."""
 
+    apart: ClassVar[bool] = True
+    """Several threads may ask for some at a time."""
+
     def __init__(self, makers: Mapping[str, Callable[[], np.ndarray]]) -> None:
         self._makers = makers
 
@@ -221,6 +225,7 @@ class _QuantisedParts:
     def __init__(self, whole: Callable[[], np.ndarray], parts: NamedTensors) -> None:
         self._whole, self._parts = whole, parts
         self._made: dict[Variable, np.ndarray] = {}
+        self._lock = threading.Lock()
 
     @property
     def variables(self) -> list[Variable]:
@@ -229,9 +234,10 @@ class _QuantisedParts:
 
     def of(self, variable: Variable) -> np.ndarray:
         """The data of one part."""
-        if variable not in self._made:
-            self._made = quantised(self._whole(), self._parts)
-        return self._made.pop(variable)
+        with self._lock:
+            if variable not in self._made:
+                self._made = quantised(self._whole(), self._parts)
+            return self._made.pop(variable)
 
 
 class HeldParts(NamedTuple):

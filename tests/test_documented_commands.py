@@ -21,6 +21,7 @@ import benchmarks.phased
 import evaluation.generate
 import evaluation.side_by_side
 import evaluation.validate
+import modelling.choices
 import modelling.export
 import planning.options
 import popdist
@@ -79,6 +80,7 @@ def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
+    monkeypatch.setattr(modelling.choices, "with_choices", lambda line, *_, **__: line)
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         runs.main(arguments)
 
@@ -136,13 +138,14 @@ FEWER = {
 """What follows a command, so that it measures less. Of an option that is given twice, the last one
 counts."""
 
-NOT_HERE = {"pip", "venv", ".", "pytest", "srun"}
+NOT_HERE = {"pip", "venv", ".", "make", "pytest", "srun"}
 """Installing needs a network, these are tests themselves, and Slurm is for clusters."""
 
 MEETING_PLACE = "10.0.0.1:9000"
 PLACEHOLDERS = {
     "google/flan-t5-small": "hub",
     "google/flan-t5-base": "hub",
+    "my-model": "hub",
     "FOLDER": "old",
     "NEW": "new",
 }
@@ -193,6 +196,8 @@ def copy_of_repository(folder: Path) -> None:
     save_bin("t5", folder / "old")
     rows = [f'{{"question": "Is {n} even?", "answer": "{n % 2 == 0}"}}\n' for n in range(64)]
     (folder / "mine.jsonl").write_text("".join(rows), encoding="utf-8")
+    pairs = "".join(rows).replace("question", "prompt").replace("answer", "completion")
+    (folder / "pairs.jsonl").write_text(pairs, encoding="utf-8")
 
 
 def _tracked() -> list[str]:

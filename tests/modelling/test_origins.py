@@ -15,9 +15,15 @@ import huggingface.convert
 import run_export
 import run_finetuning
 import run_validation
-from checkpoints import load_checkpoint
+from checkpoints import CheckpointStore, load_checkpoint
+from config.presets import load_config
+from config.t5 import T5Config
+from files.yaml_files import yaml_text
 from huggingface.folders import read_hf_directory
+from modelling.export import export
 from modelling.origins import ORIGINS
+from modelling.spec import family_of
+from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import GPTJ, T5, save, save_bin
 
@@ -168,3 +174,42 @@ def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, m
     assert run_validation.main(["--load", str(tmp_path / "typo")]) == 2
     assert f"model {tmp_path / 'typo'}: no such folder here" in capsys.readouterr().err
     assert ORIGINS.saved("random") is None
+
+
+# ---- what one run hands on to another -----------------------------------------------------------
+ONE_RUN = {
+    "checkpoint": {"load_optimizer": False, "save": "runs/a", "keep_best": "loss"},
+    "evaluation": {"steps": 5, "samples": 32, "metrics": "loss", "patience": 2},
+}
+TASK = {"prompt": "q {a}", "target": "{b}", "labels": "yes,no"}
+
+
+def test_a_run_hands_on_model_and_task_but_not_where_it_started_and_what_it_evaluated(tmp_path):
+    config = load_config(T5Config, "finetuning", "tiny", {**ONE_RUN, "data": TASK})
+    with CheckpointStore(tmp_path) as store:
+        texts = {"config.yml": yaml_text(config.to_dict())}
+        store.save(1, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
+    flags = ["--load", str(tmp_path)]
+    for presets in ("finetuning", "inference"):
+        found = read_command_line("", presets, "tiny", flags, origins=ORIGINS).config
+        assert (
+            found.checkpoint
+            == T5Config.from_dict({"checkpoint": {"load": str(tmp_path)}}).checkpoint
+        )
+        assert found.evaluation == T5Config().evaluation
+        assert found.data == config.data
+        assert found.model.hidden_size == config.model.hidden_size
+        assert found.training == config.training
+
+
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
+    separator = {"separator": " so:"} if preset == "gptj_tiny" else {}
+    small = {"model": {"layers": 1}, "data": TASK | separator}
+    flags = ["--config", preset, *(f"--data.{name}={text}" for name, text in small["data"].items())]
+    config = read_command_line("", "finetuning", preset, [*flags, "--layers", "1"]).config
+    family = family_of(config)
+    weights = dict(family.weights(config).initial(1))
+    export(config, family, weights, tmp_path / "out")
+    found = ORIGINS.with_model(str(tmp_path / "out"), None)["data"]
+    assert {name: found[name] for name in small["data"]} == small["data"]

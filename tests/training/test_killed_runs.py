@@ -1,7 +1,7 @@
 """Runs that are killed at random moments go on as if nothing had happened, bit for bit.
 
 The slow tests kill twenty times, the other three times: a run of one process, and one process of a
-run of four, which the others must notice.
+run of four, which the others must notice. A run with its state on disk is killed a hundred times.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Lives:
     spoiled: set[Path] = field(default_factory=set)
     while_saving: int = 0
     processes: int = 1
+    flags: tuple[str, ...] = ()
 
     def live(self, seconds: float, further: bool, victim: int) -> None:
         """Run from the newest good step, which is where a warning about a damaged one leads; kill.
@@ -84,7 +85,7 @@ class Lives:
         """
         newest, damaged = self.good()
         load = [] if newest is None or self.processes > 1 else ["--load", str(self.folder)]
-        flags = [*WITHOUT_END, *load]
+        flags = [*WITHOUT_END, *load, *self.flags]
         runs = start(self.folder, self.executables, *flags, processes=self.processes)
         first = runs[0].stderr
         assert first is not None
@@ -144,12 +145,17 @@ class Lives:
 
 
 def killed(
-    folder: Path, executables: Path, kills: int, damages: dict[int, Callable], processes: int = 1
+    folder: Path,
+    executables: Path,
+    kills: int,
+    damages: dict[int, Callable],
+    processes: int = 1,
+    flags: tuple[str, ...] = (),
 ) -> Lives:
     """A run after `kills` deaths; `damages` says before which life the newest step is spoiled."""
     print(f"moments of the kills are from seed {SEED}")
     moments = random.Random(SEED)
-    lives = Lives(folder, executables, processes=processes)
+    lives = Lives(folder, executables, processes=processes, flags=flags)
     due: list[Callable] = []
     for life in range(kills):
         due += [damages[life]] if life in damages else []
@@ -197,3 +203,24 @@ def test_killed_twenty_times(tmp_path, executables):
 def test_one_of_four_processes_killed_twenty_times(tmp_path):
     lives = killed(tmp_path / "run", tmp_path / "executables", 20, {}, processes=4)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+def check_on_disk(folder: Path, executables: Path, kills: int) -> Lives:
+    """Kill a run whose state is on disk; what it saved is what a run in memory saves."""
+    disk = folder / "disk"
+    flags = ("--execution.disk", str(disk), "--execution.host_memory", "0.001")
+    lives = killed(folder / "run", executables, kills, {}, flags=flags)
+    (left,) = disk.iterdir()
+    entries = {path.name for path in left.glob("*.entries")}
+    assert entries, "the state was in memory"
+    (run,) = start(folder / "run", executables, "--steps", str((lives.good()[0] or 0) + 3), *flags)
+    assert run.wait() == 0
+    assert not list(disk.iterdir())  # the next run removes what a killed one left
+    check_against_an_uninterrupted_run(lives, folder / "reference")
+    return lives
+
+
+@pytest.mark.slow
+def test_on_disk_killed_a_hundred_times(tmp_path, executables):
+    lives = check_on_disk(tmp_path, executables, int(os.environ.get("KILLS", "100")))
+    assert lives.while_saving

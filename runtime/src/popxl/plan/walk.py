@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from popxl._lower.segment import Segment
 
 _HOST_OPS = {Load: "remote_load", Store: "remote_store"}
+_WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_written")}
 
 
 @dataclass
@@ -40,8 +41,7 @@ class _Sums:
     """
 
     work: Work = field(default_factory=Work)
-    host_to_device: float = 0
-    device_to_host: float = 0
+    moved: Counter[str] = field(default_factory=Counter)  # bytes, some of them in fractions
     ops: Counter[str] = field(default_factory=Counter)
     device_bytes: int | None = None
 
@@ -54,10 +54,9 @@ class _Sums:
             self.note(outside + other.device_bytes)
         if times:
             self.work.add(other.work, times)
-            self.host_to_device += times * other.host_to_device
-            self.device_to_host += times * other.device_to_host
-            for name, count in other.ops.items():
-                self.ops[name] += times * count
+            for own, others in ((self.moved, other.moved), (self.ops, other.ops)):
+                for name, amount in others.items():
+                    own[name] += times * amount
 
 
 @dataclass
@@ -81,8 +80,7 @@ class Walk:
     ) -> None:
         self._works, self._temporaries = works, temporaries
         self._visits: dict[tuple[Routine, str], _Visit] = {}
-        self._kept: Counter[Load | Store] | None = None  # executions, of resident entries
-        self._all: Counter[Load | Store] = Counter()
+        self._placed: _Places | None = None  # of the entries that steps load and store
 
     def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
@@ -166,10 +164,7 @@ class Walk:
         found.ops[op.defn.name] += times
         if "stream" in op.attrs:
             nbytes = times * math.prod(op.attrs["stream"].shape) * op.attrs["stream"].dtype.itemsize
-            if op.outputs:
-                found.host_to_device += nbytes
-            else:
-                found.device_to_host += nbytes
+            found.moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
         for region in node.regions:
             for inner in region.graph.nodes:
                 self._count_node(inner, inner.part or part, times * region.count, sums)
@@ -178,23 +173,19 @@ class Walk:
         if not self._works:
             return
         sums.ops[_HOST_OPS[type(step)]] += 1
-        away = step.nbytes * (1 - self._resident(step))
-        if isinstance(step, Load):
-            sums.host_to_device += away
-        else:
-            sums.device_to_host += away
+        resident, on_disk = self._fractions(step)
+        to, disk = _WAYS[type(step)]
+        sums.moved[to] += step.nbytes * (1 - resident)  # type: ignore[assignment]
+        sums.moved[disk] += step.nbytes * on_disk  # type: ignore[assignment]
 
-    def _resident(self, step: Load | Store) -> float:
-        """Fraction of a step's entries that stay on the device."""
-        kept = step.buffer.residents
-        if not kept or len(kept) >= step.buffer.entries:
-            return float(bool(kept))
-        if self._kept is None:
-            self._kept, self._all = Counter(), Counter()
-            for (each, entry), count in accesses(self._schedule).items():
-                self._all[each] += count
-                self._kept[each] += count if entry in each.buffer.residents else 0
-        return self._kept[step] / self._all[step] if self._all[step] else 0.0
+    def _fractions(self, step: Load | Store) -> tuple[float, float]:
+        """Of what a step moves: fractions that stay on the device, and that are on disk."""
+        kept, filed = len(step.buffer.residents), min(step.buffer.on_disk, step.buffer.entries)
+        if step.buffer.entries in (kept, filed) or not (kept or filed):
+            return float(kept > 0), float(filed > 0)
+        if self._placed is None:
+            self._placed = _Places.of(self._schedule)
+        return self._placed.fractions(step)
 
     def parts(self) -> tuple[Part, ...]:
         """The record of each part."""
@@ -204,8 +195,8 @@ class Walk:
                 sums.work.flops,
                 sums.work.arithmetic,
                 sums.work.traffic,
-                round(sums.host_to_device),
-                round(sums.device_to_host),
+                round(sums.moved["host_to_device"]),
+                round(sums.moved["device_to_host"]),
                 tuple(
                     Collective(*key, found["count"], found["nbytes"])
                     for key, found in sorted(sums.work.collectives.items())
@@ -213,9 +204,37 @@ class Walk:
                 dict(sorted(sums.ops.items())),
                 sums.device_bytes or 0,
                 sums.work.float8_flops,
+                round(sums.moved["disk_read"]),
+                round(sums.moved["disk_written"]),
             )
             for name, sums in self._sums.items()
         )
+
+
+@dataclass
+class _Places:
+    """How often each step is executed, and how often for an entry on the device, or on disk."""
+
+    all: Counter[Load | Store] = field(default_factory=Counter)
+    resident: Counter[Load | Store] = field(default_factory=Counter)
+    on_disk: Counter[Load | Store] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Places:
+        """Those of a run."""
+        found = cls()
+        for (step, entry), count in accesses(schedule).items():
+            found.all[step] += count
+            if entry in step.buffer.residents:
+                found.resident[step] += count
+            elif entry >= step.buffer.entries - step.buffer.on_disk:
+                found.on_disk[step] += count
+        return found
+
+    def fractions(self, step: Load | Store) -> tuple[float, float]:
+        """Of a step's executions, those for entries on the device, and on disk."""
+        count = self.all[step] or 1
+        return self.resident[step] / count, self.on_disk[step] / count
 
 
 def _size(routine: Routine, slot: Slot) -> int:
