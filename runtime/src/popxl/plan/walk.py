@@ -37,11 +37,12 @@ class _Sums:
     """What a part amounts to.
 
     Attributes:
+        moved: bytes, by way; of steps whose entries are in several places their mean.
         device_bytes: most bytes live, besides those that callers keep alive; None: it has no step.
     """
 
     work: Work = field(default_factory=Work)
-    moved: Counter[str] = field(default_factory=Counter)  # bytes, some of them in fractions
+    moved: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ops: Counter[str] = field(default_factory=Counter)
     device_bytes: int | None = None
 
@@ -54,9 +55,10 @@ class _Sums:
             self.note(outside + other.device_bytes)
         if times:
             self.work.add(other.work, times)
-            for own, others in ((self.moved, other.moved), (self.ops, other.ops)):
-                for name, amount in others.items():
-                    own[name] += times * amount
+            for way, nbytes in other.moved.items():
+                self.moved[way] += times * nbytes
+            for name, count in other.ops.items():
+                self.ops[name] += times * count
 
 
 @dataclass
@@ -175,8 +177,8 @@ class Walk:
         sums.ops[_HOST_OPS[type(step)]] += 1
         resident, on_disk = self._fractions(step)
         to, disk = _WAYS[type(step)]
-        sums.moved[to] += step.nbytes * (1 - resident)  # type: ignore[assignment]
-        sums.moved[disk] += step.nbytes * on_disk  # type: ignore[assignment]
+        sums.moved[to] += step.nbytes * (1 - resident)
+        sums.moved[disk] += step.nbytes * on_disk
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
         """Of what a step moves: fractions that stay on the device, and that are on disk."""
