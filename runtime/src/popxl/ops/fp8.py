@@ -103,11 +103,11 @@ class ScaleRule:
             (largest / amax) / 2**margin, at most the largest float32; with `power_of_2` the largest
             power of two that is no larger.
         """
+        ratio = jnp.asarray(largest, jnp.float32) / amax
         if self.power_of_2:
             powers = jnp.clip(self.log2(amax, largest) - self.margin, -126, 127)
-            scale = jnp.ldexp(jnp.float32(1), powers)
+            scale = jnp.ldexp(jnp.float32(1), jnp.where(jnp.isinf(ratio), 127, powers))
         else:
-            ratio = jnp.asarray(largest, jnp.float32) / amax
             scale = jnp.minimum(ratio * jnp.float32(2.0**-self.margin), jnp.finfo(jnp.float32).max)
         return jnp.where((amax > 0) & jnp.isfinite(amax), scale, before).astype(jnp.float32)
 
