@@ -83,6 +83,10 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     found = Cluster(folder)
     yield found
     subprocess.run(["scancel", "--user", "root"], env=found.env, check=False)
+    for _ in range(300):  # else what the daemons have started outlives them
+        if not subprocess.run(["squeue", "-h"], env=found.env, capture_output=True).stdout:
+            break
+        time.sleep(0.1)
     for file in folder.glob("*.pid"):
         os.kill(int(file.read_text()), signal.SIGKILL)
 
