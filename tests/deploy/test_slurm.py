@@ -19,7 +19,7 @@ from tests.training.test_killed_runs import digests
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
-STEPS = 400
+STEPS = 200
 FLAGS = [*GPTJ, *RATE, "--checkpoint.steps", "20", "--to_keep", "99"]
 ENDED = "records of the run are in"  # the last line of a run that was not killed
 
