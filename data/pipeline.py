@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+LONGEST_TARGETS = 2000
+"""Targets that are made tokens to find the longest: those with the most characters."""
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """From the rows of a run's task to samples and prompts.
@@ -51,9 +55,11 @@ class Pipeline:
             default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
         base = hub.load_tokenizer(data.tokenizer or default)
         chat = self._chat_template(base) if self.is_chat else None
-        end = None if chat is None else chat.end
         try:
-            found = Tokenizer(base, rows, self.shape.takes_chats and chat is not None, end)
+            if chat is not None and self.shape.takes_chats:
+                found = Tokenizer(base, rows, chat=True, end=chat.end)
+            else:
+                found = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if found.rows > rows:
@@ -109,6 +115,11 @@ class Pipeline:
         corpus = task.corpus(split, chat)
         for note in chat.notes():
             say(note)
+        if chat.stop is None and self.shape.takes_chats:
+            say(
+                "warning: the chat template ends answers with no special token: the model will not "
+                "learn where to stop"
+            )
         if not corpus.examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
         return corpus
@@ -136,6 +147,7 @@ class Pipeline:
         """
         corpus = self.corpus("train")  # first: its advice helps offline
         self.agree(corpus.examples)
+        self._check_targets(corpus.examples)
         samples = self.samples(corpus.examples)
         notes = [f"{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):
@@ -148,6 +160,24 @@ class Pipeline:
         )
         self._say_lost(corpus.examples)
         return samples
+
+    def _check_targets(self, training: Sequence[Example]) -> None:
+        """Check the longest targets of both splits, where validation's are named: else what that
+        needs would be said after training.
+
+        Raises:
+            ConfigError: one is longer than the model writes.
+        """
+        data = self.given.data
+        if data.validation is None or data.long_targets != "refuse" or self.is_chat:
+            return
+        examples = [*training, *self.corpus("validation").examples]
+        texts = sorted((example.target for example in examples), key=len)[-LONGEST_TARGETS:]
+        limit, field = self.shape.target_limit(self.config)
+        try:
+            fitted_targets(self.shape.answers(texts, self.tokenizer), texts, limit, "refuse", field)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
     def samples(self, examples: Sequence[Example], evaluated: bool = False) -> Samples:
         """Samples of examples; `evaluated`: see `Shape.samples`.

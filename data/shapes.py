@@ -115,6 +115,10 @@ class Shape(ABC):
             max(limit, config.model.sequence_length) if own else limit
         )
 
+    def target_limit(self, config: RunConfig) -> tuple[int, str]:
+        """Most tokens of a target in training, and the field that sets it."""
+        return int(getattr(config.model, self.output_field)), self.output_field
+
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""
         changed: dict[str, Any] = {self.output_field: length}

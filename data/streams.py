@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from config.sections import RunConfig
 from config.task import SegmentsData, StreamsData
 from data.chat import Loss
 from data.samples import (
@@ -172,8 +173,7 @@ class Streams(Shape):
     ) -> Samples:
         """Joined to one stream if `data.packing`, else whole texts in samples."""
         data, length = config.data, config.model.sequence_length
-        limit = min(self.room(config), length)
-        field = "sequence_length" if limit == length else self.output_field
+        limit, field = self.target_limit(config)
         joins = data.packing and not evaluated
         if tokenizer.chat:
             texts = list(tokenizer.marked(example.spans() for example in examples))
@@ -187,6 +187,11 @@ class Streams(Shape):
         if joins:
             return joined(stream, length, answers_only)
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
+
+    def target_limit(self, config: RunConfig) -> tuple[int, str]:
+        """As much as is generated, if a sample holds it."""
+        length, room = config.model.sequence_length, self.room(config)
+        return (length, "sequence_length") if room >= length else (room, self.output_field)
 
     def prompts(
         self, config: Any, texts: Sequence[str], tokenizer: Tokenizer

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tqdm import tqdm
+
 from config.sections import Data
 from data.conversations import (
     Conversation,
@@ -20,6 +22,7 @@ from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, NullError, Template
 from data.texts import MOST_CHARACTERS, Corpus, Example
 from files.shown import shown, shown_name
+from terminal.screen import is_heard
 
 Split = Literal["train", "validation"]
 
@@ -111,7 +114,11 @@ class Task:
             )
         source = self.sources[where]
         if chat is not None:
-            read = (chat.read(*found) for found in self._conversations(source))
+            talks_there = tqdm(
+                self._conversations(source), unit=" conversations", delay=2, leave=False,
+                disable=not is_heard() or None,
+            )  # fmt: skip
+            read = (chat.read(*found) for found in talks_there)
             talks = [example for example in read if example is not None]
             return Corpus(self._of_split(talks, split) if talks else [], 0)
         found = list(self._examples(source))
@@ -129,8 +136,10 @@ class Task:
                     found = conversation_of(row, self.messages)
                 else:
                     forms = forms or self._forms(place, row)
-                    prompt, target = (form.render(row) for form in forms)
-                    found = question_and_answer(row, prompt, target)
+                    example = self._example(row, *forms)
+                    if not isinstance(example, Example):
+                        continue  # it has no label
+                    found = question_and_answer(row, example.prompt, example.target)
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
             yield place, found.with_system(self.system)

@@ -110,11 +110,9 @@ class Tokenizer:
                 chunk, found["input_ids"], found["offset_mapping"], strict=True
             ):
                 learned = _learned(spans, np.asarray(offsets, np.int64).reshape(-1, 2))
-                if self.chat:
-                    pass
-                elif not ids or ids[-1] != self.end:
-                    ids, learned = [*ids, self.end], [*learned, spans[-1].learned]
-                elif len(ids):
+                if not self.chat:
+                    if not ids or ids[-1] != self.end:
+                        ids, learned = [*ids, self.end], [*learned, False]
                     learned[-1] = spans[-1].learned
                 yield Tokens(np.asarray(ids, np.int32), np.asarray(learned, bool))
 

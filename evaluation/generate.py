@@ -122,17 +122,14 @@ def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Aske
     Args:
         raw: as they are, without template and separator.
     """
-    if config.data.format == "chat":
-        talks = [Conversation([said("user", text)]) for text in texts]
-        rows = [{"prompt": text} for text in texts]
-        return _asked_talks(config, [(f"prompt {i}", t) for i, t in enumerate(talks, 1)], rows)
     form = task_of(config.data).prompt
     one = None if form is None or raw or len(form.columns) != 1 else form
-    read = (one.render({one.columns[0]: text}) if one else text for text in texts)
-    return [
-        Asked({"prompt": text}, _read(config, prompt, raw))
-        for text, prompt in zip(texts, read, strict=True)
-    ]
+    read = [one.render({one.columns[0]: text}) if one else text for text in texts]
+    rows = [{"prompt": text} for text in texts]
+    if config.data.format == "chat":
+        talks = (Conversation([said("user", text)]) for text in read)
+        return _asked_talks(config, [(f"prompt {i}", t) for i, t in enumerate(talks, 1)], rows)
+    return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
 
 
 def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:

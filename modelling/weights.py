@@ -404,16 +404,20 @@ class WeightTable:
         """The weights of a file under their logical names; each is read when asked for.
 
         Raises:
-            ValueError: a weight is missing, or there is an unknown one.
+            ValueError: a weight is missing, or there is an unknown one; when one is read that a
+                file has under several names, they differ.
         """
-        sources = self._sources(self._split_names(tensors))
-        split = self._splits()
-        return Computed(
-            {
-                own: partial(_part_of, tensors, *split.get(name, (name, None)))
-                for own, name in sources.items()
-            }
-        )
+        names = self._split_names(tensors)
+        sources, split = self._sources(names), self._splits()
+        made = {
+            own: partial(_part_of, tensors, *split.get(name, (name, None)))
+            for own, name in sources.items()
+        }
+        for name in names:
+            own = self.aliases.get(name)
+            if own is not None and sources[own] != name:
+                made[own] = partial(_same, made[own], sources[own], tensors, name)
+        return Computed(made)
 
     def for_files(self, weights: Arrays) -> Arrays:
         """The inverse of `renamed`: logical weights as files have them."""
@@ -615,6 +619,16 @@ def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def _part_of(tensors: Arrays, name: str, rows: slice | None) -> np.ndarray:
     return tensors[name] if rows is None else tensors[name][rows]
+
+
+def _same(read: Callable[[], np.ndarray], name: str, tensors: Arrays, copy: str) -> np.ndarray:
+    """What `read` gives of `name`, if `copy` has the same."""
+    found = read()
+    if not np.array_equal(found, tensors[copy]):
+        raise WeightsError(
+            f"{name!r} and {copy!r} differ, but the configured model has one weight for both"
+        )
+    return found
 
 
 def _joined(weights: Arrays, names: Sequence[str]) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from config.errors import ConfigError
@@ -32,6 +33,7 @@ from terminal.parser import count_option
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and print."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
+    from modelling.choices import with_choices
     from planning.fitting import best_training, generation
     from planning.here import machine_here
 
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.machine
             else machine_here(config, config.execution.disk)
         )
+        if line.given is not None:  # how many devices there are is an option of its own
+            line = replace(line, given=line.given | {"execution.data_parallel"})
+        config = with_choices(line, trains=True, machine=target).config
         devices = options.devices or min(config.replicas, target.devices or config.replicas)
         made = best_training(line.preset, config, target, devices)
         written = generation(line.preset, config, target)

@@ -50,6 +50,15 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def planned_machine(options: argparse.Namespace) -> Machine | None:
+    """The machine that a plan is for, where the command line names it.
+
+    Raises:
+        UserError: it is not in the hardware table.
+    """
+    return machine(options.machine) if is_planned(options) and options.machine else None
+
+
 class NeedsOf(Protocol):
     """Says what a program needs."""
 

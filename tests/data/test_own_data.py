@@ -40,10 +40,22 @@ def own(tmp_path: Path, preset: str, rows: list[tuple[str, str]], **data: object
 LONG = [("Anna took", "the red lamp " * 20), ("Paul took", "the lamp")]
 
 
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text(json.dumps({"prompt": "a", "completion": "the red lamp " * 30}) + "\n")
+    data = own(tmp_path, preset, LONG, validation=str(longer))
+    texts = ["the red lamp " * 30]
+    (needed,) = map(len, data.shape.answers(texts, data.tokenizer))
+    limit, field = data.shape.target_limit(data.config)
+    with pytest.raises(ConfigError, match=f"{field} is {limit}: give --{field} {needed} or more"):
+        data.training_samples()
+
+
 @pytest.mark.parametrize("packing", [True, False])
 def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_path, packing):
     data = own(tmp_path, "gptj_tiny", LONG, packing=packing, loss="answers")
-    with pytest.raises(ConfigError, match="has 62 tokens .* is 32: set it"):
+    with pytest.raises(ConfigError, match="has 62 tokens .* is 32: give --sequence_length 62 or"):
         data.training_samples()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -16,10 +17,10 @@ import run_finetuning
 import run_generation
 import run_validation
 from config.errors import ConfigError
+from config.machines import machines
 from config.sections import RunConfig
 from files.yaml_files import read_yaml
 from modelling.origins import ORIGINS
-from popxl import hardware
 from terminal.command_line import read_command_line
 from tests.huggingface.hub_folders import save
 
@@ -46,7 +47,7 @@ def chosen(models, capsys, monkeypatch) -> Callable[..., RunConfig]:
     """The configuration that a command line of training ends up with."""
     monkeypatch.chdir(models)
 
-    def choose(*flags: str, **how: bool) -> RunConfig:
+    def choose(*flags: str, **how: Any) -> RunConfig:
         line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
         return choices.with_choices(line, ("train",), **{"trains": True, **how}).config
 
@@ -56,12 +57,10 @@ def chosen(models, capsys, monkeypatch) -> Callable[..., RunConfig]:
 DATA = ("--data.train", "rows.jsonl")
 
 
-def machine(monkeypatch, devices: int, memory: int | None = 80 * 10**9, bits: bool = True) -> None:
+def machine(monkeypatch, devices: int, memory: float = 80e9, bits: bool = True) -> None:
     """Pretend to be on a machine with so many GPUs."""
-    monkeypatch.setattr(hardware, "platform", lambda _: "gpu")
-    monkeypatch.setattr(hardware, "has_bfloat16", lambda _: bits)
-    monkeypatch.setattr(hardware, "device_count", lambda _: devices)
-    monkeypatch.setattr(choices.popxl.plan, "device_memory", lambda *_: memory)
+    found = choices.Devices("gpu", bits, devices, memory)
+    monkeypatch.setattr(choices.Devices, "here", lambda _: found)
 
 
 # ---- what follows from what ---------------------------------------------------------------------
@@ -170,6 +169,11 @@ def test_what_is_missing_is_one_sentence(flags, said, models, monkeypatch, capsy
 def test_every_script_says_which_model_it_needs(main, capsys):
     assert main([]) == 2
     assert "nothing says which model" in capsys.readouterr().err
+
+
+def test_a_plan_is_for_the_machine_that_it_names(chosen):
+    config = chosen("--model", "t5", only_plans=True, machine=machines()["h200"])
+    assert (config.model.precision, config.execution.data_parallel) == ("bfloat16", 8)
 
 
 def test_a_plan_needs_no_data(models, chosen):
