@@ -31,6 +31,7 @@ ALIASES = {
     "warmup_proportion": "training.optimizer.learning_rate.warmup_proportion",
     "stochastic_rounding": "training.stochastic_rounding",
     "max_skipped_steps": "training.max_skipped_steps",
+    "master_weights": "execution.master_weights",
     "micro_batch_size": "execution.micro_batch_size",
     "data_parallel": "execution.data_parallel",
     "tensor_parallel": "execution.tensor_parallel",

@@ -72,6 +72,10 @@ class LearningRate(Section):
             )
 
 
+MASTER = "master"
+"""State of a 16-bit weight with execution.master_weights, among that of the optimizer."""
+
+
 @dataclass(frozen=True)
 class Adafactor(Section):
     """What Adafactor has in place of AdamW's betas and eps. HF: transformers' Adafactor."""
@@ -148,7 +152,7 @@ class Training(Section):
 
     stochastic_rounding: bool | None = None
     """Round updated 16-bit weights up or down at random, so that small updates are not lost. null:
-    do so where weights have 16 bits."""
+    do so where weights have 16 bits and no execution.master_weights."""
 
     max_skipped_steps: NonNegativeInt = 10
     """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
@@ -199,6 +203,10 @@ class Execution(Section):
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If
     given, placement is host."""
+
+    master_weights: bool = False
+    """Keep a float32 copy of 16-bit weights, which the optimizer updates; the weights are the copy,
+    rounded to nearest. It takes 4 bytes a weight, and replaces stochastic rounding."""
 
     rts_weights_threshold: NonNegativeInt = 1024
     """Variables of at least so many elements are sharded over the replicas that hold them alike."""

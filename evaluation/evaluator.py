@@ -52,6 +52,7 @@ class Evaluator:
         data.agree(examples)
         self._labels, self._targets = task.labels, [example.target for example in examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
+        self._stops = config.generation.stops()
         self._losses: Losses | None = None
         self._inference: Inference | None = None
         if any(name in LOSS_METRICS for name in self.metrics):
@@ -85,7 +86,7 @@ class Evaluator:
             prompts = self._prompts
             with self._inference, _bar("answers", len(prompts), quiet) as bar:
                 tokens = self._inference.generate(prompts.words, prompts.mask, bar.update)
-            say_cut(tokens, self._tokenizer)
+            say_cut(tokens, self._tokenizer, self._stops)
             texts = self._tokenizer.texts(tokens)
             for name in self.metrics:
                 if name in TEXT_METRICS:

@@ -80,7 +80,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     )  # fmt: skip
     with model, bar:
         tokens = model.generate(encoded.words, encoded.mask, bar.update)
-    say_cut(tokens, data.tokenizer)
+    say_cut(tokens, data.tokenizer, config.generation.stops())
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from files.shown import shown_number
 from files.writing import write_text
+from records.run_directory import VALIDATION_FILE
 
-FILE_NAME = "validation.json"
 NO_LABEL = "no label"
 MOST_EXAMPLES = 20
 
@@ -90,7 +90,7 @@ class Outcome:
         Raises:
             WriteError: it cannot be written.
         """
-        path = directory / FILE_NAME
+        path = directory / VALIDATION_FILE
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
         write_text("the report", path, text + "\n")
         return path

@@ -14,6 +14,7 @@ from config.base import Section, field_annotations, is_section
 from config.errors import ConfigError
 from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
+from data.tokens import kept_tokenizer
 from files.json_files import Fields
 from files.shown import shown, shown_path
 from huggingface.folders import CONFIG as MODEL_CONFIG
@@ -32,7 +33,8 @@ class SavedOrModel:
     """See `terminal.command_line.Origins`."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
-        """The configuration beside the newest intact step; None if there is no checkpoint.
+        """The configuration beside the newest intact step, with the tokenizer that the run keeps;
+        None if there is no checkpoint.
 
         Raises:
             UserError: there is no Hugging Face model either. Said here, it is not hidden by what
@@ -52,7 +54,9 @@ class SavedOrModel:
                 continue  # what is damaged is said when the weights are read
             if CONFIG in manifest.texts:
                 found = preset_data("finetuning", str(folder / CONFIG))
-                return {name: found[name] for name in found if name not in OF_ONE_RUN}
+                inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
+                kept = kept_tokenizer(folder)
+                return merge(inherited, {"data": {"tokenizer": str(kept)}} if kept else {})
         return None
 
     def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -149,7 +149,7 @@ def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, fo
     needed = {
         f"{OPTIMIZER}/{name}/{weight.name}": shape
         for weight in table.weights
-        for name, shape in optimizer.state(weight.shape).items()
+        for name, shape in config.optimizer_state(weight.shape).items()
     }
     for name, shape in needed.items():
         if name in tensors and _is_state(tensors.spec(name), shape):

@@ -20,6 +20,7 @@ import numpy as np
 
 from checkpoints.parts import CutTensor, InRanges, Layout
 from config.errors import UserError
+from config.run import MASTER
 from files.shown import shown_name
 from modelling.quantisation import quantised
 from modelling.row_parts import RowPart, parts_in_row
@@ -475,16 +476,18 @@ class WeightTable:
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
-                FP8 state, and in the program, it is converted too.
+                FP8 state, and in the program, it is converted too. Without optimizer state, the
+                masters of weights begin with the weights.
 
         Raises:
             ValueError: a tensor is missing.
         """
         with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
         out: dict[Variable, Callable[[], np.ndarray]] = {}
-        fp8 = self._fp8_places(self._rows(variables))
+        rows = self._rows(variables)
         places = self._places(variables, with_state, fp8=False)
-        places += [p for p in fp8 if p.prefix + p.row.weights[0].name in tensors]
+        places += [] if with_state else _master_places(rows)
+        places += [p for p in self._fp8_places(rows) if p.prefix + p.row.weights[0].name in tensors]
         for place in places:
             for weight in place.row.weights:
                 _check_presence(place.prefix + weight.name, tensors)
@@ -596,6 +599,15 @@ def _state_place(row: Row, slot: str, variable: Variable) -> _Place:
         slot = _FACTORS[1 - axis if row.transpose else axis]
         return _Place(row.means(axis), variable, f"{OPTIMIZER}/{slot}/")
     return _Place(row, variable, f"{OPTIMIZER}/{slot}/", variable.shape == ())
+
+
+def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[_Place]:
+    """The masters of weights, with the names of the weights."""
+    found = []
+    for row, tree in rows:
+        state = tree.optim.get(row.path).to_dict() if "optim" in tree else {}
+        found += [_Place(row, state[MASTER], "")] if MASTER in state else []
+    return found
 
 
 def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -67,8 +67,8 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     traced = popxl.plan.trace(program.ir, platform)
     count, optimizer = _parameters(table), config.training.optimizer
     shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
-    moments = FLOAT32 * sum(map(math.prod, shapes))
-    state = count * (_itemsize(config) + FLOAT32) + moments
+    moments, masters = FLOAT32 * sum(map(math.prod, shapes)), FLOAT32 * count * config.has_masters
+    state = count * (_itemsize(config) + FLOAT32) + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     return Needs("finetuning", config, traced, traced.plan(), count, state, samples, moments)
 

@@ -60,7 +60,7 @@ def _facts(report: Report) -> list[str]:
             f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp",
             f"state        {gigabytes(needs.state)} = parameters × "
             f"{needs.state / needs.parameters:.4g} bytes (weight, gradient 4, moments "
-            f"{needs.moments / needs.parameters:.2g})",
+            f"{needs.moments / needs.parameters:.2g}{', master 4' * c.has_masters})",
             f"buffers      {gigabytes(stored)}: the state and {gigabytes(activations)} of "
             "activations and inputs",
             f"host memory  {gigabytes(plan.host)} of them; "

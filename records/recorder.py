@@ -13,6 +13,7 @@ from records.metrics import Sample
 from records.pace import Throughput, Utilisation, pace
 from records.progress import Progress
 from records.run_directory import RunDirectory
+from records.sessions import Session
 from records.tensorboard_log import TensorBoardLog
 from records.wandb_log import WandbLog
 from terminal.screen import say
@@ -41,6 +42,9 @@ class RecordOptions(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def command(self) -> str: ...
 
     @property
     def wandb(self) -> bool: ...
@@ -79,6 +83,7 @@ class Recorder:
         options: RecordOptions,
         first_step: int = 0,
         use: Utilisation | None = None,
+        hardware: str = "",
     ) -> None:
         """Open the run directory `path`, and what else the options ask for.
 
@@ -87,7 +92,8 @@ class Recorder:
         """
         self._lenient = Lenient()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
-        self._directory = RunDirectory(path, config, first_step)
+        session = Session(first_step, options.command, hardware)
+        self._directory = RunDirectory(path, config, session)
         self._wandb = WandbLog(config, options.wandb_name, path) if options.wandb else None
         self._tensorboard = TensorBoardLog(path, first_step) if options.tensorboard else None
         self._use = use or Utilisation()

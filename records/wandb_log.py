@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from config.errors import UserError
 from config.sections import RunConfig
 from files.shown import shown_name
 from records.metrics import SAMPLES, Sample
-
-VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
+from records.sessions import versions
 
 
 class WandbLog:
@@ -44,7 +42,7 @@ class WandbLog:
                 project=f"popxl-{config.family}",
                 name=name,
                 dir=directory,
-                config=config.to_dict() | {"versions": _versions()},
+                config=config.to_dict() | {"versions": versions()},
             )
         except Exception as error:  # for settings of the environment it raises others than its own
             reason = shown_name(" ".join(str(error).split()).rstrip("."), 120)
@@ -88,13 +86,3 @@ def _table(samples: Sequence[Sample]) -> Any:
 
     names = list(samples[0])
     return wandb.Table(columns=names, data=[[sample[name] for name in names] for sample in samples])
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in VERSIONED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
-            found[name] = "not installed"
-    return found

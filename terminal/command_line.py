@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,3 +139,15 @@ def _add_config_options(
             "sizes, weights and "
             "tokenizer; --config then says how to run it",
         )
+
+
+def typed(script: str, arguments: Sequence[str] | None) -> str:
+    """A command as it may be typed again.
+
+    Args:
+        script: its file.
+        arguments: None: those of this process.
+    """
+    return shlex.join(
+        ["python3", Path(script).name, *(sys.argv[1:] if arguments is None else arguments)]
+    )

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoTokenizer
 
 import run_export
 import run_finetuning
@@ -28,8 +30,9 @@ from benchmarks import inference as inference_benchmark
 from checkpoints import load_checkpoint
 from data.pipeline import Pipeline
 from data.samples import Samples
+from data.task import SAMPLE_FOLDER
 from records.metrics import read_metrics
-from tests.data.corpora import sample_examples
+from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.small_runs import MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
@@ -393,6 +396,33 @@ def test_answers_are_recorded_while_a_model_is_trained(tmp_path):
         assert [s["prompt"] for s in samples] == [example.prompt for example in examples]
         assert [s["expected"] for s in samples] == [example.target for example in examples]
         assert all(len(re.findall("[a-z]+", s["generated"])) <= 1 for s in samples)
+
+
+def test_an_export_and_a_run_whose_tokenizer_is_gone(tmp_path, capsys):
+    """The run keeps its tokenizer, and the export has a card written from the run's record."""
+    given, run = tmp_path / "tokenizer", tmp_path / "run"
+    shutil.copytree(SAMPLE_FOLDER / "t5_tokenizer", given)
+    command = [*TRAINING, "--steps", "2", "--tokenizer", str(given), "--save", str(run)]
+    command += ["--evaluation.steps", "2", "--evaluation.samples", "8"]
+    command += ["--evaluation.metrics", "loss", "--save-hf", str(tmp_path / "hf")]
+    assert run_finetuning.main(command) == 0
+    shutil.rmtree(given)
+    assert run_export.main(["--load", str(run), "--save-hf", str(tmp_path / "again")]) == 0
+    cards = [ModelCard.load(tmp_path / name / "README.md") for name in ("hf", "again")]
+    for card in cards:
+        assert [r.metric_type for r in card.data.eval_results] == ["loss"]
+        assert "--steps 2 --tokenizer tokenizer" in card.text
+    assert cards[0].text.partition("\n")[2] == cards[1].text.partition("\n")[2]
+    for name in ("hf", "again"):
+        assert (tmp_path / name / "loss_curve.png").stat().st_size > 10_000
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert tokenizer("Nina slept.").input_ids == [*sample_tokenizer()("Nina slept.").input_ids]
+    capsys.readouterr()
+    assert (
+        run_generation.main(["--load", str(run), "--generation.max_tokens", "4", "Nina slept."])
+        == 0
+    )
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):

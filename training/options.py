@@ -16,6 +16,7 @@ class RunOptions:
         save_hf: folder for a model in Hugging Face's form, at the end.
         wandb, wandb_name: log to Weights & Biases, and under which name.
         tensorboard: write events for TensorBoard into the run directory.
+        command: the whole command, as it was typed; "": none was.
         profile: steps for each measurement of `--profile`; None: do not measure.
     """
 
@@ -27,3 +28,4 @@ class RunOptions:
     wandb_name: str | None = None
     tensorboard: bool = False
     profile: int | None = None
+    command: str = ""

@@ -1,0 +1,44 @@
+"""Float32 masters of 16-bit weights (Micikevicius et al., arXiv:1710.03740).
+
+The optimizer updates the master; the weight that the model computes with is the master, rounded to
+nearest. So updates that are smaller than the distance of two 16-bit values add up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import popxl
+from config.run import MASTER
+from popxl import ReplicaGrouping, ops
+from popxl_addons.optimizers._common import OptimizerStep
+from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
+from popxl_addons.optimizers.adam import AdamOptimizerStep
+
+
+class _OnMaster(OptimizerStep):
+    """Makes an optimizer's step one of the master. To be put before it among the bases of a class.
+
+    The master is state of the optimizer's, `MASTER`: float32, of the shape of the variable, and
+    sharded as the variable is.
+    """
+
+    def build(
+        self,
+        var: popxl.TensorByRef,
+        grad: popxl.Tensor,
+        replica_grouping: ReplicaGrouping | None = None,
+        **settings: Any,
+    ) -> None:
+        """Update the master, the other state, and `var`; see the optimizer's own `build`."""
+        master = self.state_like(MASTER, var, popxl.float32, replica_grouping)
+        super().build(master, grad, replica_grouping, **settings)
+        ops.var_updates.copy_var_update_(var, ops.cast(master, var.dtype))
+
+
+class AdamOnMaster(_OnMaster, AdamOptimizerStep):
+    """AdamW with a master."""
+
+
+class AdafactorOnMaster(_OnMaster, AdafactorOptimizerStep):
+    """Adafactor with a master."""
