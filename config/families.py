@@ -23,7 +23,7 @@ class Family(NamedTuple):
     config: type[RunConfig]
     record: str
     preset: str
-    """How to run a model of the family on one device, where no `--config` says it."""
+    """The preset that runs a model of the family on one device, used without `--config`."""
 
     kinds: tuple[str, ...] = ()
     """Hugging Face's model types that are of the family; none: its name alone."""

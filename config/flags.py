@@ -1,7 +1,7 @@
 """Every configuration field as a command-line flag.
 
 A field answers to its dotted name, such as `--training.optimizer.learning_rate.maximum`, and the
-most used ones to an alias. Dashes and underscores are equal. Aliases are a list and no rule, so
+most used ones to an alias. Dashes and underscores are equal. Aliases are listed, not derived, so
 that a new field cannot change what an old command means.
 """
 
@@ -64,7 +64,7 @@ ALIASES = {
     "no_repeat_ngram_size": "generation.no_repeat_ngram_size",
     "stop_strings": "generation.stop_strings",
 }
-"""Short flags, for good: a line here may be added, but not changed."""
+"""Short flags, permanent: lines may be added here, but not changed."""
 
 GROUPS = {
     "data": "the task",

@@ -13,7 +13,7 @@ import yaml
 
 from config.errors import UserError, nearest
 
-if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read before
+if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read first
     from popxl.plan import Rates
 
 TABLE = Path(__file__).with_name("machines.yml")
@@ -22,7 +22,7 @@ _RATES = ("memory", "bandwidth", "host_link", "link", "network", "host_memory")
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of device, and the hosts it comes in. Rates are per second and of one direction.
+    """A kind of device, and the hosts it comes in. Rates are per second, in one direction.
 
     Attributes:
         flops: operations on operands of a type, of one device. Without float8, such products run
@@ -51,7 +51,7 @@ class Machine:
     kind: str = ""
 
     def check(self) -> None:
-        """Raise ValueError if a field has no value that a machine can have."""
+        """Raise ValueError if a field has a value that no machine can have."""
         if "float32" not in self.flops or not {"float16", "bfloat16"} <= set(self.flops):
             raise ValueError("flops must have the rates of float32, float16 and bfloat16")
         if self.platform not in ("gpu", "tpu", "cpu"):
@@ -76,7 +76,7 @@ class Machine:
         return 1 if self.devices is None else -(-replicas // self.devices)
 
     def for_replicas(self, replicas: int) -> Machine:
-        """The machine as one of `replicas` devices has it."""
+        """One of `replicas` devices' share of the machine."""
         if self.devices is not None:
             return self
         rates = set(_RATES) - {"host_memory"}

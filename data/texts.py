@@ -1,4 +1,4 @@
-"""Texts: what a model reads and what it should write, with what of it is learned."""
+"""Texts: what a model reads, what it should write, and which parts are learned."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Example(NamedTuple):
     Attributes:
         prompt: the text before the target.
         target: the text to write, which metrics compare with.
-        earlier: the prompt in spans, where some of it is learned too, as are the earlier answers of
-            a conversation. Empty: none of it is.
+        earlier: the prompt as spans, if parts of it are learned too, such as the earlier answers of
+            a conversation. Empty: none of it is learned.
     """
 
     prompt: str
@@ -35,7 +35,7 @@ class Example(NamedTuple):
         return (*(self.earlier or (Span(self.prompt, False),)), Span(self.answer(), True))
 
     def answer(self) -> str:
-        """The target as it continues the prompt."""
+        """The target in the form that continues the prompt."""
         apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if apart else f" {self.target}"
 

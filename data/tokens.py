@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CHUNK = 4096
-"""Texts given to the tokenizer at once: bounds the memory its Python objects take."""
+"""Texts given to the tokenizer at once; bounds the memory of its Python objects."""
 KEPT = "tokenizer"
 """Folder of a run with its tokenizer."""
 PADDING = "<|extratoken_1|>"
@@ -127,7 +127,7 @@ class Tokenizer:
         return found
 
     def lost(self, texts: Iterable[str]) -> list[str]:
-        """The characters of texts that do not survive being made tokens and text again."""
+        """The characters of texts that are lost when texts become tokens and text again."""
         found = sorted(set[str]().union(*texts) - {" "})
         told = self.texts(
             [ids.tolist() for ids in self.ids(f"a{character}a" for character in found)]

@@ -85,7 +85,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
 
 
 def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Asked]:
-    """Prompts given as texts: where the task's template has one column, its content.
+    """Prompts given as texts. If the task's template has one column, a text is its content.
 
     Args:
         raw: as they are, without template and separator.
@@ -161,7 +161,7 @@ def _read(config: RunConfig, prompt: str, raw: bool) -> str:
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:
-    """The configuration with a micro-batch no larger than the prompts fill: a power of two."""
+    """The configuration with a micro-batch no larger than the prompts need, a power of two."""
     e = config.execution
     needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
     size = min(e.micro_batch_size, needed)

@@ -1,4 +1,4 @@
-"""What an evaluation found: metrics, which labels are taken for which, examples of errors."""
+"""What an evaluation found: metrics, confused labels, examples of errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Whether it is exactly what is expected, but for space around it."""
+        """Whether it is exactly what is expected, apart from surrounding space."""
         return self.generated.strip() == self.expected.strip()
 
 
@@ -96,7 +96,7 @@ class Outcome:
         return path
 
     def summary(self) -> str:
-        """A line for each metric; that of exact answers with their number."""
+        """A line for each metric; exact answers are counted too."""
         lines = []
         for name, value in self.metrics.items():
             counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""

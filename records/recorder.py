@@ -20,7 +20,7 @@ from terminal.screen import say
 
 
 class Lenient:
-    """Lets a run go on without a record that cannot be written, and says so once for each."""
+    """Lets a run continue without a record that cannot be written, and says so once for each."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
@@ -38,7 +38,7 @@ class Lenient:
 
 
 class RecordOptions(Protocol):
-    """What else than the run directory a run is reported to; see `training.options`."""
+    """Where a run is reported besides its directory; see `training.options`."""
 
     @property
     def name(self) -> str: ...
@@ -85,10 +85,10 @@ class Recorder:
         use: Utilisation | None = None,
         hardware: str = "",
     ) -> None:
-        """Open the run directory `path`, and what else the options ask for.
+        """Open the run directory `path`, and the other logs that the options ask for.
 
         Raises:
-            UserError: if the directory cannot be written, or what is asked for not be used.
+            UserError: if the directory cannot be written, or one of the other logs cannot be used.
         """
         self._lenient = Lenient()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"

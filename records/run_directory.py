@@ -58,7 +58,7 @@ class RunDirectory:
 def check_path(path: Path) -> None:
     """Raise UserError unless a run's records can be written into the directory.
 
-    Metrics that are a pipe or a device would be read without end.
+    A metrics file that is a pipe or a device would be read forever.
     """
     check_folder("the run directory", path)
     if (path / METRICS).exists():

@@ -18,8 +18,8 @@ from records.sessions import versions
 class WandbLog:
     """One Weights & Biases run. `WANDB_MODE=offline` keeps it in the run directory.
 
-    wandb has a process of its own, which keeps what it is given while there is no network. When
-    that process is gone, killed or out of disk, the first call says so and later ones do nothing.
+    wandb runs a process of its own, which buffers while there is no network. If that process is
+    gone (killed, or out of disk), the first call fails and later ones do nothing.
     """
 
     def __init__(self, config: RunConfig, name: str | None, directory: Path) -> None:
@@ -44,7 +44,7 @@ class WandbLog:
                 dir=directory,
                 config=config.to_dict() | {"versions": versions()},
             )
-        except Exception as error:  # for settings of the environment it raises others than its own
+        except Exception as error:  # bad environment settings raise others than wandb's own
             reason = shown_name(" ".join(str(error).split()).rstrip("."), 120)
             raise UserError(
                 f"Weights & Biases cannot be used: {reason}; "
@@ -72,7 +72,7 @@ class WandbLog:
             raise
 
     def _give_up(self) -> None:
-        """Leave wandb's process: else the end of Python would wait for it, or show a traceback."""
+        """Leave wandb's process; otherwise Python's exit would wait for it, or show a traceback."""
         import wandb
 
         self._run = None

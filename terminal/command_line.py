@@ -36,7 +36,7 @@ class Origins(Protocol):
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line, read. Only scripts see it: they hand on what it holds, by name and type."""
+    """A parsed command line. Only scripts see it; they pass on its parts as typed values."""
 
     config: RunConfig
     """The preset with the flags over it."""
@@ -102,7 +102,7 @@ def read_command_line(
 def _start(
     arguments: Sequence[str], presets: str | Path, default_preset: str, origins: Origins | None
 ) -> tuple[str, dict[str, Any]]:
-    """What the flags are laid over, and its name. It decides what other flags there are."""
+    """The configuration under the flags, and its name. It decides which flags exist."""
     parser = Parser(add_help=False, allow_abbrev=False)
     _add_config_options(parser, default_preset, origins)
     parser.add_argument("--load", "--checkpoint.load", dest="load", type=path_option)
@@ -142,7 +142,7 @@ def _add_config_options(
 
 
 def typed(script: str, arguments: Sequence[str] | None) -> str:
-    """A command as it may be typed again.
+    """A command in the form in which it can be typed again.
 
     Args:
         script: its file.

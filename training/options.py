@@ -1,4 +1,4 @@
-"""What a training run is told besides its configuration."""
+"""Options of a training run besides its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RunOptions:
         save_hf: folder for a model in Hugging Face's form, at the end.
         wandb, wandb_name: log to Weights & Biases, and under which name.
         tensorboard: write events for TensorBoard into the run directory.
-        command: the whole command, as it was typed; "": none was.
+        command: the whole command as typed; "": the run was not started by one.
         profile: steps for each measurement of `--profile`; None: do not measure.
     """
 

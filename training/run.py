@@ -68,7 +68,7 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
 
 
 def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
-    """What can be said before any work is done."""
+    """Checks that need no work."""
     if config.model.eval:
         raise ConfigError(
             "model.eval is true, which is for generation: a model that trains has it false"

@@ -22,7 +22,7 @@ from training.skipped_steps import SkippedSteps
 
 
 class Checkpoints:
-    """Saves now and then, and at the end. Does nothing without `checkpoint.save`."""
+    """Saves as `checkpoint` says, and at the end. Does nothing without `checkpoint.save`."""
 
     def __init__(
         self,
