@@ -36,7 +36,7 @@ def export(
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
-    if not is_heard():  # values that devices of all processes hold are read by all of them
+    if not is_heard():  # all processes take part in reading values that are spread over them
         for name in weights:
             weights[name]
         return

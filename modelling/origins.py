@@ -37,8 +37,8 @@ class SavedOrModel:
         None if there is no checkpoint.
 
         Raises:
-            UserError: there is no Hugging Face model either. Said here, it is not hidden by what
-                the default preset needs.
+            UserError: there is no Hugging Face model either. Raised here, so that errors of the
+                default preset do not hide it.
         """
         if not has_checkpoint(load):
             if load != RANDOM:
@@ -51,7 +51,7 @@ class SavedOrModel:
                 manifest = Manifest.read(folder)
                 manifest.check_texts(folder)
             except CheckpointError:
-                continue  # what is damaged is said when the weights are read
+                continue  # damage is reported when the weights are read
             if CONFIG in manifest.texts:
                 found = preset_data("finetuning", str(folder / CONFIG))
                 inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
@@ -70,12 +70,12 @@ class SavedOrModel:
                 f"{', '.join(known)}"
             )
         family = known[kind]
-        # It brings JAX, which takes seconds: mistakes in the command line are said before.
+        # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
 
         if data is None:
             data = preset_data("finetuning", FAMILIES[family].preset)
-        if data.get("family") != family:  # what only the other family has does not apply
+        if data.get("family") != family:  # settings of the other family do not apply
             data = _known(FAMILIES[family].config, data)
         model = {
             "family": family,
@@ -98,7 +98,7 @@ ORIGINS = SavedOrModel()
 
 
 def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
-    """What of some data a section has fields for."""
+    """The part of some data that a section has fields for."""
     found: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():
         if name in data:

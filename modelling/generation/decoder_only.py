@@ -1,4 +1,4 @@
-"""Generation layer by layer with a decoder alone: what such families have in common."""
+"""Generation layer by layer, for decoder-only families."""
 
 from __future__ import annotations
 

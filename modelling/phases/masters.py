@@ -17,10 +17,9 @@ from popxl_addons.optimizers.adam import AdamOptimizerStep
 
 
 class _OnMaster(OptimizerStep):
-    """Makes an optimizer's step one of the master. To be put before it among the bases of a class.
-
-    The master is state of the optimizer's, `MASTER`: float32, of the shape of the variable, and
-    sharded as the variable is.
+    """Makes an optimizer step update the master. A mixin: list it before the step among the bases.
+    The master is optimizer state named `MASTER`: float32, with the shape and sharding of the
+    variable.
     """
 
     def build(
