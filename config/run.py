@@ -41,7 +41,7 @@ MetricName = Literal["loss", "perplexity", "accuracy", "exact_match", "rouge_l",
 
 @dataclass(frozen=True)
 class LearningRate(Section):
-    """How the learning rate goes over the steps: up from 0 in the warm-up, then as `function`."""
+    """The learning rate over the steps: up from 0 in the warm-up, then as `function`."""
 
     function: Literal["linear", "constant", "cosine", "relative"] = "linear"
     """Course after the warm-up: linear or cosine down to `minimum` at the last step, constant, or
@@ -155,7 +155,8 @@ class Training(Section):
     do so where weights have 16 bits and no execution.master_weights."""
 
     max_skipped_steps: NonNegativeInt = 10
-    """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
+    """Most steps in a row that may be skipped because loss or gradients are not finite; one more
+    ends the run."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
@@ -165,7 +166,8 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 
 @dataclass(frozen=True)
 class Execution(Section):
-    """How a run is spread over devices, memory and time. It does not affect the result."""
+    """How a run is spread over devices, memory and time. Results change by rounding only, unless a
+    field says otherwise; with dropout, another split draws other masks (docs/numerics.md)."""
 
     micro_batch_size: PositiveInt = 1
     """Samples that one device computes at once."""
@@ -199,6 +201,11 @@ class Execution(Section):
     placement: Literal["auto", "host"] = "auto"
     """Where training keeps state and activations on devices with memory of their own. auto: what
     saves most time stays in spare device memory; host: in host memory, but for resident_layers."""
+
+    update: Literal["auto", "end", "behind"] = "auto"
+    """When the optimizer updates a layer. end: after the backward pass. behind: before the layer's
+    next forward pass, which hides the transfers; before weights are saved or used, what is pending
+    is done. Results are the same. auto: behind on devices with memory of their own."""
 
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If

@@ -82,6 +82,14 @@ class RunConfig(Section):
         return self.training.optimizer.state(shape) | masters
 
     @property
+    def rounds_behind(self) -> bool:
+        """Whether updates round alike at the end of a step and behind the next forward pass.
+
+        Random numbers are those of a run of the program: all its updates must be of one step.
+        """
+        return self.execution.device_iterations == 1 or not self.rounds_stochastically
+
+    @property
     def replicas(self) -> int:
         """Devices that the program runs on: the IR's replication factor."""
         return self.execution.data_parallel * self.execution.tensor_parallel
@@ -139,6 +147,11 @@ class RunConfig(Section):
             raise ConfigError(
                 "execution.master_weights and training.stochastic_rounding are two ways to keep "
                 "small updates of 16-bit weights: choose one of them"
+            )
+        if self.execution.update == "behind" and not self.rounds_behind:
+            raise ConfigError(
+                "execution.update behind with stochastic rounding needs execution.device_iterations"
+                f" 1, not {self.execution.device_iterations}: set it, or update to end"
             )
         if self.execution.host_memory is not None and self.execution.disk is None:
             raise ConfigError(

@@ -133,7 +133,7 @@ def _plain(text: str) -> str:
 
 
 def _verbatim(text: str) -> str:
-    """A text between as many backticks as none of its own ends it."""
+    """A text between enough backticks that its own do not end it."""
     fence = "`" * (_longest_run(text) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 

@@ -1,4 +1,4 @@
-"""What a configured model's program needs, in the terms of the application."""
+"""What a configured model's program needs, in the application's terms."""
 
 from __future__ import annotations
 

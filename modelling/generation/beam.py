@@ -4,8 +4,8 @@ Each prompt has `beams` running sequences, and as many finished ones with scores
 tokens' log probabilities, divided by length ** length_penalty. At each position it considers the 2
 x beams best continuations of all running sequences. Those among the first `beams` that end are
 finished; the best that do not end keep running. A prompt is done when its best running sequence,
-scored
-at its present length, is worse than all finished ones (transformers' `early_stopping=False`).
+scored at its present length, is worse than all finished ones (transformers'
+`early_stopping=False`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 from modelling.phases.stack import stack_backward, stack_forward
+from modelling.phases.step import Step
 
 
 class DecoderOnlyLayout:
@@ -78,21 +79,18 @@ class DecoderOnlyLayout:
             found.append(phase)
         return found
 
-    def forward(self, seed: popxl.Tensor | None) -> None:
+    def forward(self, step: Step) -> None:
         """All phases forwards; see `Layout`."""
-        seeds = [] if seed is None else [seed]
         only = popxl.constant(0, popxl.int32)
-        self.embeddings.forward(only, seed)
+        self.embeddings.forward(only, step)
         for kind, rows in self._layers.runs():
-            stack_forward(self.kinds[kind], seeds, rows)
-        self.head.forward(only, seed)
+            stack_forward(self.kinds[kind], step, rows)
+        self.head.forward(only, step)
 
-    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
-        """All phases but the optimizer's; see `Layout`."""
-        seeds = [] if seed is None else [seed]
+    def backward(self, step: Step) -> popxl.Tensor:
+        """All phases backwards; see `Layout`."""
         only = popxl.constant(0, popxl.int32)
-        self.forward(seed)
-        squares = self.head.backward(only, seed)
+        squares = self.head.backward(only, step)
         for kind, rows in reversed(self._layers.runs()):
-            squares = stack_backward(self.kinds[kind], squares, seeds, rows)
-        return squares + self.embeddings.backward(only, seed)
+            squares = stack_backward(self.kinds[kind], squares, step, rows)
+        return squares + self.embeddings.backward(only, step)

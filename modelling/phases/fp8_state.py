@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,14 +61,21 @@ class FP8State:
         buffers = named_variable_buffers(state, entries)
         return cls(recipe, state, products, buffers, amaxes, micro_batches)
 
-    def load_scales(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """The scales of layer `row` by their names."""
-        names = [f"{name}.{SCALE}" for name in self.products]
-        loaded = load_remote(self.buffers.filter_keys(names), row).to_dict()
+    def load(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
+        """The scales of layer `row` by their names, for gradients of the global batch's loss."""
+        return load_remote(self.buffers.filter_keys(self._scale_names), row).to_dict()
+
+    def scales(self, state: Mapping[str, popxl.Tensor]) -> dict[str, popxl.Tensor]:
+        """What a layer takes of its state: scales, for gradients of a micro-batch's loss."""
+        found = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
-            return loaded
+            return found
         share = self._for_gradients(1 / self.micro_batches)
-        return {name: scale * share for name, scale in loaded.items()}
+        return {name: scale * share for name, scale in found.items()}
+
+    @property
+    def _scale_names(self) -> list[str]:
+        return [f"{name}.{SCALE}" for name in self.products]
 
     def observe(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
         """Store what was observed in layer `row`, the largest on any replica."""
@@ -77,8 +85,12 @@ class FP8State:
         largest = ops.collectives.replicated_all_reduce(amaxes, "max")
         ops.remote_store(self.amaxes, row, largest)
 
-    def update(self, row: popxl.Tensor, norm: popxl.Tensor) -> None:
-        """Update the state of layer `row`; not if `norm`, that of all gradients, is not finite."""
+    def update(self, row: popxl.Tensor, norm: popxl.Tensor) -> dict[str, popxl.Tensor]:
+        """Update the state of layer `row`; not if `norm`, that of all gradients, is not finite.
+
+        Returns:
+            The new state by name.
+        """
         finite = ops.isfinite(norm)
         amaxes = ops.split(ops.remote_load(self.amaxes, row), len(self.products))
         state = load_remote(self.buffers, row)
@@ -88,6 +100,7 @@ class FP8State:
             for key, t in self.recipe.update(old, amax).to_dict().items():
                 new[f"{name}.{key}"] = ops.where(finite, t, old.get(key))
         store_remote(self.buffers, addons.NamedTensors.from_dict(new), row)
+        return new
 
     def _for_gradients(self, factor: float) -> popxl.Tensor:
         """`factor` for gradients, 1 for the other operands."""

@@ -10,6 +10,7 @@ import popxl_addons as addons
 from modelling.phases.buffers import Port
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
+from modelling.phases.step import Step
 from popxl import ops
 from popxl_addons.transforms.batch_serialisation import batch_serialise
 
@@ -107,10 +108,14 @@ class LossPhase(Phase):
     def _streams(self, result: popxl.Tensor) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
         return {result: self.loss_stream}
 
-    def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
+    def forward(self, row: popxl.Tensor, step: Step) -> None:
         """In training nothing: the loss is computed together with its gradient."""
         if not self._settings.training:
-            super().forward(row, seed)
+            super().forward(row, step)
+
+    def _load_again(self, row: popxl.Tensor, step: Step) -> addons.NamedTensors:
+        """There was no forward pass, so the update is still pending."""
+        return self._load(row, step.update)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors

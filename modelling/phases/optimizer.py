@@ -10,6 +10,7 @@ import popxl_addons as addons
 from modelling.phases.masters import AdafactorOnMaster, AdamOnMaster
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore, name_kind
+from modelling.phases.step import Update
 from modelling.weights import Row
 from popxl import ops
 from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep, Whole
@@ -56,22 +57,19 @@ class OptimizerStore:
         return cls(facts, buffers, clips, steps)
 
     def update(
-        self,
-        variables: VariableStore,
-        row: popxl.Tensor,
-        learning_rate: popxl.Tensor,
-        norm: popxl.Tensor,
-    ) -> None:
-        """One optimizer step on the variables of layer `row`; none if `norm` is not finite.
+        self, variables: VariableStore, row: popxl.Tensor, update: Update
+    ) -> dict[str, popxl.Tensor]:
+        """One optimizer step on the variables of layer `row`; none if the norm is not finite.
 
         A step that is left out leaves all bits of variables and state as they were, the counter
         of Adam's bias correction among them. The variables are updated one after the other, so that
         the device holds the state of few at a time.
 
-        Args:
-            norm: global norm of the unscaled gradients, float32 scalar.
+        Returns:
+            The new variables, as this replica stores them, by name.
         """
-        finite = ops.isfinite(norm)
+        finite = ops.isfinite(update.norm)
+        updated = {}
         for name, step in self.steps.items():
             buffers = _buffers_of(name, variables, self)
             tensors = {key: ops.remote_load(b, row) for key, b in buffers.items()}
@@ -80,10 +78,13 @@ class OptimizerStore:
             shard = tensors[_VARIABLE]
             state = {key: t for key, t in tensors.items() if key != _VARIABLE}
             step.bind(addons.NamedTensors.from_dict(state)).call(
-                shard, grad, learning_rate, *self._norm(norm)
+                shard, grad, update.rate, *self._norm(update.norm)
             )
-            for key, t in _chosen(finite, tensors, before).items():
+            new = _chosen(finite, tensors, before)
+            for key, t in new.items():
                 ops.remote_store(buffers[key], row, t)
+            updated[name] = new[_VARIABLE]
+        return updated
 
     def _norm(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
         """The global norm, if the optimizer graphs take it."""

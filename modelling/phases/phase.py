@@ -14,6 +14,7 @@ from modelling.phases.fp8_state import FP8State
 from modelling.phases.optimizer import OptimizerStore, weighted_squares
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
+from modelling.phases.step import Step, Update
 from popxl import ops
 from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -57,7 +58,7 @@ class Phase:
         alike: Phase | None = None,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
-        self._keeps_variables = True
+        self.keeps_variables = alike is None
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
@@ -157,6 +158,8 @@ class Phase:
             else None
         )
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
+        if self.optimizer is not None:
+            self._build_update()
         self._keep_resident(settings.config.execution.resident_layers)
         self._lent: dict[str, list[Phase]] = {}  # own variables, and who adds to their gradients
         for name, owner in self._owner.items():
@@ -165,13 +168,29 @@ class Phase:
             self._build_reduction()
 
     def _share(self, other: Phase) -> None:
-        """Use the variables, FP8 state and gradients of a phase, which updates them."""
+        """Use the variables, FP8 state and gradients of a phase, and its optimizer."""
         assert self.names == other.names, "phases that are alike have the same variables"
-        self.variables, self.fp8, self.optimizer = other.variables, other.fp8, None
+        self.variables, self.fp8, self.optimizer = other.variables, other.fp8, other.optimizer
         self._owner, self._lent = other._owner, other._lent
-        self._keeps_variables = False
+        if self.optimizer is not None:
+            self._optim, self._updated = other._optim, other._updated
         if self._settings.training:
             self._build_reduction()
+
+    def _build_update(self) -> None:
+        """The update of a layer, the same executables wherever in a step it runs."""
+
+        def update(row: popxl.Tensor, norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
+            assert self.variables is not None
+            assert self.optimizer is not None
+            new = self.optimizer.update(self.variables, row, Update(norm, rate))
+            if self.fp8:
+                new |= self.fp8.update(row, norm)
+            self._updated = list(new)
+            return list(new.values())
+
+        row, scalar = popxl.TensorSpec((), popxl.int32), popxl.TensorSpec((), popxl.float32)
+        self._optim = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_reduction(self) -> None:
         settings = self._settings
@@ -210,7 +229,7 @@ class Phase:
             (optimizer state by variable) and, if asked, `grad` (gradients times
             `RunConfig.gradient_scaling`).
         """
-        if not self.variables or not self._keeps_variables:
+        if not self.variables or not self.keeps_variables:
             return []
         return [self._init_layer(row, gradients) for row in range(self.entries)]
 
@@ -241,18 +260,32 @@ class Phase:
         if self._settings.config.execution.code_load:
             ops.remote_code_load(graph, "executable")
 
-    def _load(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Whole variables, own and borrowed."""
+    def _load(self, row: popxl.Tensor, update: Update | None = None) -> addons.NamedTensors:
+        """Whole variables, own and borrowed, and scales.
+
+        Args:
+            update: that is to be done first; the new values are used as they are, not loaded.
+        """
         found: dict[str, popxl.Tensor] = {}
+        new = {} if update is None else self.update(row, update)
         if self.variables:
-            found.update(self.variables.load_whole(row).to_dict())
+            shards = (
+                addons.NamedTensors.from_dict({n: new[n] for n in self.variables.names})
+                if new
+                else self.variables.load_shards(row)
+            )
+            found.update(self.variables.gathered(shards).to_dict())
         for owner in dict.fromkeys(self._owner.values()):
             assert owner.variables is not None
             theirs = owner.variables.load_whole(popxl.constant(0, popxl.int32)).to_dict()
             found.update((n, theirs[n]) for n, o in self._owner.items() if o is owner)
         if self.fp8:
-            found.update(self.fp8.load_scales(row))
+            found.update(self.fp8.scales(new or self.fp8.load(row)))
         return addons.NamedTensors.from_dict(found)
+
+    def _load_again(self, row: popxl.Tensor, step: Step) -> addons.NamedTensors:
+        """What `_load` gave in the forward pass."""
+        return self._load(row)
 
     def _seed(self, row: popxl.Tensor, seed: popxl.Tensor | None) -> list[popxl.Tensor]:
         """The seed of layer `row`, the same forwards and backwards."""
@@ -270,8 +303,8 @@ class Phase:
         """
         return self.entries == 1 and self._owner[name]._lent[name] == [self]
 
-    def begin_step(self) -> None:
-        """Let the gradients that other phases add to start from zero."""
+    def begin_gradients(self) -> None:
+        """Let the gradients that other phases add to start from zero, after the last update."""
         for name, borrowers in sorted(self._lent.items()):
             if borrowers[0]._begins(name):
                 continue
@@ -279,13 +312,13 @@ class Phase:
             zero = ops.init(buffer.tensor_shape, popxl.float32, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, 0, zero)
 
-    def forward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> None:
-        """Run layer `row` on all micro-batches."""
+    def forward(self, row: popxl.Tensor, step: Step) -> None:
+        """Run layer `row` on all micro-batches; first its update, if one is pending."""
         with self._part("forward"):
             self._load_code(self.fwd.graph)
-            self.fwd.bind(self._load(row)).call(row, *self._seed(row, seed))
+            self.fwd.bind(self._load(row, step.update)).call(row, *self._seed(row, step.seed))
 
-    def backward(self, row: popxl.Tensor, seed: popxl.Tensor | None = None) -> popxl.Tensor:
+    def backward(self, row: popxl.Tensor, step: Step) -> popxl.Tensor:
         """Run the gradient of layer `row` on all micro-batches; reduce and store gradients.
 
         Returns:
@@ -294,11 +327,11 @@ class Phase:
         with self._part("backward"):
             self._load_code(self.bwd.graph)
             accumulators = self._grad_facts.init_zero()
-            values = {**self._load(row).to_dict(), **accumulators.to_dict()}
+            values = {**self._load_again(row, step).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
             # Where activations are kept, so are the masks of dropout: there is no seed to pass.
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
-            bound.call(row, *(self._seed(row, seed) if takes_seed else []))
+            bound.call(row, *(self._seed(row, step.seed) if takes_seed else []))
             return self._finish_gradients(row, accumulators)
 
     def _finish_gradients(
@@ -323,14 +356,17 @@ class Phase:
             return popxl.constant(0.0, popxl.float32)
         return weighted_squares(complete, self.variables, self._settings.config.gradient_scaling)
 
-    def update(self, row: popxl.Tensor, learning_rate: popxl.Tensor, norm: popxl.Tensor) -> None:
-        """Optimizer step of layer `row`."""
-        if not self.variables or not self.optimizer:
-            return
+    def update(self, row: popxl.Tensor, update: Update) -> dict[str, popxl.Tensor]:
+        """Optimizer step of layer `row`.
+
+        Returns:
+            The new variables, as this replica stores them, and FP8 state, by name.
+        """
+        if self.optimizer is None:
+            return {}
         with self._part("update"):
-            self.optimizer.update(self.variables, row, learning_rate, norm)
-            if self.fp8:
-                self.fp8.update(row, norm)
+            new = ops.call(self._optim, row, *update.tensors)
+        return dict(zip(self._updated, new, strict=True))
 
 
 def _gradient_input(grad: addons.GraphWithNamedArgs) -> popxl.Tensor:

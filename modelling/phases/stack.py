@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import popxl
 from modelling.phases.buffers import over_layers
 from modelling.phases.phase import Phase
+from modelling.phases.step import Step, Update
 
 
-def stack_forward(phase: Phase, seeds: Sequence[popxl.Tensor], rows: range | None = None) -> None:
+def stack_forward(phase: Phase, step: Step, rows: range | None = None) -> None:
     """Layers of a phase.
 
     Args:
-        seeds: the step's seed; none if nothing is random.
         rows: which layers; default: all.
     """
 
-    def body(row: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
-        phase.forward(row, *seeds)
+    def body(row: popxl.Tensor, *given: popxl.Tensor) -> list[popxl.Tensor]:
+        phase.forward(row, step.of(given))
         return []
 
-    over_layers(rows or range(phase.entries), body, (), seeds)
+    over_layers(rows or range(phase.entries), body, (), step.tensors)
 
 
 def stack_backward(
-    phase: Phase,
-    squares: popxl.Tensor,
-    seeds: Sequence[popxl.Tensor],
-    rows: range | None = None,
+    phase: Phase, squares: popxl.Tensor, step: Step, rows: range | None = None
 ) -> popxl.Tensor:
     """The gradients of layers of a phase, from the last layer to the first.
 
@@ -40,9 +35,20 @@ def stack_backward(
         `squares`, with those of these layers added.
     """
 
-    def body(row: popxl.Tensor, squares: popxl.Tensor, *seeds: popxl.Tensor) -> list[popxl.Tensor]:
-        return [squares + phase.backward(row, *seeds)]
+    def body(row: popxl.Tensor, squares: popxl.Tensor, *given: popxl.Tensor) -> list[popxl.Tensor]:
+        return [squares + phase.backward(row, step.of(given))]
 
     order = (rows or range(phase.entries))[::-1]
-    (total,) = over_layers(order, body, [squares], seeds)
+    (total,) = over_layers(order, body, [squares], step.tensors)
     return total
+
+
+def stack_update(phase: Phase, update: Update) -> None:
+    """The optimizer's update of all layers whose variables a phase keeps."""
+
+    def body(row: popxl.Tensor, *given: popxl.Tensor) -> list[popxl.Tensor]:
+        phase.update(row, Update(*given))
+        return []
+
+    if phase.optimizer is not None and phase.keeps_variables:
+        over_layers(range(phase.entries), body, (), update.tensors)

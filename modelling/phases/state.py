@@ -76,7 +76,10 @@ class VariableStore:
 
     def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row`, gathered."""
-        shards = self.load_shards(row)
+        return self.gathered(self.load_shards(row))
+
+    def gathered(self, shards: addons.NamedTensors) -> addons.NamedTensors:
+        """Whole variables from the parts of all replicas."""
         return addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
 
     def square_weight(self, name: str) -> float:

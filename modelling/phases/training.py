@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.devices import new_ir
+from modelling.devices import new_ir, platform
 from modelling.fp8 import linear_layers
 from modelling.layers.parallel import Groups
-from modelling.phases.buffers import InputBuffers, over_layers
+from modelling.phases.buffers import InputBuffers
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
+from modelling.phases.stack import stack_update
+from modelling.phases.step import Step, Update
 from modelling.weights import WeightTable
 from popxl import ops
 from popxl_addons.patterns import apply_pre_alias_patterns
@@ -28,12 +33,13 @@ class Layout(Protocol):
     phases: list[Phase]
     head: LossPhase
 
-    def forward(self, seed: popxl.Tensor | None) -> None:
-        """Run all phases forwards, without the loss in training."""
+    def forward(self, step: Step) -> None:
+        """Run all phases forwards, without the loss in training. A phase that keeps variables comes
+        before those that borrow them."""
         ...
 
-    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
-        """Run all phases but the optimizer's.
+    def backward(self, step: Step) -> popxl.Tensor:
+        """Run all phases backwards, the loss first.
 
         Returns:
             This replica's part of the sum of squares of all gradients, float32 scalar.
@@ -52,6 +58,8 @@ class TrainingProgram:
         loss: stream of the loss of each micro-batch; their mean over micro-batches and replicas
             is the loss of the step.
         gradient_norm: stream with the global norm of each optimizer step.
+        only_update: stream that says whether a run does the update that is pending and nothing
+            else; None: no update is pending after a run.
         variables: by phase and layer: `variables[phase name][layer]` has trees `fwd` and `optim`
             (and `grad`, if asked for).
     """
@@ -62,6 +70,7 @@ class TrainingProgram:
     seed: popxl.HostToDeviceStream | None
     loss: popxl.DeviceToHostStream
     gradient_norm: popxl.DeviceToHostStream
+    only_update: popxl.HostToDeviceStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
 
 
@@ -86,42 +95,113 @@ def build_training(
         settings = Settings(config, Groups.current(config.execution.tensor_parallel), table)
         with linear_layers(config):
             layout = layout_of(settings)
-        rate = popxl.h2d_stream((), popxl.float32, "learning_rate")
         seed = None
         if settings.seed_spec is not None:
             seed = popxl.h2d_stream(settings.seed_spec.shape, settings.seed_spec.dtype, "seed")
-        norm = popxl.d2h_stream((), popxl.float32, "gradient_norm")
-        step = ir.create_graph(lambda: optimizer_step(layout, rate, seed, norm))
+        optimizer_step = OptimizerStep(
+            layout,
+            popxl.h2d_stream((), popxl.float32, "learning_rate"),
+            seed,
+            popxl.d2h_stream((), popxl.float32, "gradient_norm"),
+        )
         variables = {phase.name: phase.init_variables(gradients) for phase in layout.phases}
-        ops.repeat(step, iterations)
+        only_update = None
+        if updates_behind(config):
+            only_update = _run_with_updates_behind(optimizer_step, iterations)
+        else:
+            ops.repeat(ir.create_graph(optimizer_step.whole), iterations)
     apply_pre_alias_patterns(ir, level="default")
     return TrainingProgram(
-        ir, layout.inputs.streams, rate, seed, layout.head.loss_stream, norm, variables
+        ir,
+        layout.inputs.streams,
+        optimizer_step.rate,
+        optimizer_step.seed,
+        layout.head.loss_stream,
+        optimizer_step.norm,
+        only_update,
+        variables,
     )
 
 
-def optimizer_step(
-    layout: Layout,
-    rate_stream: popxl.HostToDeviceStream,
-    seed_stream: popxl.HostToDeviceStream | None,
-    norm_stream: popxl.DeviceToHostStream,
-) -> None:
-    """Forward, backward and optimizer phases, in the current graph."""
-    layout.inputs.load()
-    for phase in layout.phases:
-        phase.begin_step()
-    seed = None if seed_stream is None else ops.host_load(seed_stream)
-    squares = layout.forward_backward(seed)
-    norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
-    ops.host_store(norm_stream, norm)
-    rate = ops.host_load(rate_stream)
-    for phase in layout.phases:
-        over_layers(range(phase.entries), _updating(phase), (), (rate, norm))
+def updates_behind(config: RunConfig) -> bool:
+    """Whether updates run before the next forward pass; "auto": where that hides their transfers.
+
+    Devices that share the host's memory have none to hide.
+    """
+    wanted = config.execution.update
+    if wanted == "auto":
+        return platform(config) != "cpu" and config.rounds_behind
+    return wanted == "behind"
 
 
-def _updating(phase: Phase) -> Callable[..., list[popxl.Tensor]]:
-    def body(row: popxl.Tensor, rate: popxl.Tensor, norm: popxl.Tensor) -> list[popxl.Tensor]:
-        phase.update(row, rate, norm)
-        return []
+@dataclass(frozen=True)
+class OptimizerStep:
+    """The parts of an optimizer step, added to the current graph, and its streams."""
 
-    return body
+    layout: Layout
+    rate: popxl.HostToDeviceStream
+    seed: popxl.HostToDeviceStream | None
+    norm: popxl.DeviceToHostStream
+
+    def whole(self) -> None:
+        """Gradients, and at the end the update."""
+        self.update(self.gradients())
+
+    def gradients(self, pending: Update | None = None) -> Update:
+        """Forward and backward phases; where layers are first used, they do a pending update.
+
+        Returns:
+            What the update of this step takes.
+        """
+        layout = self.layout
+        layout.inputs.load()
+        step = Step(None if self.seed is None else ops.host_load(self.seed), pending)
+        layout.forward(step)
+        for phase in layout.phases:
+            phase.begin_gradients()
+        squares = layout.backward(step)
+        norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
+        ops.host_store(self.norm, norm)
+        return Update(norm, ops.host_load(self.rate))
+
+    def update(self, update: Update) -> None:
+        """The optimizer phases."""
+        for phase in self.layout.phases:
+            stack_update(phase, update)
+
+
+def _run_with_updates_behind(step: OptimizerStep, iterations: int) -> popxl.HostToDeviceStream:
+    """Run optimizer steps, each with the update of the one before it in its forward pass.
+
+    What the last update takes waits in variables for the next run. Before the first step these hold
+    a norm that is not finite, as after a step that is left out: the update changes nothing.
+
+    Returns:
+        See `TrainingProgram.only_update`.
+    """
+    ir = popxl.gir()
+    nothing = np.float32(math.nan)
+    norm = popxl.variable(nothing, name="pending_norm")
+    rate = popxl.variable(np.float32(0), name="pending_rate")
+
+    def one_step(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
+        return step.gradients(Update(norm, rate)).tensors
+
+    def steps(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
+        return list(ops.repeat(ir.create_graph(one_step, norm, rate), iterations, norm, rate))
+
+    def update(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
+        step.update(Update(norm, rate))
+        return [popxl.constant(nothing), rate + 0]
+
+    only_update = popxl.h2d_stream((), popxl.bool, "only_update")
+    new_norm, new_rate = ops.conditional(
+        ops.host_load(only_update),
+        ir.create_graph(update, norm, rate),
+        ir.create_graph(steps, norm, rate),
+        [norm, rate],
+        [norm, rate],
+    )
+    ops.var_updates.copy_var_update_(norm, new_norm)
+    ops.var_updates.copy_var_update_(rate, new_rate)
+    return only_update

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from modelling.phases.training import build_training
 from modelling.residence import place_here
 from modelling.sessions.running import RunningModel
 from modelling.spec import ModelFamily, family_of
-from modelling.weights import HeldParts
+from modelling.weights import HeldParts, Variables
 from popxl.random_seed import counter_seeds, two_uint32_to_uint64
 
 
@@ -57,6 +58,7 @@ class FineTuning(RunningModel):
             gradients: make the gradients of the last step readable.
         """
         self._family = family = family or family_of(config)
+        self._pending: int | None = None  # the step whose update waits for the next one
         self._deal = Deal.of(config)
         table = family.weights(config)
         self.program = build_training(config, family.layout, gradients, table)
@@ -68,12 +70,13 @@ class FineTuning(RunningModel):
         """Weights, and optimizer state if asked, as whole tensors by logical name.
 
         Each is brought from the devices when it is asked for, best in order. They change with the
-        next step.
+        next step. An update that is pending is done first, by all processes together.
 
         Raises:
             ValueError: the model is not entered.
         """
         self._check_entered()
+        self.finish_update()
         session = self.session
         held = HeldParts(session.variable_parts, session.read_variable_part)
         read = session.read_variable_data
@@ -93,6 +96,38 @@ class FineTuning(RunningModel):
         read = self.session.read_variable_data
         found = self._table.gradients(read, self.program.variables)
         return {name: g / self.config.gradient_scaling for name, g in found.items()}
+
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        self.finish_update()
+        super().write(tensors)
+
+    def lent(self, borrowers: Variables) -> dict[popxl.Variable, Callable[[], np.ndarray]]:
+        self.finish_update()
+        return super().lent(borrowers)
+
+    def finish_update(self) -> None:
+        """Do the update that waits for the next step, if one does (`execution.update` behind).
+
+        All processes do so together.
+        """
+        only_update = self.program.only_update
+        if self._pending is None or only_update is None:
+            return
+        transfers, own = self.program.ir.num_host_transfers, self._deal.own
+        lead = (transfers, own.stop - own.start)
+        inputs = {
+            stream: np.zeros((*lead, *stream.shape), stream.dtype.as_numpy())
+            for stream in self.session.expected_inputs()
+        }
+        inputs[only_update] = np.ones(lead, np.bool_)
+        self._seed_rounding(self._pending)
+        self._pending = None
+        self.session.run(inputs)
+
+    def __enter__(self) -> Self:
+        self._pending = None  # what is written is complete
+        super().__enter__()
+        return self
 
     def _check_entered(self) -> None:
         if not self.session.is_attached:
@@ -122,9 +157,18 @@ class FineTuning(RunningModel):
         inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
         if self.program.seed is not None:
             inputs[self.program.seed] = self._seeds(first_step)
-        (seed,) = counter_seeds(self.config.model.seed, first_step)
-        addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
+        if self.program.only_update is None:
+            self._seed_rounding(first_step)
+        else:
+            inputs[self.program.only_update] = self._per_step(np.zeros(iterations, np.bool_))
+            self._seed_rounding(first_step if self._pending is None else self._pending)
+            self._pending = first_step + iterations - 1
         return self._results(self._run(inputs), counts)
+
+    def _seed_rounding(self, step: int) -> None:
+        """Let the next run round as the update of a step does."""
+        (seed,) = counter_seeds(self.config.model.seed, step)
+        addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
 
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Tokens and target tokens of each global batch, on all processes."""

@@ -21,6 +21,7 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
+    Step,
     stack_backward,
     stack_forward,
 )
@@ -152,25 +153,22 @@ class T5Layout:
         self.head = LossPhase("head", DecoderHead(config), head_inputs, settings)
 
     # ---- order ----------------------------------------------------------------------------------
-    def forward(self, seed: popxl.Tensor | None) -> None:
+    def forward(self, step: Step) -> None:
         """All phases forwards; see `Layout`."""
-        seeds = [] if seed is None else [seed]
         zero = popxl.constant(0, popxl.int32)
-        self.embeddings.forward(zero, seed)
-        self._stack_forward(self.first_encoder, self.encoder, seeds)
-        self.encoder_head.forward(zero, seed)
-        self.decoder_embeddings.forward(zero, seed)
-        self._stack_forward(self.first_decoder, self.decoder, seeds)
-        self.head.forward(zero, seed)
+        self.embeddings.forward(zero, step)
+        self._stack_forward(self.first_encoder, self.encoder, step)
+        self.encoder_head.forward(zero, step)
+        self.decoder_embeddings.forward(zero, step)
+        self._stack_forward(self.first_decoder, self.decoder, step)
+        self.head.forward(zero, step)
 
-    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
-        """All phases but the optimizer's; see `Layout`."""
-        seeds = [] if seed is None else [seed]
+    def backward(self, step: Step) -> popxl.Tensor:
+        """All phases backwards; see `Layout`."""
         zero = popxl.constant(0, popxl.int32)
-        self.forward(seed)
-        squares = self.head.backward(zero, seed)
-        squares = self._stack_backward(self.first_decoder, self.decoder, squares, seeds)
-        squares = squares + self.decoder_embeddings.backward(zero, seed)
+        squares = self.head.backward(zero, step)
+        squares = self._stack_backward(self.first_decoder, self.decoder, squares, step)
+        squares = squares + self.decoder_embeddings.backward(zero, step)
         source, target = self._encoded_grads, self._encoder_rows.dx
         assert source is not None
         assert target is not None
@@ -182,23 +180,19 @@ class T5Layout:
                 self._layers + 1,
                 self._settings.steps,
             )
-        squares = squares + self.encoder_head.backward(zero, seed)
-        squares = self._stack_backward(self.first_encoder, self.encoder, squares, seeds)
-        return squares + self.embeddings.backward(zero, seed)
+        squares = squares + self.encoder_head.backward(zero, step)
+        squares = self._stack_backward(self.first_encoder, self.encoder, squares, step)
+        return squares + self.embeddings.backward(zero, step)
 
-    def _stack_forward(self, first: Phase, others: Phase | None, seeds: list[popxl.Tensor]) -> None:
-        first.forward(popxl.constant(0, popxl.int32), *seeds)
+    def _stack_forward(self, first: Phase, others: Phase | None, step: Step) -> None:
+        first.forward(popxl.constant(0, popxl.int32), step)
         if others is not None:
-            stack_forward(others, seeds)
+            stack_forward(others, step)
 
     def _stack_backward(
-        self,
-        first: Phase,
-        others: Phase | None,
-        squares: popxl.Tensor,
-        seeds: list[popxl.Tensor],
+        self, first: Phase, others: Phase | None, squares: popxl.Tensor, step: Step
     ) -> popxl.Tensor:
         """The first layer comes last, when the others have added to what it lends them."""
         if others is not None:
-            squares = stack_backward(others, squares, seeds)
-        return squares + first.backward(popxl.constant(0, popxl.int32), *seeds)
+            squares = stack_backward(others, squares, step)
+        return squares + first.backward(popxl.constant(0, popxl.int32), step)

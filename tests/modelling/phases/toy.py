@@ -15,7 +15,9 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
-    over_layers,
+    Step,
+    stack_backward,
+    stack_forward,
 )
 from popxl import ops
 
@@ -71,22 +73,14 @@ class ToyLayout:
         self.head = LossPhase("head", Loss(), ends, settings)
         self.phases = [self.first, self.rest, self.head]
 
-    def forward_backward(self, seed: popxl.Tensor | None) -> popxl.Tensor:
+    def forward(self, step: Step) -> None:
+        self.first.forward(popxl.constant(0, popxl.int32), step)
+        stack_forward(self.rest, step)
+
+    def backward(self, step: Step) -> popxl.Tensor:
         zero = popxl.constant(0, popxl.int32)
-        self.first.forward(zero)
-
-        def forward(row: popxl.Tensor) -> list[popxl.Tensor]:
-            self.rest.forward(row)
-            return []
-
-        def backward(row: popxl.Tensor, squares: popxl.Tensor) -> list[popxl.Tensor]:
-            return [squares + self.rest.backward(row)]
-
-        over_layers(range(self.rest.entries), forward)
-        squares = self.head.backward(zero)
-        rows = range(self.rest.entries - 1, -1, -1)
-        (squares,) = over_layers(rows, backward, [squares])
-        return squares + self.first.backward(zero)
+        squares = stack_backward(self.rest, self.head.backward(zero, step), step)
+        return squares + self.first.backward(zero, step)
 
 
 def toy_config(

@@ -11,7 +11,7 @@ what they need themselves. What is loaded from an entry borrows its memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -233,23 +233,53 @@ def _updating_loads(routine: Routine) -> dict[Slot, Load]:
 
 def copy_borrowed_entries(routines: Iterable[Routine]) -> None:
     """Let loads and stores make copies where a load of the buffer donates its entry while the value
-    is still needed: both may be the same entry."""
+    is still needed: both may be the same entry.
+
+    Args:
+        routines: those that others call come first.
+    """
     routines = list(routines)
     donating = {r: _donated(r) for r in routines}
     anywhere = set().union(*donating.values())
+    returned: dict[Routine, list[tuple[int, Load | Store]]] = {}
     for routine in routines:
-        end = len(routine.steps)
+        returned[routine] = found = []
         last = {s: i for i, step in enumerate(routine.steps) for s in step.reads()}
-        last.update(dict.fromkeys(routine.outputs, end))
         for i, step in enumerate(routine.steps):
-            if not isinstance(step, (Load, Store)) or step.buffer not in anywhere:
-                continue
-            if step.copies or (isinstance(step, Load) and step.donates):
-                continue
-            until = last.get(step.out if isinstance(step, Load) else step.value, i)
-            step.copies = until == end or any(
-                step.buffer in _donated_by(later) for later in routine.steps[i + 1 : until + 1]
-            )
+            for slot, moved in _shared(step, returned):
+                if moved.copies or moved.buffer not in anywhere:
+                    continue
+                later = routine.steps[i + 1 : last.get(slot, i) + 1]
+                if slot in routine.outputs:
+                    later = routine.steps[i + 1 :]
+                    found += [(k, moved) for k, s in enumerate(routine.outputs) if s == slot]
+                moved.copies = any(moved.buffer in _donated_by(other) for other in later)
+    for _, moved in returned[routines[-1]]:  # a later run may donate it
+        moved.copies = True
+
+
+def _shared(
+    step: Step, returned: Mapping[Routine, Sequence[tuple[int, Load | Store]]]
+) -> list[tuple[Slot, Load | Store]]:
+    """Slots that share memory with an entry from `step` on, and the step that let them.
+
+    Args:
+        returned: of the routines that `step` may call, outputs that do.
+    """
+    if isinstance(step, Load):
+        return [] if step.donates else [(step.out, step)]
+    if isinstance(step, Store):
+        return [(step.value, step)]
+    found = []
+    for passed in calls(step):
+        outs = step.outs if isinstance(step, Branch) else passed.outs
+        for k, moved in returned[passed.routine]:
+            slot = outs[k]
+            if isinstance(step, Loop) and step.count > 1:
+                moved.copies = True  # a later iteration may donate it, and is given it
+            elif slot is not None:
+                found.append((slot, moved))
+    return found
 
 
 def _donated_by(step: Step) -> set[RemoteBuffer]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from popxl._lower.lookahead import accesses
 from popxl._lower.schedule import (
+    Branch,
     Load,
     Loop,
     Passed,
@@ -107,7 +108,9 @@ class Walk:
             self._count_transfer(step, part, times)
         most = sum(made.values()) if isinstance(step, Load) else 0
         for passed in calls(step):
-            most = max(most, self._call(step, passed, part, times, outside, live))
+            # What devices decide is taken to be 0: of two branches the second is what is done.
+            done = not isinstance(step, Branch) or passed is step.branches[1]
+            most = max(most, self._call(step, passed, part, times if done else 0, outside, live))
         return most
 
     def _call(
@@ -135,7 +138,7 @@ class Walk:
             sums.device_bytes = max(sums.device_bytes, live)
 
     def _count_run(self, segment: Segment, part: str, times: int) -> None:
-        if segment not in self._works:
+        if segment not in self._works or not times:
             return
         for label, work in self._works[segment].parts.items():
             self._sums[label or part].work.add(work, times)
@@ -159,7 +162,7 @@ class Walk:
                 self._count_node(inner, inner.part or part, times * region.count)
 
     def _count_transfer(self, step: Load | Store, part: str, times: int) -> None:
-        if not self._works:
+        if not self._works or not times:
             return
         sums = self._sums[part]
         sums.ops[_HOST_OPS[type(step)]] += times

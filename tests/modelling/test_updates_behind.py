@@ -1,0 +1,192 @@
+"""Updates behind the next forward pass change no bit (`execution.update`).
+
+Each case trains with updates at the end of a step and with updates behind, reads the state in the
+middle, skips a step, goes on from what was read, and compares everything to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modelling.phases.training as program
+import tests.modelling.gptj.test_training as gptj
+import tests.modelling.llama.test_training as llama
+import tests.modelling.t5.test_training as t5
+from config.errors import ConfigError
+from config.sections import RunConfig
+from modelling.sessions.training import FineTuning
+from modelling.spec import family_of
+from tests.modelling.gptj.hf import small_config
+from tests.modelling.llama.hf import hf_config
+from tests.modelling.llama.hf import our_config as llama_config
+from tests.modelling.sessions import fine_tuning
+
+STEPS, SKIPPED, RATES = 5, 3, (1e-2, 7e-3, 5e-3, 9e-3, 3e-3)
+
+Found = tuple[list[tuple[float, float]], dict[str, bytes], dict[str, bytes]]
+
+
+def t5_config(**split: int) -> RunConfig:
+    return t5.our_config(**split)
+
+
+def _with(config: RunConfig, update: str, changes: dict[str, dict[str, Any]]) -> RunConfig:
+    found = config.to_dict()
+    found["execution"]["update"] = update
+    for section, fields in changes.items():
+        found[section] |= fields
+    return type(config).from_dict(found)
+
+
+def _bits(model: FineTuning) -> dict[str, bytes]:
+    return {name: np.asarray(value).tobytes() for name, value in model.read().items()}
+
+
+def _spoil_step(model: FineTuning, spoilt: int) -> None:
+    """Let the loss of one step be infinite."""
+    feed, fed = model._feed, []
+
+    def spoiling(*args: Any) -> dict[str, np.ndarray]:
+        found = feed(*args)
+        fed.append(found)
+        if len(fed) == spoilt + 1:
+            found["weight"][0, 0] = np.inf
+        return found
+
+    model._feed = spoiling  # type: ignore[method-assign]
+
+
+def train(config: RunConfig, batches: list[Any], restart: bool = False) -> Found:
+    """Losses and norms of all steps, the state after two steps, and after all.
+
+    Args:
+        restart: enter the model anew after two steps, with what was read.
+    """
+    model = fine_tuning(config)
+    model.write(family_of(config).weights(config).initial(seed=0))
+    results = []
+    with model:
+        for step in range(2):
+            results += model.run([batches[step]], [RATES[step]], step)
+        middle, state = _bits(model), model.read()
+        if not restart:
+            results += _rest(model, batches)
+            return _numbers(results), middle, _bits(model)
+    model.write(state)
+    with model:
+        results += _rest(model, batches)
+        return _numbers(results), middle, _bits(model)
+
+
+def _rest(model: FineTuning, batches: list[Any]) -> list[Any]:
+    _spoil_step(model, SKIPPED - 2)
+    found = []
+    for step in range(2, STEPS):
+        found += model.run([batches[step]], [RATES[step]], step)
+    assert [r.skipped for r in found] == [step == SKIPPED for step in range(2, STEPS)]
+    return found
+
+
+def _numbers(results: list[Any]) -> list[tuple[float, float]]:
+    return [(r.loss, r.gradient_norm) for r in results if not r.skipped]
+
+
+def differences(
+    config: RunConfig, batches: list[Any], changes: dict[str, dict[str, Any]], restart: bool = False
+) -> list[str]:
+    """What differs between the two modes."""
+    end, behind = (
+        train(_with(config, update, changes), batches, restart and update == "behind")
+        for update in ("end", "behind")
+    )
+    found = [] if end[0] == behind[0] else ["losses and norms"]
+    for when, ours, theirs in zip(("middle", "last"), behind[1:], end[1:], strict=True):
+        assert ours.keys() == theirs.keys()
+        found += [f"{when} {name}" for name in theirs if ours[name] != theirs[name]]
+    return found
+
+
+HALF = {"model": {"precision": "bfloat16", "dropout_prob": 0.2}}
+
+
+def test_gptj_with_everything_random() -> None:
+    """bfloat16 rounded at random, dropout, RTS, clipping, a step that is left out, a restart."""
+    config = small_config(tp=2, layers=2)
+    assert differences(config, gptj.batches(STEPS), HALF, restart=True) == []
+
+
+def test_a_tied_embedding_is_updated_once() -> None:
+    config = llama_config(hf_config("gemma2"))
+    assert differences(config, llama.batches(STEPS), {}) == []
+
+
+ADAFACTOR = {"training": {"optimizer": {"name": "adafactor"}}}
+FLOAT16 = {"model": {"precision": "float16"}, "execution": {"loss_scaling": 128.0}}
+
+
+@pytest.mark.slow  # 5 minutes on 2 cores
+@pytest.mark.parametrize(
+    ("family", "split", "changes"),
+    [
+        ("t5", {"dp": 2, "tp": 2, "layers": 2}, HALF),
+        ("t5", {}, {}),
+        ("t5", {"layers": 1}, FLOAT16),
+        ("t5", {"tp": 2}, {"execution": {"activations": "keep"}}),
+        ("gptj", {"dp": 2, "tp": 2}, HALF),
+        ("gptj", {}, {"execution": {"resident_layers": 1}}),
+        ("gptj", {"tp": 2}, {"fp8": {"enabled": True, "amax_history": 2}}),
+        ("gptj", {"micro_batch": 16}, {}),
+        ("t5", {"tp": 2}, ADAFACTOR),
+        ("gptj", {"dp": 2}, ADAFACTOR | HALF),
+    ],
+)
+def test_all_ways(family: str, split: dict[str, int], changes: dict[str, Any]) -> None:
+    made, batches = {"t5": (t5_config, t5.batches), "gptj": (small_config, gptj.batches)}[family]
+    assert differences(made(**split), batches(STEPS), changes) == []
+
+
+def test_several_steps_a_run() -> None:
+    """Updates between the steps of a run, and between runs."""
+
+    def trained(update: str) -> tuple[list[float], dict[str, bytes]]:
+        config = _with(small_config(), update, {"execution": {"device_iterations": 2}})
+        model = fine_tuning(config)
+        model.write(family_of(config).weights(config).initial(seed=0))
+        with model:
+            given = gptj.batches(4)
+            found = [
+                r.loss for i in (0, 2) for r in model.run(given[i : i + 2], RATES[i : i + 2], i)
+            ]
+            return found, _bits(model)
+
+    assert trained("end") == trained("behind")
+
+
+def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why the tests above can fail: the flag that nothing is pending is what a reading leaves."""
+    config = _with(small_config(layers=1), "behind", {})
+    model = fine_tuning(config)
+    model.write(family_of(config).weights(config).initial(seed=0))
+    (batch,) = gptj.batches(1)
+    with model:
+        model.run([batch], [1e-2], 0)
+        once = _bits(model)
+        assert _bits(model) == once
+        model._pending = 0
+        model.finish_update()  # the program knows by itself that there is nothing to do
+        assert _bits(model) == once
+        model.run([batch], [1e-2], 1)
+        model._pending = None  # as if nothing were pending
+        assert _bits(model) == once
+        model._pending = 1
+        assert _bits(model) != once
+
+
+def test_random_rounding_needs_runs_of_one_step() -> None:
+    changes = {"execution": {"device_iterations": 2}, "model": {"precision": "bfloat16"}}
+    with pytest.raises(ConfigError, match="device_iterations 1"):
+        _with(small_config(), "behind", changes)
+    assert not program.updates_behind(_with(small_config(), "auto", changes))
