@@ -163,8 +163,9 @@ def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
 def kept_tokenizer(step: Path) -> Path | None:
     """The tokenizer of the run that has the folder `step`, itself or in best/; None: it has none,
     since an older version made the run."""
-    places = (step.parent / KEPT, step.parent.parent / KEPT)
-    return next((path for path in places if path.is_dir()), None)
+    run = step.absolute().parent
+    path = (run.parent if run.name == "best" else run) / KEPT
+    return path if path.is_dir() else None
 
 
 def say_cut(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:

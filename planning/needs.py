@@ -28,7 +28,7 @@ class Needs:
         kind: "finetuning" or "inference".
         traced: the program, for its timeline.
         parameters: number of weights of the model.
-        state: bytes of weights, and in fine-tuning of their gradients and moments, once.
+        state: bytes of weights, and in fine-tuning of gradients, moments and masters, once.
         moments: bytes of the moments.
         placement: which entries the plan chose to stay on the device.
         samples: samples that a run of the program takes, over all replicas.
