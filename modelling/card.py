@@ -199,7 +199,7 @@ def _rounding(flat: Mapping[str, Any]) -> str:
 
 def _sessions(run: RunRecord) -> list[Facts]:
     """Where and how the run was started, and continued."""
-    found = []
+    found: list[Facts] = []
     for session in read_sessions(run.directory):
         if session.first_step >= run.step:
             continue

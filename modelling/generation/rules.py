@@ -145,7 +145,7 @@ def _would_repeat(seen: Tensor, count: Tensor, size: int) -> Tensor:
     sequences, width = seen.shape
     before = popxl.constant(np.full((sequences, size - 1), -1), popxl.int32, "before")
     padded = ops.concat([before, seen], 1) if size > 1 else seen
-    same = popxl.constant(np.ones((sequences, width)), popxl.bool, "same")
+    same: Tensor = popxl.constant(np.ones((sequences, width)), popxl.bool, "same")
     for back in range(1, size):
         start = size - 1 - back
         last = ops.dynamic_slice(padded, count + start, [1], [1], no_overlap=True)
