@@ -26,14 +26,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--file",
         metavar="FILE",
         type=path_option,
-        help="rows to answer (.jsonl, .csv, .parquet), with the columns of the run's template or "
-        "with a column prompt; without it and without a PROMPT, lines of standard input",
+        help="rows to answer (.jsonl, .json, .csv, .parquet), with the columns of the run's "
+        "template, with a column prompt, or with messages; without it and without a PROMPT, lines "
+        "of standard input",
     )
     group.add_argument(
         "--out",
         metavar="FILE",
         type=path_option,
         help="JSON Lines for the answers (default: standard output)",
+    )
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="converse with the model: each line is what the user says next; /new begins anew",
     )
     group.add_argument(
         "--raw",
@@ -46,9 +52,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and the prompts, generate and print."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
-    given, config = line.options, line.config
+    given = line.options
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")
+    if given.chat and (given.prompts or given.file or given.out or given.raw):
+        raise ConfigError(
+            "--chat reads what is typed and prints the answers: leave prompts, --file, --out and "
+            "--raw out"
+        )
     if any("\udc80" <= character <= "\udcff" for text in given.prompts for character in text):
         raise ConfigError("a prompt among the arguments is not UTF-8 text")
     if given.out is not None:
@@ -61,13 +72,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         is_raw,
         json_lines,
         lines_of_standard_input,
+        with_format,
         write_rows,
     )
+    from modelling.choices import with_choices
     from modelling.shortage import explained
 
+    config = with_choices(line).config
     # Before any process reads what others read elsewhere.
-    asks = {"a file of prompts": given.file is not None, "--raw": given.raw}
+    asks = {"a file of prompts": given.file is not None, "--raw": given.raw,
+            "--chat": given.chat}  # fmt: skip
     agree_on_run(config, **asks)
+    config = with_format(config, given.file, given.chat, given.raw)
+    if given.chat:
+        from evaluation.converse import converse
+
+        with explained(line.preset, config):
+            converse(config)
+        return
     raw = given.raw or is_raw(config)
     if given.file is not None:
         asked = asked_rows(config, given.file, raw)

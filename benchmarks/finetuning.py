@@ -8,6 +8,7 @@ Ends with one JSON line.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -39,6 +40,7 @@ class Measurement:
         disk_bytes: of the entries on disk, of one replica.
         disk_read, disk_written: bytes from and to files in a step of this process.
         planned_host_bytes: memory that the process takes by its plan, where devices are virtual.
+        kernel_fraction: of the processor's time in the measured steps, what the kernel took.
     """
 
     samples_per_step: int
@@ -53,6 +55,7 @@ class Measurement:
     disk_read: float
     disk_written: float
     planned_host_bytes: int
+    kernel_fraction: float
     loss: float
     machine: MachineUse
 
@@ -66,7 +69,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
-    seconds, tokens, traffic = [], [], []
+    seconds, tokens, traffic, cpu = [], [], [], []
     with model:
         for run in range(runs + 1):
             batches = [loader.next_batch() for _ in range(iterations)]
@@ -75,6 +78,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
             seconds.append((time.perf_counter() - start) / iterations)
             tokens.append(sum(result.target_tokens for result in results) / iterations)
             traffic.append(model.session.disk_traffic)
+            cpu.append(os.times())
     per_step, memory = statistics.median(seconds[1:]), model.session.memory_use()
     return Measurement(
         samples,
@@ -89,9 +93,16 @@ def measure(config: RunConfig, runs: int) -> Measurement:
         (traffic[-1].read - traffic[0].read) / (runs * iterations),
         (traffic[-1].written - traffic[0].written) / (runs * iterations),
         planned_bytes(memory, config.replicas),
+        kernel_fraction(cpu[0], cpu[-1]),
         results[-1].loss,
         MachineUse.of(config, finetuning_needs, samples / per_step),
     )
+
+
+def kernel_fraction(before: os.times_result, after: os.times_result) -> float:
+    """Of the processor's time of this process between two looks at its clocks, the kernel's."""
+    user, system = after.user - before.user, after.system - before.system
+    return system / max(user + system, 1e-9)
 
 
 def summary(measured: Measurement) -> str:

@@ -2,70 +2,175 @@
 
     python3 -m benchmarks.full_size xl_adamw --folder /scratch/mine --record records.json
 
-Trains a step to warm up and three that are measured, on generated data, and adds a line of JSON to
-the record: seconds a step, the part of the machine's matrix rate, bytes to and from disk, and
-memory against the plan. It names the command that made it.
+A run to warm up and some that are measured, on generated data and random weights, of training, of
+the validation loss, or of generation layer by layer. Adds a line of JSON to the record: seconds,
+the fraction of the machine's matrix rate, bytes to and from disk, and memory against the plan. It
+names the command that made it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from benchmarks.finetuning import measure
 from benchmarks.finetuning import summary as summary_of
 from config.families import config_class_of
 from config.presets import load_config, preset_data
+from config.sections import RunConfig
 from files.writing import write_text
+from modelling.placement import planned_bytes
+from modelling.sessions.generating import Inference
+from modelling.sessions.losses import Losses
+from modelling.sessions.running import RunningModel
 from modelling.shortage import explained
+from modelling.spec import family_of
+from records.pace import peak_host_bytes
 from terminal.entry_point import entry_point
 
-ADAFACTOR = {"name": "adafactor"}
-ONE = {"global_batch_size": 1}
-RUNS: Mapping[str, tuple[str, float, dict[str, Any]]] = {
-    "base_adamw": ("base", 2.5, {"training": {"global_batch_size": 4}}),
-    "large_adamw": ("large", 6.0, {"training": {"global_batch_size": 8}}),
-    "xl_adamw": ("xl_gpu", 10.0, {"training": ONE}),
-    "gptj_6b_adafactor": ("gptj_6B_gpu", 16.0, {"training": ONE | {"optimizer": ADAFACTOR}}),
+
+@dataclass(frozen=True)
+class Run:
+    """What is run.
+
+    Attributes:
+        preset: of fine-tuning.
+        host_memory: gigabytes that the process may take.
+        batch: samples of a step, or prompts at once.
+        changes: of the preset.
+        steps: that are measured.
+    """
+
+    preset: str
+    host_memory: float
+    batch: int
+    changes: Mapping[str, Any]
+    kind: Literal["training", "validation", "generation"] = "training"
+    steps: int = 3
+
+
+ADAFACTOR = {"training": {"optimizer": {"name": "adafactor"}}}
+RUNS: Mapping[str, Run] = {
+    "base_adamw": Run("base", 2.5, 4, {}),
+    "base_validation": Run("base", 1.8, 4, {}, "validation"),
+    "base_generation": Run("base", 1.8, 4, {}, "generation"),
+    "large_adamw": Run("large", 6.0, 8, {}),
+    "xl_adamw": Run("xl_gpu", 9.0, 1, {}),
+    "xl_validation": Run("xl_gpu", 4.0, 4, {}, "validation"),
+    "xl_generation": Run("xl_gpu", 4.0, 4, {}, "generation"),
+    "gptj_6b_adafactor": Run("gptj_6B_gpu", 15.0, 1, ADAFACTOR, steps=1),
 }
-"""By name: a fine-tuning preset, gigabytes of memory, and what is changed in it."""
-
-STEPS = 3
 
 
-def config_of(name: str, folder: str) -> Any:
-    """The configuration of one of `RUNS`, with a micro-batch of 1."""
-    preset, memory, changes = RUNS[name]
-    execution = {"micro_batch_size": 1, "disk": folder, "host_memory": memory, "device": "cpu"}
-    given = {**changes, "execution": execution, "checkpoint": {"load": None}}
-    return load_config(config_class_of(preset_data("finetuning", preset), preset), "finetuning",
-                       preset, given)  # fmt: skip
+def config_of(
+    name: str, folder: str, host_memory: float | None = None, save: str | None = None
+) -> Any:
+    """The configuration of one of `RUNS`, with a micro-batch of 1.
+
+    Args:
+        host_memory: gigabytes, if not the run's.
+    """
+    run = RUNS[name]
+    execution = {
+        "micro_batch_size": 1,
+        "disk": folder,
+        "host_memory": host_memory or run.host_memory,
+        "device": "cpu",
+    }
+    training = {**run.changes.get("training", {}), "global_batch_size": run.batch}
+    given = {
+        "training": training,
+        "execution": execution,
+        "checkpoint": {"load": None, "save": save},
+        "generation": {"weights": "streamed"},
+    }
+    return load_config(config_class_of(preset_data("finetuning", run.preset), run.preset),
+                       "finetuning", run.preset, given)  # fmt: skip
+
+
+def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
+    """Measure the validation loss, or generation layer by layer."""
+    family = family_of(config)
+    model: RunningModel
+    samples = family.shape.generated(config, config.training.global_batch_size, None)
+    if kind == "validation":
+        losses = model = Losses(config, family)
+        do: Callable[[], object] = lambda: losses.of(samples)  # noqa: E731
+    else:
+        inference = model = Inference(config, family)
+        shape = inference.samples_per_run, inference.program.words.shape[1]
+        words = np.random.default_rng(0).integers(2, 1000, shape, np.int32)
+        do = lambda: inference.generate(words, np.ones_like(words))  # noqa: E731
+    model.write(family.weights(config).initial(config.model.seed))
+    seconds, traffic = [], []
+    with model:
+        for _ in range(runs + 1):
+            start = time.perf_counter()
+            do()
+            seconds.append(time.perf_counter() - start)
+            traffic.append(model.session.disk_traffic)
+    memory = model.session.memory_use()
+    samples_per_run, per_run = config.training.global_batch_size, statistics.median(seconds[1:])
+    return {
+        "samples_per_run": samples_per_run,
+        "seconds_per_run": per_run,
+        "tokens_per_second": samples_per_run * _written(config) / per_run,
+        "disk_bytes": memory.disk,
+        "disk_read": (traffic[-1].read - traffic[0].read) / runs,
+        "disk_written": (traffic[-1].written - traffic[0].written) / runs,
+        "planned_host_bytes": planned_bytes(memory, config.replicas),
+        "peak_host_bytes": peak_host_bytes(),
+    }
+
+
+def _written(config: RunConfig) -> int:
+    """Tokens that are written for a prompt."""
+    model: Any = config.model
+    return model.decoder_sequence_length if config.family == "t5" else model.output_length
+
+
+def trained(config: RunConfig, runs: int) -> dict[str, Any]:
+    """Measure training."""
+    measured = measure(config, runs)
+    print(summary_of(measured))
+    facts = asdict(measured)
+    return facts | facts.pop("machine")
+
+
+def record(facts: Mapping[str, Any], path: Path | None) -> None:
+    """Print a line of JSON, and add it to a file."""
+    print(json.dumps(facts))
+    if path is not None:
+        before = path.read_text("utf-8") if path.exists() else ""
+        write_text("the record", path, before + json.dumps(facts) + "\n")
 
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one run, print it, and add it to the record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", choices=RUNS, help="which model and optimizer")
+    parser.add_argument("run", choices=RUNS, help="which model, and what of it")
     parser.add_argument("--folder", required=True, help="a folder of a local disk, for the state")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
     given = parser.parse_args(arguments)
-    config = config_of(given.run, given.folder)
-    with explained(RUNS[given.run][0], config):
-        measured = measure(config, STEPS)
+    run, config = RUNS[given.run], config_of(given.run, given.folder)
+    with explained(run.preset, config):
+        facts = (
+            trained(config, run.steps)
+            if run.kind == "training"
+            else evaluated(config, run.kind, run.steps)
+        )
     command = f"python3 -m benchmarks.full_size {given.run} --folder DIR"
-    facts = {"command": command, "host_memory": config.execution.host_memory, **asdict(measured)}
-    facts |= facts.pop("machine")
-    print(summary_of(measured))
-    print(json.dumps(facts))
-    if given.record is not None:
-        before = given.record.read_text("utf-8") if given.record.exists() else ""
-        write_text("the record", given.record, before + json.dumps(facts) + "\n")
+    record({"command": command, "host_memory": config.execution.host_memory, **facts}, given.record)
 
 
 if __name__ == "__main__":

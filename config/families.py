@@ -10,7 +10,7 @@ from config.gptj import GPTJConfig
 from config.llama import Architecture, LlamaConfig
 from config.sections import RunConfig
 from config.t5 import T5Config
-from files.shown import shown
+from files.shown import shown, shown_name
 from files.yaml_files import place_of
 
 
@@ -22,17 +22,14 @@ class Family(NamedTuple):
 
     config: type[RunConfig]
     record: str
-    preset: str
-    """The preset that runs a model of the family on one device, used without `--config`."""
-
     kinds: tuple[str, ...] = ()
     """Hugging Face's model types that are of the family; none: its name alone."""
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "modelling.t5.family", "small"),
-    "gptj": Family(GPTJConfig, "modelling.gptj.family", "gptj_small"),
-    "llama": Family(LlamaConfig, "modelling.llama.family", "qwen3_0_6B", get_args(Architecture)),
+    "t5": Family(T5Config, "modelling.t5.family", ("t5", "mt5")),
+    "gptj": Family(GPTJConfig, "modelling.gptj.family"),
+    "llama": Family(LlamaConfig, "modelling.llama.family", get_args(Architecture)),
 }
 
 
@@ -50,7 +47,7 @@ def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
     family = data.get("family")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
-            f"{place_of(data, 'family')}preset {shown(preset)} has the model family "
+            f"{place_of(data, 'family')}preset '{shown_name(preset, 40)}' has the family "
             f"{shown(family)}{nearest(shown(family), FAMILIES)}"
         )
     return FAMILIES[family].config

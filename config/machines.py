@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import yaml
 
 from config.errors import UserError, nearest
+from files.shown import shown, shown_name
 
 if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read first
     from popxl.plan import Rates
 
 TABLE = Path(__file__).with_name("machines.yml")
-_RATES = ("memory", "bandwidth", "host_link", "link", "network", "host_memory")
+_RATES = ("memory", "bandwidth", "host_link", "link", "network", "disk_read", "disk_write")
+_OF_HOST = ("host_memory", "disk")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Machine:
         devices: of a host; None: virtual ones, as many as are asked for, which divide its rates.
         host_memory: bytes of a host.
         network: bytes that a device sends to other hosts.
+        disk: bytes of a host's local disk, of which `disk_read` and `disk_write` per second.
         platform: "gpu", "tpu" or "cpu", on which devices share the host's memory.
         kind: what the platform calls the device, where that is not the machine's name.
     """
@@ -47,6 +50,9 @@ class Machine:
     devices: int | None
     host_memory: float
     network: float
+    disk: float = 1e12
+    disk_read: float = 3e9
+    disk_write: float = 1.5e9
     platform: str = "gpu"
     kind: str = ""
 
@@ -57,7 +63,7 @@ class Machine:
         if self.platform not in ("gpu", "tpu", "cpu"):
             raise ValueError(f"platform must be gpu, tpu or cpu, not {self.platform!r}")
         rates = {f"flops.{name}": rate for name, rate in self.flops.items()}
-        rates |= {name: getattr(self, name) for name in _RATES}
+        rates |= {name: getattr(self, name) for name in (*_RATES, *_OF_HOST)}
         for name, rate in rates.items():
             if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate > 0:
                 raise ValueError(f"{name} must be a number above 0, not {rate!r}")
@@ -79,8 +85,7 @@ class Machine:
         """One of `replicas` devices' share of the machine."""
         if self.devices is not None:
             return self
-        rates = set(_RATES) - {"host_memory"}
-        share = {name: getattr(self, name) / replicas for name in rates}
+        share = {name: getattr(self, name) / replicas for name in _RATES}
         return replace(self, flops={k: v / replicas for k, v in self.flops.items()}, **share)
 
     def rates(self, dtype: str, replicas: int) -> Rates:
@@ -92,6 +97,7 @@ class Machine:
         from popxl.plan import Rates
 
         one = self.for_replicas(replicas)
+        sharing = 1 if self.devices is None else min(replicas, self.devices)
         return Rates(
             flops=one.flops[dtype],
             float8_flops=one.flops.get("float8", one.flops[dtype]),
@@ -101,6 +107,9 @@ class Machine:
             network=one.network,
             devices=one.devices,
             replicas=replicas,
+            apart=self.platform != "cpu",
+            disk_read=one.disk_read / sharing,
+            disk_write=one.disk_write / sharing,
         )
 
 
@@ -122,8 +131,8 @@ def machine(name: str) -> Machine:
     found = machines()
     if name not in found:
         raise UserError(
-            f"--machine {name!r} is not in the hardware table{nearest(name, found)}; a YAML file "
-            "can describe another (config/machines.yml shows how)"
+            f"--machine {shown(name)} is not in the hardware table{nearest(name, found)}; a YAML "
+            "file can describe another (config/machines.yml shows how)"
         )
     return found[name]
 
@@ -148,7 +157,10 @@ def _described(path: Path) -> Machine:
     known = {field.name for field in fields(Machine)} - {"name"}
     for name in facts:
         if name not in known:
-            raise UserError(f"--machine: {path} has no field {name!r}{nearest(str(name), known)}")
+            raise UserError(
+                f"--machine: {shown_name(path)} has no field {shown(name)}"
+                f"{nearest(str(name), known)}"
+            )
     needed = {f.name for f in fields(Machine) if f.default is MISSING} - {"name", "title"}
     if missing := sorted(needed - set(facts)):
         raise UserError(f"--machine: {path} lacks {', '.join(missing)} (config/machines.yml)")

@@ -8,6 +8,7 @@ xl_pod16:
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from glob import glob
@@ -106,6 +107,16 @@ def with_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(training, Mapping) or {"steps", "epochs"} & training.keys():
         return data
     return merge(data, {"training": {"epochs": 3.0}})
+
+
+def with_some_batch(data: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The data with a global batch that their micro-batches fill, unless a flag gives one: what it
+    is to be is chosen later."""
+    if given.get("training", {}).get("global_batch_size") is not None:
+        return data
+    execution = data.get("execution", {})
+    batch = math.prod(execution.get(n, 1) for n in ("micro_batch_size", "data_parallel"))
+    return merge(data, {"training": {"global_batch_size": batch}})
 
 
 def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Located:

@@ -166,8 +166,8 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 
 @dataclass(frozen=True)
 class Execution(Section):
-    """How a run is spread over devices, memory and time. Results change by rounding only, unless a
-    field says otherwise; with dropout, another split draws other masks (docs/numerics.md)."""
+    """How a run is spread over devices, memory and time. The result changes by rounding only,
+    unless dropout draws other masks, which depend on the micro-batch and the split of the batch."""
 
     micro_batch_size: PositiveInt = 1
     """Samples that one device computes at once."""

@@ -10,6 +10,7 @@ from config.errors import ConfigError
 from config.least import ITEM_BYTES, check_any_memory
 from config.model import Embedding as Embedding
 from config.model import Model as Model
+from config.model import TiedEmbedding as TiedEmbedding
 from config.run import FP8 as FP8
 from config.run import MASTER
 from config.run import METRICS as METRICS
@@ -80,6 +81,12 @@ class RunConfig(Section):
         """Shapes of the float32 state of a weight of `shape` by name, without the step's number."""
         masters = {MASTER: shape} if self.has_masters else {}
         return self.training.optimizer.state(shape) | masters
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head's weight is the embedding's."""
+        embedding = self.model.embedding
+        return isinstance(embedding, TiedEmbedding) and embedding.tied
 
     @property
     def rounds_behind(self) -> bool:
@@ -161,6 +168,10 @@ class RunConfig(Section):
         if self.checkpoint.keep_best is not None and self.evaluation.steps is None:
             raise ConfigError(
                 "checkpoint.keep_best needs evaluations while training: set evaluation.steps"
+            )
+        if self.fp8.head and self.tied:
+            raise ConfigError(
+                "fp8.head is for heads with weights of their own, but model.embedding.tied is true"
             )
         # Generation has no optimizer step, so any batch will do.
         if not self.model.eval and self.training.global_batch_size % self._samples_at_once:

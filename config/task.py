@@ -34,6 +34,24 @@ class Data(Section):
     target: str | None = None
     """Template of what the model should write, such as '{summary}'. null: as for prompt."""
 
+    format: Literal["text", "chat"] | None = None
+    """text: a prompt and a target. chat: conversations, written by the tokenizer's chat template; a
+    prompt and a target are a question of the user and the assistant's answer. null: chat for rows
+    with messages."""
+
+    messages: str | None = None
+    """Column of conversations. null: messages, conversations or, with lists of messages, prompt."""
+
+    system: str | None = None
+    """The system's message of conversations that have none. null: none."""
+
+    chat_template: PathText | None = None
+    """File with a chat template, in Jinja. null: the tokenizer's own."""
+
+    chat_variables: str | None = None
+    """What a chat template is given besides the messages, a JSON object: '{"enable_thinking":
+    false}' for Qwen3."""
+
     labels: str | None = None
     """The answers of a classification task, separated by commas. A number in the target's column
     is the index of one. null: those of the task; for files, free text."""
@@ -69,8 +87,9 @@ class StreamsData(Data):
     packing: bool = True
     """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
 
-    answers_only: bool = False
-    """Learn to predict the answers alone, and not each token of the prompts too."""
+    loss: Literal["all", "answers", "last"] | None = None
+    """What is learned. all: each token; answers: targets, or the assistant's turns; last: the
+    last turn alone. null: answers of conversations, all of other texts."""
 
     separator: str = ""
     """Text between a prompt and what the model writes."""

@@ -63,6 +63,10 @@ class Loader:
         seed = config.model.seed if seed is None else seed
         return cls(samples, size, seed, Deal.of(config).positions(size))
 
+    def first(self, count: int) -> np.ndarray:
+        """The indices of the next `count` samples of the epoch, or as many as it has left."""
+        return self._order[self._position : self._position + count]
+
     @property
     def samples(self) -> int:
         """Samples in an epoch."""

@@ -29,7 +29,7 @@ from data.samples import (
     lay_out,
     pack,
 )
-from data.shapes import Shape, length_multiple, padded
+from data.shapes import Marked, Shape, length_multiple, padded
 from data.texts import Example
 from data.tokens import Tokenizer
 
@@ -160,21 +160,35 @@ class Pairs(Shape):
             model.sequence_length,
             model.decoder_sequence_length,
             config.data.long_targets,
+            keeps_end=config.data.format == "chat",
         )
         return found if most == 1 else PackedExamples.of(found, most)
 
     def prompts(
         self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[Any, Prompts]:
-        """Those longer than `sequence_length` lose their end, as in training."""
+        """Those longer than `sequence_length` lose their end, as in training; conversations, their
+        beginning."""
         most = config.model.sequence_length
         multiple = most if config.data.examples_per_row > 1 else length_multiple(config)
-        rows, cut = _prompts(texts, tokenizer, most)
+        rows, cut = _prompts(texts, tokenizer, most, config.data.format == "chat")
         words, mask = padded(rows, most, multiple, tokenizer.pad)
         return _with_length(config, words), Prompts(texts, words, mask, cut)
 
     def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
         return list(_distinct(texts, tokenizer))
+
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Of prompts and targets."""
+        prompts = tokenizer.ids(example.prompt for example in examples)
+        targets = self.answers([example.target for example in examples], tokenizer)
+        return [len(ids) for ids in prompts], [len(ids) for ids in targets]
+
+    def predicted(self, config: Any) -> int:
+        """Those of the targets."""
+        return int(config.model.decoder_sequence_length * config.data.examples_per_row)
 
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
         """Each of a sample's examples gets an equal part of it, unless a mean is given."""
@@ -202,6 +216,18 @@ class Pairs(Shape):
             "labels": batch["labels"],
         }
 
+    def marked(self, batch: Batch) -> list[list[Marked]]:
+        found = list[list[Marked]]()
+        places = len(batch["labels"]) // len(batch["input_ids"])
+        for row, labels in enumerate(batch["labels"]):
+            sample, place = divmod(row, places)
+            there = batch["attention_mask"][sample] == place + 1
+            prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
+            target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
+            if prompt or target:
+                found.append([*prompt, *target])
+        return found
+
     def tokens(self, batch: Batch) -> int:
         """Of the prompts and the targets, end tokens included."""
         return int(np.count_nonzero(batch["attention_mask"])) + labelled_tokens(batch)
@@ -216,11 +242,13 @@ def encode(
     sequence_length: int,
     decoder_sequence_length: int,
     long_targets: LongTargets = "refuse",
+    keeps_end: bool = False,
 ) -> EncodedExamples:
     """Tokenise prompts and targets. Prompts longer than `sequence_length` are cut and counted.
 
     Args:
         long_targets: what becomes of targets longer than `decoder_sequence_length`.
+        keeps_end: a prompt that is cut loses its beginning, not its end.
 
     Raises:
         ValueError: a target does not fit, and `long_targets` is "refuse"; a target that was cut
@@ -237,7 +265,8 @@ def encode(
     labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):
         row[: len(ids)] = ids
-    prompts, cut = _prompts([examples[i].prompt for i in kept], tokenizer, sequence_length)
+    texts = [examples[i].prompt for i in kept]
+    prompts, cut = _prompts(texts, tokenizer, sequence_length, keeps_end)
     return EncodedExamples(
         tokens=np.concatenate([np.zeros(0, np.int32), *prompts]),
         starts=np.cumsum([0, *map(len, prompts)]),
@@ -299,14 +328,15 @@ def _distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
 
 
 def _prompts(
-    texts: Sequence[str], tokenizer: Tokenizer, length: int
+    texts: Sequence[str], tokenizer: Tokenizer, length: int, keeps_end: bool
 ) -> tuple[list[np.ndarray], int]:
     """The ids of each text, at most `length`, and how many were cut to that."""
     rows, cut = list(tokenizer.ids(texts)), 0
     for i, ids in enumerate(rows):
         if len(ids) > length:
             cut += 1
-            rows[i] = np.asarray([*ids[: length - 1], tokenizer.end], np.int32)
+            cut_off = ids[-length:] if keeps_end else [*ids[: length - 1], tokenizer.end]
+            rows[i] = np.asarray(cut_off, np.int32)
     return rows, cut
 
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import popdist
 from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
+from data.chat import ChatTemplate, chat_template_of
+from data.rows import DataError
 from data.samples import Prompts, Samples, fitted_targets
 from data.shapes import Shape
 from data.task import SAMPLE_FOLDER, Split, task_of
-from data.texts import Corpus, Example, Span
+from data.texts import Corpus, Example
 from data.tokens import Tokenizer
 from huggingface import hub
 from terminal.screen import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+LONGEST_TARGETS = 2000
+"""Targets that are made tokens to find the longest: those with the most characters."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +54,12 @@ class Pipeline:
         if data.dataset == "sample":
             default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
         base = hub.load_tokenizer(data.tokenizer or default)
+        chat = self._chat_template(base) if self.is_chat else None
         try:
-            found = Tokenizer(base, rows)
+            if chat is not None and self.shape.takes_chats:
+                found = Tokenizer(base, rows, chat=True, end=chat.end)
+            else:
+                found = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if found.rows > rows:
@@ -56,10 +70,36 @@ class Pipeline:
         return found
 
     @cached_property
+    def is_chat(self) -> bool:
+        """Whether examples are conversations.
+
+        Raises:
+            UserError: only the data can tell, and cannot be read.
+        """
+        return task_of(self.given.data).is_chat
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The chat template that asks the model, as transformers would.
+
+        Raises:
+            UserError: there is none, or it cannot be read.
+        """
+        return self._chat_template(self.tokenizer.base, frozen=False)
+
+    def _chat_template(self, base: PreTrainedTokenizerFast, frozen: bool = True) -> ChatTemplate:
+        data = self.given.data
+        part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
+        return chat_template_of(base, data.chat_template, data.chat_variables, part, frozen)
+
+    @cached_property
     def config(self) -> RunConfig:
-        """The configuration, with the tokenizer's end and padding tokens in the model's section."""
+        """The configuration, with the tokenizer's end and padding tokens in the model's section,
+        and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
-        return replace(self.given, model=replace(self.given.model, end_token=end, pad_token=pad))
+        data = replace(self.given.data, format="chat" if self.is_chat else self.given.data.format)
+        model = replace(self.given.model, end_token=end, pad_token=pad)
+        return replace(self.given, model=model, data=data)
 
     def corpus(self, split: Split) -> Corpus:
         """The examples of a split, with prompts as the model is given them.
@@ -67,8 +107,22 @@ class Pipeline:
         Raises:
             UserError: the data are unavailable, or do not fit the task.
         """
-        corpus = task_of(self.given.data).corpus(split)
-        return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
+        task = task_of(self.given.data)
+        if not self.is_chat:
+            corpus = task.corpus(split)
+            return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
+        chat = self._chat_template(self.tokenizer.base)
+        corpus = task.corpus(split, chat)
+        for note in chat.notes():
+            say(note)
+        if chat.stop is None and self.shape.takes_chats:
+            say(
+                "warning: the chat template ends answers with no special token: the model will not "
+                "learn where to stop"
+            )
+        if not corpus.examples:
+            raise DataError(f"the data for {split} hold no conversation to learn from")
+        return corpus
 
     def agree(self, examples: Sequence[Example]) -> None:
         """Check that all processes have read the same examples and tokenizer, wherever from.
@@ -93,10 +147,12 @@ class Pipeline:
         """
         corpus = self.corpus("train")  # first: its advice helps offline
         self.agree(corpus.examples)
+        self._check_targets(corpus.examples)
         samples = self.samples(corpus.examples)
         notes = [f"{len(samples)} training samples"]
         if len(samples) != len(corpus.examples):
-            notes[0] += f" of {len(corpus.examples)} examples"
+            kind = "conversations" if self.is_chat else "examples"
+            notes[0] += f" of {len(corpus.examples)} {kind}"
         say(
             ", ".join(
                 [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
@@ -104,6 +160,24 @@ class Pipeline:
         )
         self._say_lost(corpus.examples)
         return samples
+
+    def _check_targets(self, training: Sequence[Example]) -> None:
+        """Check the longest targets of both splits, where validation's are named: else what that
+        needs would be said after training.
+
+        Raises:
+            ConfigError: one is longer than the model writes.
+        """
+        data = self.given.data
+        if data.validation is None or data.long_targets != "refuse" or self.is_chat:
+            return
+        examples = [*training, *self.corpus("validation").examples]
+        texts = sorted((example.target for example in examples), key=len)[-LONGEST_TARGETS:]
+        limit, field = self.shape.target_limit(self.config)
+        try:
+            fitted_targets(self.shape.answers(texts, self.tokenizer), texts, limit, "refuse", field)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
     def samples(self, examples: Sequence[Example], evaluated: bool = False) -> Samples:
         """Samples of examples; `evaluated`: see `Shape.samples`.
@@ -159,7 +233,4 @@ class Pipeline:
             )
 
     def _asked(self, example: Example) -> Example:
-        asked = self.shape.asked(self.given, example.prompt)
-        added = asked[len(example.prompt) :]
-        earlier = example.earlier and (*example.earlier, Span(added, False))
-        return Example(asked, example.target, earlier)
+        return Example(self.shape.asked(self.given, example.prompt), example.target)

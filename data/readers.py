@@ -85,6 +85,8 @@ def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
             "is read row by row"
         )
     rows = parse_json(decoded(content, path), path)
+    if isinstance(rows, dict):  # one row alone
+        rows = [rows]
     if not isinstance(rows, list):
         raise DataError(f"{shown_path(path)} is {shown(rows)}, but must be an array of objects")
     for number, row in enumerate(rows):

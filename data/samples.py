@@ -132,7 +132,7 @@ def fitted_targets(
         text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
         raise ValueError(
             f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
-            f"{field} is {length}: set it to {len(rows[longest])} or more, or say "
+            f"{field} is {length}: give --{field} {len(rows[longest])} or more, or "
             "--data.long_targets cut or drop"
         )
     if long_targets == "drop":

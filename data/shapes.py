@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
+from data.chat import Loss
 from data.samples import Batch, Prompts, Samples
 from data.texts import Example
 from data.tokens import Tokenizer
 
 LENGTH_MULTIPLE = 8
+
+Marked = tuple[int, bool]
+"""A token, and whether it is learned."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,22 @@ class Shape(ABC):
         name: for people.
         sample_tokenizer: folder of the sample corpus's tokenizer, in data/sample.
         output_field: field of the model's configuration that limits what is written.
+        takes_chats: whether a conversation is one text with all its answers; else its last answer
+            is the target, and what precedes it the prompt.
     """
 
     name: str
     sample_tokenizer: str
     output_field: str
+    takes_chats: bool = False
 
     def asked(self, config: Any, prompt: str) -> str:
         """The text that a model is given for a prompt."""
         return prompt
+
+    def learned(self, config: Any) -> Loss:
+        """Which of the assistant's turns are learned."""
+        return "last"
 
     @abstractmethod
     def samples(
@@ -61,6 +72,17 @@ class Shape(ABC):
         """The tokens of each target as the model has to write it, the end token included."""
 
     @abstractmethod
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Tokens of what a sample holds of each example, whose prompts are as `asked` makes them,
+        and of its target."""
+
+    @abstractmethod
+    def predicted(self, config: Any) -> int:
+        """Positions of a sample that predict a token."""
+
+    @abstractmethod
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
         """Samples of random tokens, for benchmarks.
 
@@ -72,6 +94,10 @@ class Shape(ABC):
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         """What training programs read of a batch, by the names of their streams. A program takes
         those that it has."""
+
+    @abstractmethod
+    def marked(self, batch: Batch) -> list[list[Marked]]:
+        """The texts of a batch, one after the other, for people."""
 
     @abstractmethod
     def tokens(self, batch: Batch) -> int:
@@ -88,6 +114,10 @@ class Shape(ABC):
         return config.generation.max_tokens or (
             max(limit, config.model.sequence_length) if own else limit
         )
+
+    def target_limit(self, config: RunConfig) -> tuple[int, str]:
+        """Most tokens of a target in training, and the field that sets it."""
+        return int(getattr(config.model, self.output_field)), self.output_field
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from config.sections import RunConfig
 from config.task import SegmentsData, StreamsData
+from data.chat import Loss
 from data.samples import (
     IGNORE_INDEX,
     NOTHING_CUT,
@@ -27,9 +29,10 @@ from data.samples import (
     lay_out,
     pack,
 )
-from data.shapes import Shape, length_multiple, padded
+from data.shapes import Marked, Shape, length_multiple, padded
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
+from files.shown import shown_name
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,13 @@ class Streams(Shape):
     name: str = "streams"
     sample_tokenizer: str = "gptj_tokenizer"
     output_field: str = "output_length"
+    takes_chats: bool = True
+
+    def learned(self, config: Any) -> Loss:
+        """As the configuration says, else as its format does."""
+        data = config.data
+        assert isinstance(data, StreamsData)
+        return data.loss or ("answers" if data.format == "chat" else "all")
 
     def asked(self, config: Any, prompt: str) -> str:
         """The prompt and the separator, after which the model writes."""
@@ -163,13 +173,25 @@ class Streams(Shape):
     ) -> Samples:
         """Joined to one stream if `data.packing`, else whole texts in samples."""
         data, length = config.data, config.model.sequence_length
-        limit = min(self.room(config), length)
-        field = "sequence_length" if limit == length else self.output_field
-        texts, cuts = fitted_texts(examples, tokenizer, limit, data.long_targets, field)
-        stream = one_stream(texts, evaluated or data.answers_only, cuts)
-        if data.packing and not evaluated:
-            return joined(stream, length, data.answers_only)
+        limit, field = self.target_limit(config)
+        joins = data.packing and not evaluated
+        if tokenizer.chat:
+            texts = list(tokenizer.marked(example.spans() for example in examples))
+            cuts = NOTHING_CUT
+            if not joins:
+                texts, cuts = fitted_chats(texts, examples, length, data.long_targets)
+        else:
+            texts, cuts = fitted_texts(examples, tokenizer, limit, data.long_targets, field)
+        answers_only = self.learned(config) != "all"
+        stream = one_stream(texts, evaluated or answers_only, cuts)
+        if joins:
+            return joined(stream, length, answers_only)
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
+
+    def target_limit(self, config: RunConfig) -> tuple[int, str]:
+        """As much as is generated, if a sample holds it."""
+        length, room = config.model.sequence_length, self.room(config)
+        return (length, "sequence_length") if room >= length else (room, self.output_field)
 
     def prompts(
         self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
@@ -187,8 +209,20 @@ class Streams(Shape):
         return replace(config, model=model), Prompts(texts, words, mask, cut)
 
     def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-        found = tokenizer.ids((Example("", text).answer() for text in texts), special=False)
+        written = texts if tokenizer.chat else [Example("", text).answer() for text in texts]
+        found = tokenizer.ids(written, special=False)
         return [np.append(ids, np.int32(tokenizer.end)) for ids in found]
+
+    def lengths(
+        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+    ) -> tuple[list[int], list[int]]:
+        """Of whole texts, whose last token is predicted and not read, and of targets."""
+        texts = list(tokenizer.marked(example.spans() for example in examples))
+        return [len(t.ids) - 1 for t in texts], [_last_run(t.learned) for t in texts]
+
+    def predicted(self, config: Any) -> int:
+        """All of them."""
+        return int(config.model.sequence_length)
 
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> PackedTokens:
         """All of the configured length, since texts are packed."""
@@ -204,6 +238,19 @@ class Streams(Shape):
             "starts": starts_of(_texts(batch)),
             "labels": batch["labels"],
         }
+
+    def marked(self, batch: Batch) -> list[list[Marked]]:
+        found = list[list[Marked]]()
+        texts = _texts(batch)
+        for words, labels, numbers in zip(batch["input_ids"], batch["labels"], texts, strict=True):
+            for number in range(1, int(numbers.max(initial=0)) + 1):
+                read, following = words[numbers == number], labels[numbers == number]
+                learned = following != IGNORE_INDEX
+                tokens, marks = [*read.tolist()], [False, *learned[:-1].tolist()]
+                if learned[-1]:
+                    tokens, marks = [*tokens, int(following[-1])], [*marks, True]
+                found.append(list(zip(tokens, marks, strict=True)))
+        return found
 
     def tokens(self, batch: Batch) -> int:
         """Of the texts."""
@@ -233,6 +280,35 @@ def starts_of(segments: np.ndarray) -> np.ndarray:
 def examples_per_row(config: Any) -> int:
     """Most texts that share a sample, each for itself."""
     return config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
+
+
+def fitted_chats(
+    texts: Sequence[Tokens],
+    examples: Sequence[Example],
+    length: int,
+    long_targets: LongTargets,
+) -> tuple[list[Tokens], Cuts]:
+    """The texts of conversations as samples of `length` tokens hold them. What is cut is their end.
+
+    Raises:
+        ValueError: one is longer, and `long_targets` is "refuse".
+    """
+    most = length + 1  # the last token is predicted, but not read
+    long = [i for i, text in enumerate(texts) if len(text.ids) > most]
+    if long and long_targets == "refuse":
+        longest = max(long, key=lambda i: len(texts[i].ids))
+        tokens, prompt = len(texts[longest].ids), examples[longest].prompt
+        raise ValueError(
+            f"{len(long)} of {len(texts)} conversations are too long: the longest, which ends "
+            f"{shown_name(prompt[-60:])!r}, has {tokens} tokens, but sequence_length is {length}: "
+            f"set it to {tokens - 1} or more, or say --data.long_targets cut or drop"
+        )
+    gone = set(long) if long_targets == "drop" else set[int]()
+    kept = [Tokens(*(part[:most] for part in text))
+            for i, text in enumerate(texts) if i not in gone]  # fmt: skip
+    useful = [text for text in kept if text.learned.any()]
+    dropped = len(texts) - len(useful)
+    return useful, Cuts(targets=0 if gone else len(long) - dropped, dropped=dropped)
 
 
 def fitted_texts(
@@ -267,7 +343,7 @@ def _last_run(learned: np.ndarray) -> int:
 def tokenised(
     examples: Sequence[Example], tokenizer: Tokenizer, answers_only: bool = False
 ) -> TokenStream:
-    """The examples' texts as one stream, each ended by the end token; see `one_stream`."""
+    """The examples' texts as one stream; see `Tokenizer.marked` and `one_stream`."""
     texts = list(tokenizer.marked(example.spans() for example in examples))
     return one_stream(texts, answers_only)
 
@@ -278,7 +354,7 @@ def one_stream(
     """Texts one after the other.
 
     Args:
-        answers_only: learn the targets, and earlier answers, and not the prompts too.
+        answers_only: learn what is marked as learned alone.
     """
     none = np.zeros(0, np.int32)
     tokens = np.concatenate([none, *(text.ids for text in found)])

@@ -5,27 +5,42 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tqdm import tqdm
+
 from config.sections import Data
+from data.conversations import (
+    Conversation,
+    conversation_of,
+    has_conversation,
+    question_and_answer,
+)
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, NullError, Template
-from data.texts import Corpus, Example
+from data.texts import MOST_CHARACTERS, Corpus, Example
 from files.shown import shown, shown_name
+from terminal.screen import is_heard
 
 Split = Literal["train", "validation"]
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-MOST_CHARACTERS = 1_000_000
-"""Limit for a prompt or target, checked before it is cut to the tokens that the model reads."""
-
 UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
 
 NULL = -2
 """Stands for an example whose row lacks a value that is needed."""
+
+
+class Reader(Protocol):
+    """How a conversation becomes an example."""
+
+    def read(self, place: str, conversation: Conversation) -> Example | None:
+        """None: it is left out, which the reader notes."""
+        ...
 
 
 class Form(Protocol):
@@ -50,6 +65,7 @@ class Task:
         held_out: the fraction of the training data that is the validation split; None: that has
             data of its own.
         nulls: see `Data.nulls`.
+        format, messages, system: as in the configuration.
     """
 
     name: str
@@ -59,14 +75,34 @@ class Task:
     labels: tuple[str, ...] | None = None
     held_out: float | None = None
     nulls: Literal["refuse", "skip", "empty"] = "refuse"
+    format: Literal["text", "chat"] | None = None
+    messages: str | None = None
+    system: str | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its examples are conversations: as its format says, else its first row.
+
+        Raises:
+            UserError: there is no such row, or it cannot be read.
+        """
+        if self.format is not None or (self.prompt is not None and self.target is not None):
+            return self.format == "chat"
+        if self.messages is not None:
+            return True
+        source = next(iter(self.sources.values()))
+        return any(has_conversation(row) for _, row in islice(source.rows(), 1))
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """What generated answers are judged by."""
         return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
 
-    def corpus(self, split: Split) -> Corpus:
+    def corpus(self, split: Split, chat: Reader | None = None) -> Corpus:
         """The examples of a split, in the order of the data.
+
+        Args:
+            chat: what reads conversations, if the task has them; there may be none left then.
 
         Raises:
             UserError: there is no such data, or it does not fit the task.
@@ -77,12 +113,48 @@ class Task:
                 f"there is no data for {split}: give --data.{split} FILE{self._or(split)}"
             )
         source = self.sources[where]
+        if chat is not None:
+            talks_there = tqdm(
+                self._conversations(source), unit=" conversations", delay=2, leave=False,
+                disable=not is_heard() or None,
+            )  # fmt: skip
+            read = (chat.read(*found) for found in talks_there)
+            talks = [example for example in read if example is not None]
+            return Corpus(self._of_split(talks, split) if talks else [], 0)
         found = list(self._examples(source))
         left_out = [found.count(why) for why in (UNLABELLED, NULL)]
         examples = [example for example in found if isinstance(example, Example)]
         if not examples:
             raise DataError(f"{source.name} holds no examples: give data that has some")
         return Corpus(self._of_split(examples, split), *left_out)
+
+    def _conversations(self, source: Source) -> Iterator[tuple[str, Conversation]]:
+        forms: tuple[Form, Form] | None = None
+        for place, row in source.rows():
+            try:
+                if self.prompt is None and has_conversation(row, self.messages):
+                    found = conversation_of(row, self.messages)
+                else:
+                    forms = forms or self._forms(place, row)
+                    example = self._example(row, *forms)
+                    if not isinstance(example, Example):
+                        continue  # it has no label
+                    found = question_and_answer(row, example.prompt, example.target)
+            except ColumnError as error:
+                raise DataError(f"{place}: {error}") from None
+            yield place, found.with_system(self.system)
+
+    def asked(self, row: Row) -> Conversation:
+        """What a row asks: a conversation without the answer at its end, or a question.
+
+        Raises:
+            ColumnError: it has neither messages nor a prompt.
+        """
+        if has_conversation(row, self.messages):
+            found = conversation_of(row, self.messages).before_answer()
+        else:
+            found = question_and_answer(row, self.prompt_of(row), None)
+        return found.with_system(self.system)
 
     def _or(self, split: Split) -> str:
         """Another way to give data of a split, where there is one."""
@@ -207,7 +279,14 @@ def task_of(data: Data) -> Task:
     if files:
         sources = {split: source_of(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
-    task = replace(task, held_out=held_out, nulls=data.nulls)
+    task = replace(
+        task,
+        held_out=held_out,
+        nulls=data.nulls,
+        format=data.format,
+        messages=data.messages,
+        system=data.system,
+    )
     try:
         if data.prompt is not None:
             task = replace(task, prompt=Template(data.prompt))

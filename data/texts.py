@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MOST_CHARACTERS = 1_000_000
+"""Of a text, long before it is cut to the tokens that a model reads: more would keep a tokenizer
+busy for minutes and gigabytes."""
+
 
 class Span(NamedTuple):
     """Consecutive text, and whether a model learns to write it."""
@@ -19,20 +23,20 @@ class Example(NamedTuple):
     Attributes:
         prompt: the text before the target.
         target: the text to write, which metrics compare with.
-        earlier: the prompt as spans, if parts of it are learned too, such as the earlier answers of
-            a conversation. Empty: none of it is learned.
+        whole: the whole text in spans, where it is written as it is to be read: nothing goes
+            between its parts, and special tokens are in it. Empty: it is prompt and target.
     """
 
     prompt: str
     target: str
-    earlier: tuple[Span, ...] = ()
+    whole: tuple[Span, ...] = ()
 
     def spans(self) -> tuple[Span, ...]:
         """The whole text, for a model that reads and writes one stream.
 
         A space goes between prompt and target unless one of them has white space there.
         """
-        return (*(self.earlier or (Span(self.prompt, False),)), Span(self.answer(), True))
+        return self.whole or (Span(self.prompt, False), Span(self.answer(), True))
 
     def answer(self) -> str:
         """The target in the form that continues the prompt."""

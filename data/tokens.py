@@ -8,7 +8,7 @@ import re
 import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -42,14 +42,24 @@ class Tokenizer:
 
     Attributes:
         base: the tokenizer of transformers.
-        end, pad: the tokens that end a text and that fill a row after it. They may be the same one.
+        end, pad: the tokens that end an answer and that fill a row after it. They may be the same
+            one.
+        chat: whether texts have their special tokens in them, as chat templates write them, so that
+            none are added.
     """
 
-    def __init__(self, base: PreTrainedTokenizerFast, vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        base: PreTrainedTokenizerFast,
+        vocab_size: int | None = None,
+        chat: bool = False,
+        end: int | None = None,
+    ) -> None:
         """
         Args:
             vocab_size: rows of the model's embedding. Where the tokenizer has no padding token, it
                 gets one in a row that it does not use yet, else the end token.
+            end: what ends an answer, if that is not the tokenizer's end token.
 
         Raises:
             ValueError: it has no end token.
@@ -61,8 +71,9 @@ class Tokenizer:
         if base.pad_token_id is None:
             there = PADDING in base.get_vocab() or _rows(base) < (vocab_size or 0)
             base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
-        self.base = base
-        self.end, self.pad = int(base.eos_token_id), int(base.pad_token_id)
+        self.base, self.chat = base, chat
+        self.end = int(base.eos_token_id) if end is None else end
+        self.pad = int(base.pad_token_id)
 
     @property
     def rows(self) -> int:
@@ -82,6 +93,7 @@ class Tokenizer:
         Args:
             special: with the tokens that the tokenizer puts around a text, such as T5's end token.
         """
+        special = special and not self.chat
         for chunk in _chunks(texts):
             found = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
             yield from (np.asarray(ids, np.int32) for ids in found)
@@ -89,19 +101,24 @@ class Tokenizer:
     def marked(self, texts: Iterable[Sequence[Span]]) -> Iterator[Tokens]:
         """The tokens of each text with the end token, and which of them are learned.
 
-        A text is tokenised as a whole. A token that reaches over a border belongs to the span that
-        its last character is in; the end token, to the last span.
+        A text is tokenised as a whole. A token is learned if any of its characters is; the end
+        token, as the last span is. Those of chats end as their template says.
         """
         for chunk in _chunks(texts):
             whole = ["".join(span.text for span in spans) for spans in chunk]
-            found = self.base(whole, return_offsets_mapping=True, verbose=False)
+            found = self.base(
+                whole,
+                return_offsets_mapping=True,
+                add_special_tokens=not self.chat,
+                verbose=False,
+            )
             for spans, ids, offsets in zip(
                 chunk, found["input_ids"], found["offset_mapping"], strict=True
             ):
-                learned = _learned(spans, np.asarray(offsets, np.int64).reshape(-1, 2)[:, 1])
-                if not ids or ids[-1] != self.end:
-                    ids, learned = [*ids, self.end], [*learned, spans[-1].learned]
-                elif len(ids):
+                learned = _learned(spans, np.asarray(offsets, np.int64).reshape(-1, 2))
+                if not self.chat:
+                    if not ids or ids[-1] != self.end:
+                        ids, learned = [*ids, self.end], [*learned, False]
                     learned[-1] = spans[-1].learned
                 yield Tokens(np.asarray(ids, np.int32), np.asarray(learned, bool))
 
@@ -186,12 +203,14 @@ def say_cut(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()
         )
 
 
-def _learned(spans: Sequence[Span], ends: np.ndarray) -> list[bool]:
-    """Whether each token is learned. `ends`: one past its last character; 0 for special ones."""
-    borders = list(accumulate(len(span.text) for span in spans))
-    found = np.searchsorted(borders, ends - 1, side="right")
-    marks = np.asarray([span.learned for span in spans] + [spans[-1].learned])
-    return list((marks[found] & (ends > 0)).tolist())
+def _learned(spans: Sequence[Span], offsets: np.ndarray) -> list[bool]:
+    """Whether each token is learned. `offsets`: int64 [n, 2], where its characters begin and one
+    past their last; 0 and 0 for special tokens that are not in the text."""
+    marks = np.repeat([span.learned for span in spans], [len(span.text) for span in spans])
+    before = np.concatenate([[0], np.cumsum(marks)])
+    begins, ends = offsets.T
+    ends = np.where(ends > 0, np.maximum(ends, begins + 1), 0).clip(max=len(marks))
+    return list((before[ends] > before[np.minimum(begins, ends)]).tolist())
 
 
 def _writes_bytes(base: PreTrainedTokenizerFast) -> bool:

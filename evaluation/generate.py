@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import popdist
 from checkpoints import has_checkpoint
 from config.agreement import agree, digest_of
 from config.sections import RunConfig
+from data.chat import Refused
+from data.conversations import Conversation, has_conversation, is_message, said
 from data.pipeline import Pipeline
 from data.rows import DataError, File
 from data.task import task_of
 from data.template import ColumnError
 from data.tokens import say_cut
+from files.shown import shown_path
 from files.writing import write_text
 from huggingface.models import model_description
 from modelling.devices import announce_devices
@@ -28,8 +32,8 @@ from modelling.memory import check_least
 from modelling.origins import exported_task
 from modelling.sessions.generating import Inference
 from modelling.sessions.running import compiled
-from modelling.spec import family_of
-from modelling.start import load_weights
+from modelling.spec import ModelFamily, family_of
+from modelling.start import Start, load_weights
 from terminal.screen import is_heard, say
 
 GENERATED = "generated"
@@ -59,11 +63,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
     prompted = digest_of(asked.text for asked in prompts)
     agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
-    check_least(config)
-    announce_devices(config)
-    family = family_of(config)
-    start = load_weights(config, family.weights(config))
-    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
+    family, start = ready(config)
     data = Pipeline(_for_so_many(config, len(prompts)), family.shape)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
@@ -84,34 +84,99 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
+def ready(config: RunConfig) -> tuple[ModelFamily, Start]:
+    """The configured model's family, and its weights.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    check_least(config)
+    announce_devices(config)
+    family = family_of(config)
+    start = load_weights(config, family.weights(config))
+    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
+    return family, start
+
+
+def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
+    """The configuration with the format of what is asked: conversations, or texts.
+
+    Args:
+        file: rows to answer, if there are some; those with messages are conversations.
+        chat, raw: whether a person has said that it is a conversation, or texts as they are.
+    """
+    data = config.data
+    talks = chat or (not raw and data.format == "chat")
+    if file is not None and not raw and data.format is None:
+        rows = islice(File(file).rows(), 1)
+        talks = talks or any(
+            is_message(row) or has_conversation(row, data.messages) for _, row in rows
+        )
+    return replace(config, data=replace(data, format="chat" if talks else "text"))
+
+
 def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Asked]:
-    """Prompts given as texts. If the task's template has one column, a text is its content.
+    """Prompts given as texts: where the task's template has one column, its content. In a chat,
+    what the user says first.
 
     Args:
         raw: as they are, without template and separator.
     """
     form = task_of(config.data).prompt
     one = None if form is None or raw or len(form.columns) != 1 else form
-    read = (one.render({one.columns[0]: text}) if one else text for text in texts)
-    return [
-        Asked({"prompt": text}, _read(config, prompt, raw))
-        for text, prompt in zip(texts, read, strict=True)
-    ]
+    read = [one.render({one.columns[0]: text}) if one else text for text in texts]
+    rows = [{"prompt": text} for text in texts]
+    if config.data.format == "chat":
+        talks = (Conversation([said("user", text)]) for text in read)
+        return _asked_talks(config, [(f"prompt {i}", t) for i, t in enumerate(talks, 1)], rows)
+    return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
 
 
 def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
-    """Prompts of a file: rows with the columns of the task's template, or with `prompt`.
+    """Prompts of a file: rows with the columns of the task's template, with `prompt`, or with
+    conversations. A file may be one conversation, too: an array of messages.
 
     Raises:
         UserError: the file cannot be read, or a row has neither.
     """
     task, asked = task_of(config.data), []
+    if config.data.format == "chat":
+        return _asked_file(config, file)
     for place, row in File(file).rows():
         try:
             text = row["prompt"] if raw and "prompt" in row else task.prompt_of(row)
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
         asked.append(Asked(row, _read(config, f"{text}", raw)))
+    return asked
+
+
+def _asked_file(config: RunConfig, file: str) -> list[Asked]:
+    task, found = task_of(config.data), list(File(file).rows())
+    if found and all(is_message(row) for _, row in found):
+        found = [(shown_path(file), {"messages": [row for _, row in found]})]
+    talks = []
+    for place, row in found:
+        try:
+            talks.append((place, task.asked(row)))
+        except ColumnError as error:
+            raise DataError(f"{place}: {error}") from None
+    return _asked_talks(config, talks, [row for _, row in found])
+
+
+def _asked_talks(
+    config: RunConfig,
+    talks: Sequence[tuple[str, Conversation]],
+    rows: Sequence[Mapping[str, Any]],
+) -> list[Asked]:
+    """Conversations, each after its place for messages, as the chat template writes them."""
+    chat = Pipeline(config, family_of(config).shape).chat
+    asked = []
+    for (place, talk), row in zip(talks, rows, strict=True):
+        try:
+            asked.append(Asked(row, chat.prompt(talk.with_system(config.data.system))))
+        except Refused as error:
+            raise DataError(f"{place}: {error}") from None
     return asked
 
 

@@ -70,6 +70,11 @@ def shown_names(names: Iterable[str], longest: int = 200) -> str:
     return ", ".join(every[:count]) + (f" and {more} more" if more > 0 else "")
 
 
+def shown_line(text: str, longest: int) -> str:
+    """A line of text, shortened in the middle if it is longer than `longest` characters."""
+    return _cut(text, longest)
+
+
 def _cut(text: str, longest: int = LONGEST) -> str:
     if len(text) <= longest:
         return text

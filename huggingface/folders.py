@@ -24,7 +24,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 PARAMS, TASK = "task_specific_params", "fine-tuned"
 """Where config.json has the task that a model was trained for, and its name there."""
-TASK_FIELDS = ("prompt", "target", "labels", "separator")
+TASK_FIELDS = ("prompt", "target", "labels", "separator", "format", "system", "chat_variables")
 SHARD_BYTES = 5 * 10**9
 OTHER_FORMATS = ("pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack")
 

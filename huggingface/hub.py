@@ -84,7 +84,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         if local:
             raise DataUnavailable(
                 f"folder {shown_path(name)} holds no tokenizer that transformers can load "
-                f"({shown_name(str(error).partition(chr(10))[0])}): "
+                f"({shown_name(str(error).partition(chr(10))[0], 60)}): "
                 "give one with tokenizer.json and tokenizer_config.json"
             ) from error
         raise DataUnavailable(

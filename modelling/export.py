@@ -9,6 +9,7 @@ from config.sections import RunConfig
 from data.pipeline import Pipeline
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
+from huggingface.models import RANDOM
 from modelling.card import RunRecord, write_card
 from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
@@ -64,11 +65,15 @@ def task_fields(config: RunConfig) -> dict[str, str]:
 
 
 def export_checkpoint(config: RunConfig, folder: str) -> None:
-    """Write what `checkpoint.load` names to a folder; see `export`."""
+    """Write what `checkpoint.load` names to a folder, random weights too; see `export`."""
     check_is_free(folder)
     check_least(config)
     family = family_of(config)
-    start = load_weights(config, family.weights(config))
+    table = family.weights(config)
+    if config.checkpoint.load == RANDOM:
+        export(config, family, table.initial(config.model.seed), folder)
+        return
+    start = load_weights(config, table)
     export(config, family, start.tensors, folder, _record(config, start.step))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
-from files.shown import shown, shown_path
+from files.shown import shown, shown_name, shown_names
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, model_description
@@ -40,22 +41,26 @@ class SavedOrModel:
             UserError: there is no Hugging Face model either. Raised here, so that errors of the
                 default preset do not hide it.
         """
-        if not has_checkpoint(load):
-            if load != RANDOM:
-                local_model(load, [MODEL_CONFIG])
+        if not has_checkpoint(load) and load != RANDOM:
+            local_model(load, [MODEL_CONFIG])
+        return self.run(load)
+
+    def run(self, folder: str) -> Mapping[str, Any] | None:
+        """As `saved`, for a folder that need not be there."""
+        if not has_checkpoint(folder):
             return None
-        path = Path(load)
-        folders = [path] if (path / FILE_NAME).is_file() else [f.path for f in step_folders(path)]
-        for folder in folders:
+        path = Path(folder)
+        steps = [path] if (path / FILE_NAME).is_file() else [f.path for f in step_folders(path)]
+        for step in steps:
             try:
-                manifest = Manifest.read(folder)
-                manifest.check_texts(folder)
+                manifest = Manifest.read(step)
+                manifest.check_texts(step)
             except CheckpointError:
                 continue  # damage is reported when the weights are read
             if CONFIG in manifest.texts:
-                found = preset_data("finetuning", str(folder / CONFIG))
+                found = preset_data("finetuning", str(step / CONFIG))
                 inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
-                kept = kept_tokenizer(folder)
+                kept = kept_tokenizer(step)
                 return merge(inherited, {"data": {"tokenizer": str(kept)}} if kept else {})
         return None
 
@@ -66,24 +71,28 @@ class SavedOrModel:
         known = kinds()
         if kind not in known:
             raise ConfigError(
-                f"{shown_path(name)} is of the kind {shown(kind)}, but there are: "
-                f"{', '.join(known)}"
+                f"{shown_name(name)} is of the kind {shown(kind)}, but there are: "
+                f"{shown_names(known, 120)}"
             )
         family = known[kind]
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
 
-        if data is None:
-            data = preset_data("finetuning", FAMILIES[family].preset)
+        data = {"family": family} if data is None else data
         if data.get("family") != family:  # settings of the other family do not apply
             data = _known(FAMILIES[family].config, data)
         model = {
             "family": family,
             "model": family_named(family).from_config_json(description),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": name} | exported_task(description),
+            "data": {"tokenizer": _whole(name)} | exported_task(description),
         }
         return merge(data, model)
+
+
+def _whole(name: str) -> str:
+    """A folder as it is named anywhere; other names as they are."""
+    return os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def exported_task(description: Fields) -> dict[str, str]:

@@ -43,16 +43,23 @@ def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = Fals
     room = host_room(config)
     if room is None:
         return
-    replicas = ir.instance_replication_factor
-    beside += PROCESS
     if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
-        plan = popxl.plan.plan_of(ir)
-        beside += (plan.temporaries + plan.variables + plan.streams) * replicas
-    borrowed = weights_of(ir) if borrows else 0
-    stored = (popxl.plan.storage_of(ir).remote - borrowed) * replicas
-    if stored + beside > room:
+        beside += popxl.plan.plan_of(ir).device * ir.instance_replication_factor
+    spill(ir, room - beside, ir.instance_replication_factor, borrows)
+
+
+def spill(ir: popxl.Ir, room: int, replicas: int, borrows: bool = False) -> None:
+    """Put on disk what a process's state takes beyond so many bytes.
+
+    Args:
+        replicas: of the process.
+        borrows: the weights are another program's.
+    """
+    lent = weights_of(ir) if borrows else 0
+    stored = (popxl.plan.storage_of(ir).remote - lent) * replicas + PROCESS
+    if stored > room:
         kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
-        _spill(ir, kinds, stored + beside + WINDOWS - room, replicas)
+        _spill(ir, kinds, stored + WINDOWS - room, replicas)
 
 
 def planned_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from config.agreement import agree
 from config.base import flattened
 from config.sections import RunConfig
 from files.json_files import Fields
-from files.shown import shown, shown_path
+from files.shown import shown_name, shown_path
 from huggingface.folders import hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
 from modelling.spec import family_of
@@ -155,9 +155,9 @@ def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, fo
         if name in tensors and _is_state(tensors.spec(name), shape):
             continue
         raise CheckpointError(
-            f"the checkpoint in {folder} has no {name} of shape {shape}, which {optimizer.name} as "
-            "configured needs: continue with the optimizer of that run, or start a new one from "
-            "its weights by --checkpoint.load_optimizer false"
+            f"the checkpoint in {shown_path(folder)} has no {name} of shape {shape}, which "
+            f"{optimizer.name} as configured needs: continue with that run's optimizer, or give "
+            "--checkpoint.load_optimizer false"
         )
 
 
@@ -191,9 +191,9 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
             continue
         if saved[name] != now[name]:
             raise CheckpointError(
-                f"{folder} has a run with {name} {shown(saved[name])}, but this one has "
-                f"{shown(now[name])}: continue that run as it was, give another --save, or "
-                "--fresh to delete it and start over"
+                f"{shown_path(folder)} has a run with {name} {shown_name(saved[name], 35)}, but "
+                f"this one has {shown_name(now[name], 35)}: continue that run as it was, give "
+                "another --save, or --fresh to delete it and start over"
             )
 
 
@@ -260,14 +260,18 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
     for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(
-                f"the weights in {load} belong to a model with {name} {shown(theirs[name])}, but "
-                f"the configuration has {ours[name]}: use the configuration they were made with"
+                f"the weights in {shown_path(load)} belong to a model with {name} "
+                f"{shown_name(theirs[name], 35)}, but the configuration has "
+                f"{shown_name(ours[name], 35)}: use the configuration they were made with"
             )
 
 
 class _Finite(Mapping[str, np.ndarray]):
     """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
     read, unless that is allowed."""
+
+    apart: ClassVar[bool] = True
+    """Several threads may read some at a time."""
 
     def __init__(
         self, config: RunConfig, tensors: Tensors, load: str, names: Iterable[str] | None = None

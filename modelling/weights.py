@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -186,6 +187,9 @@ def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
 class Computed(Mapping[str, np.ndarray]):
     """Arrays made on demand, so that not all of them have to be in memory."""
 
+    apart: ClassVar[bool] = True
+    """Several threads may ask for some at a time."""
+
     def __init__(self, makers: Mapping[str, Callable[[], np.ndarray]]) -> None:
         self._makers = makers
 
@@ -222,6 +226,7 @@ class _QuantisedParts:
     def __init__(self, whole: Callable[[], np.ndarray], parts: NamedTensors) -> None:
         self._whole, self._parts = whole, parts
         self._made: dict[Variable, np.ndarray] = {}
+        self._lock = threading.Lock()
 
     @property
     def variables(self) -> list[Variable]:
@@ -230,9 +235,10 @@ class _QuantisedParts:
 
     def of(self, variable: Variable) -> np.ndarray:
         """The data of one part."""
-        if variable not in self._made:
-            self._made = quantised(self._whole(), self._parts)
-        return self._made.pop(variable)
+        with self._lock:
+            if variable not in self._made:
+                self._made = quantised(self._whole(), self._parts)
+            return self._made.pop(variable)
 
 
 class HeldParts(NamedTuple):
@@ -398,16 +404,20 @@ class WeightTable:
         """The weights of a file under their logical names; each is read when asked for.
 
         Raises:
-            ValueError: a weight is missing, or there is an unknown one.
+            ValueError: a weight is missing, or there is an unknown one; when one is read that a
+                file has under several names, they differ.
         """
-        sources = self._sources(self._split_names(tensors))
-        split = self._splits()
-        return Computed(
-            {
-                own: partial(_part_of, tensors, *split.get(name, (name, None)))
-                for own, name in sources.items()
-            }
-        )
+        names = self._split_names(tensors)
+        sources, split = self._sources(names), self._splits()
+        made = {
+            own: partial(_part_of, tensors, *split.get(name, (name, None)))
+            for own, name in sources.items()
+        }
+        for name in names:
+            own = self.aliases.get(name)
+            if own is not None and sources[own] != name:
+                made[own] = partial(_same, made[own], sources[own], tensors, name)
+        return Computed(made)
 
     def for_files(self, weights: Arrays) -> Arrays:
         """The inverse of `renamed`: logical weights as files have them."""
@@ -619,6 +629,16 @@ def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def _part_of(tensors: Arrays, name: str, rows: slice | None) -> np.ndarray:
     return tensors[name] if rows is None else tensors[name][rows]
+
+
+def _same(read: Callable[[], np.ndarray], name: str, tensors: Arrays, copy: str) -> np.ndarray:
+    """What `read` gives of `name`, if `copy` has the same."""
+    found = read()
+    if not np.array_equal(found, tensors[copy]):
+        raise WeightsError(
+            f"{name!r} and {copy!r} differ, but the configured model has one weight for both"
+        )
+    return found
 
 
 def _joined(weights: Arrays, names: Sequence[str]) -> np.ndarray:

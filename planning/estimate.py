@@ -21,12 +21,14 @@ class Times:
         memory: traffic of device memory.
         host: transfers from and to host memory; the directions go on at the same time.
         network: collectives, on links within a host or between hosts.
+        disk: reads and writes of entries on disk, one at a time.
     """
 
     compute: float
     memory: float
     host: float
     network: float
+    disk: float = 0.0
 
     @property
     def bound(self) -> str:
@@ -46,4 +48,5 @@ def times(part: popxl.plan.Part, rates: popxl.plan.Rates) -> Times:
         memory=part.device_traffic / rates.bandwidth,
         host=max(part.host_to_device, part.device_to_host) / rates.host_link,
         network=rates.exchange(part.collectives),
+        disk=part.disk_read / rates.disk_read + part.disk_written / rates.disk_write,
     )

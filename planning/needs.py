@@ -11,8 +11,11 @@ from config.machines import Machine
 from config.run import Device
 from config.sections import RunConfig
 from modelling.generation import build_generation
+from modelling.generation.choice import streamed_of
 from modelling.generation.strategies import strategy_of
+from modelling.generation.streamed import build_streamed
 from modelling.phases.training import build_training
+from modelling.placement import spill
 from modelling.residence import is_automatic, place_on
 from modelling.spec import family_of
 from modelling.weights import WeightTable
@@ -32,6 +35,8 @@ class Needs:
         moments: bytes of the moments.
         placement: which entries the plan chose to stay on the device.
         samples: samples that a run of the program takes, over all replicas.
+        tokens: that they are, padding included; of generation, those that are written at most.
+        streamed: whether the weights visit the device layer by layer, in generation.
     """
 
     kind: str
@@ -41,7 +46,9 @@ class Needs:
     parameters: int
     state: int
     samples: int
+    tokens: int
     moments: int = 0
+    streamed: bool = False
     placement: popxl.plan.Placement | None = None
 
     @property
@@ -51,11 +58,20 @@ class Needs:
 
 
 def placed(needs: Needs, machine: Machine) -> Needs:
-    """What a program needs on a machine: there the plan may choose what stays on the device."""
-    by_plan = needs.kind == "finetuning" and machine.platform != "cpu"
-    if not by_plan or not is_automatic(needs.config):
+    """What a program needs on a machine: there the plan may choose what stays on the device, and
+    what goes to disk."""
+    config, apart = needs.config, machine.platform != "cpu"
+    placement = None
+    if needs.kind == "finetuning" and apart and is_automatic(config):
+        placement = place_on(needs.traced, config, machine)
+    if config.execution.disk is not None:
+        given = config.execution.host_memory
+        room = machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
+        replicas = min(config.replicas, machine.devices or config.replicas)
+        beside = 0 if apart else needs.plan.device * replicas
+        spill(needs.traced.ir, int(room) - beside, replicas)
+    elif placement is None:
         return needs
-    placement = place_on(needs.traced, needs.config, machine)
     return replace(needs, plan=needs.traced.plan(), placement=placement)
 
 
@@ -70,19 +86,58 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     moments, masters = FLOAT32 * sum(map(math.prod, shapes)), FLOAT32 * count * config.has_masters
     state = count * (_itemsize(config) + FLOAT32) + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
-    return Needs("finetuning", config, traced, traced.plan(), count, state, samples, moments)
+    tokens = samples * tokens_of_sample(config)
+    return Needs(
+        "finetuning", config, traced, traced.plan(), count, state, samples, tokens, moments
+    )
 
 
 def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
-    """What generation needs, traced for a platform."""
+    """What generation needs, traced for a platform.
+
+    Raises:
+        ConfigError: `generation.weights` is streamed, which the family has no program for.
+    """
     config = replace(config, model=replace(config.model, eval=True))
-    family = family_of(config)
-    program = build_generation(_on(platform, config), family.generator, strategy_of(config))
+    family, here = family_of(config), _on(platform, config)
+    streamed = config.generation.weights == "streamed"
+    strategy = strategy_of(config)
+    if streamed:
+        program = build_streamed(here, streamed_of(config, family), strategy)
+    else:
+        program = build_generation(here, family.generator, strategy)
     execution, count = config.execution, _parameters(family.weights(config))
-    samples = execution.device_iterations * execution.data_parallel * execution.micro_batch_size
+    batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, platform)
-    state = count * _itemsize(config)
-    return Needs("inference", config, traced, traced.plan(), count, state, samples)
+    return Needs(
+        "inference",
+        config,
+        traced,
+        traced.plan(),
+        count,
+        count * _itemsize(config),
+        batches * execution.micro_batch_size,
+        batches * math.prod(program.tokens.shape),
+        streamed=streamed,
+    )
+
+
+def streamed_instead(needs: Needs, platform: str) -> Needs | None:
+    """What generation layer by layer needs, where the configuration leaves the choice and there is
+    such a program."""
+    config = needs.config
+    if needs.kind != "inference" or config.generation.weights != "auto":
+        return None
+    if family_of(config).streamed is None:
+        return None
+    generation = replace(config.generation, weights="streamed")
+    return inference_needs(replace(config, generation=generation), platform)
+
+
+def tokens_of_sample(config: RunConfig) -> int:
+    """Tokens of a sample, padding included: of both texts, where a model has two."""
+    model = config.model
+    return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))
 
 
 def _on(platform: str, config: RunConfig) -> RunConfig:

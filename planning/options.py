@@ -50,10 +50,32 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def planned_machine(options: argparse.Namespace) -> Machine | None:
+    """The machine that a plan is for, where the command line names it.
+
+    Raises:
+        UserError: it is not in the hardware table.
+    """
+    return machine(options.machine) if is_planned(options) and options.machine else None
+
+
 class NeedsOf(Protocol):
     """Says what a program needs."""
 
     def __call__(self, config: RunConfig, platform: str = "cpu") -> Needs: ...
+
+
+def _files(options: argparse.Namespace) -> dict[str, str | None]:
+    return {
+        "the plan": options.plan_json,
+        "the picture": options.plan_picture,
+        "the trace": options.plan_trace,
+    }
+
+
+def is_planned(options: argparse.Namespace) -> bool:
+    """Whether a plan is asked for."""
+    return options.plan or any(path is not None for path in _files(options).values())
 
 
 def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
@@ -63,16 +85,11 @@ def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
         UserError: the machine is not in the hardware table, or a file cannot be written.
     """
     options = line.options
-    files = {
-        "the plan": options.plan_json,
-        "the picture": options.plan_picture,
-        "the trace": options.plan_trace,
-    }
-    if not options.plan and all(path is None for path in files.values()):
+    if not is_planned(options):
         return False
     if not is_heard():
         return True
-    for what, path in files.items():
+    for what, path in _files(options).items():
         if path is not None:
             check_file(what, path)
     from planning.picture import draw_plan

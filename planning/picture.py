@@ -14,7 +14,13 @@ from files.writing import write_file
 from planning.report import Report
 from planning.text import gigabytes, place
 
-COLOURS = {"compute": "#1f5fa8", "memory": "#6aa84f", "host": "#b3541e", "network": "#8e63b3"}
+COLOURS = {
+    "compute": "#1f5fa8",
+    "memory": "#6aa84f",
+    "host": "#b3541e",
+    "network": "#8e63b3",
+    "disk": "#7f7f7f",
+}
 _WIDTH, _MARGIN = 10, 0.15  # inches
 
 
@@ -55,7 +61,13 @@ def _draw_times(axes: Axes, report: Report) -> None:
     height = 0.8 / len(COLOURS)
     for i, (resource, colour) in enumerate(COLOURS.items()):
         seconds = [getattr(row.times, resource) * 1e3 for row in report.rows]
-        axes.barh(places + (i - 1.5) * height, seconds, height, color=colour, label=resource)
+        axes.barh(
+            places + (i - (len(COLOURS) - 1) / 2) * height,
+            seconds,
+            height,
+            color=colour,
+            label=resource,
+        )
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set_xlabel("ms, if nothing else were needed")

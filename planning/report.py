@@ -8,8 +8,9 @@ from typing import Any
 
 import popxl
 from config.machines import Machine
+from modelling.placement import PROCESS, WINDOWS
 from planning.estimate import Times, times
-from planning.needs import Needs, placed
+from planning.needs import Needs, placed, streamed_instead
 
 REST = "the rest"
 
@@ -34,7 +35,8 @@ class Report:
 
     Attributes:
         rows: in order of execution.
-        timeline: a simulated run; None where host and devices share their memory.
+        timeline: a simulated run; None where host and devices share their memory, and nothing is
+            on disk.
     """
 
     preset: str
@@ -55,25 +57,36 @@ class Report:
     @property
     def bytes_per_host(self) -> int:
         """Bytes of remote buffers on one host, if all its devices are taken."""
+        return self.plan.remote * self._replicas_per_host
+
+    @property
+    def disk_per_host(self) -> int:
+        """Bytes of entries on the disk of one host."""
+        return self.plan.disk * self._replicas_per_host
+
+    @property
+    def _replicas_per_host(self) -> int:
         replicas = self.plan.replicas
-        return self.plan.remote * min(replicas, self.machine.devices or replicas)
+        return min(replicas, self.machine.devices or replicas)
 
     @property
     def shares(self) -> dict[str, tuple[float, float]]:
         """Bytes needed and bytes there are, of each kind of memory of the machine."""
         machine, plan = self.machine, self.plan
+        with_disk = PROCESS + WINDOWS if plan.disk else 0
+        disk = {"disk": (float(self.disk_per_host), machine.disk)} if plan.disk else {}
         if machine.devices is None:  # virtual devices are in the host's memory
-            needed = plan.host + plan.device * plan.replicas
-            return {"memory": (needed, machine.host_memory)}
+            needed = plan.host + plan.device * plan.replicas + with_disk
+            return {"memory": (needed, machine.host_memory)} | disk
         return {
             "device memory": (self.device_bytes, machine.memory),
-            "host memory": (self.bytes_per_host, machine.host_memory),
-        }
+            "host memory": (self.bytes_per_host + with_disk, machine.host_memory),
+        } | disk
 
     @property
     def device_bytes(self) -> int:
         """Device bytes of one replica, what is on its way ahead of its use included."""
-        if self.timeline is None:
+        if self.timeline is None or self.machine.platform == "cpu":
             return self.plan.device
         return self.plan.on_device + self.timeline.peak
 
@@ -81,6 +94,16 @@ class Report:
     def fits(self) -> bool:
         """Whether the program has room in the machine's memories."""
         return all(needed <= there for needed, there in self.shares.values())
+
+    @property
+    def expected_seconds(self) -> float:
+        """Seconds of a run: simulated, where there is a timeline, else the bound."""
+        return self.seconds if self.timeline is None else self.timeline.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of `Needs.tokens` in a second of `expected_seconds`."""
+        return self.needs.tokens / self.expected_seconds
 
     @property
     def seconds(self) -> float:
@@ -121,12 +144,15 @@ class Report:
             "state_bytes": needs.state,
             "host_bytes": plan.host,
             "bytes_per_host": self.bytes_per_host,
+            "disk_per_host": self.disk_per_host,
             "device_bytes": self.device_bytes,
             "device_variables": plan.variables,
             "device_streams": plan.streams,
             "device_temporaries": plan.temporaries,
             "seconds": self.seconds,
             "samples_per_second": needs.samples / self.seconds if self.seconds else None,
+            "tokens_per_second": self.tokens_per_second if self.seconds else None,
+            "weights": "streamed" if needs.streamed else None,
             "utilisation": self.utilisation,
             "simulated": None if self.timeline is None else _simulated(self, self.timeline),
             "execution": asdict(needs.config.execution),
@@ -136,7 +162,20 @@ class Report:
 
 
 def report(preset: str, needs: Needs, machine: Machine) -> Report:
-    """Put a plan on a machine."""
+    """Put a plan on a machine.
+
+    Where the weights do not fit, generation that may choose is planned layer by layer, as it runs
+    (`modelling.generation.choice`).
+    """
+    made = _report(preset, needs, machine)
+    streamed = None if made.fits else streamed_instead(needs, machine.platform)
+    if streamed is None:
+        return made
+    other = _report(preset, streamed, machine)
+    return other if other.fits else made
+
+
+def _report(preset: str, needs: Needs, machine: Machine) -> Report:
     needs = placed(needs, machine)
     rates = machine.rates(needs.config.model.precision, needs.plan.replicas)
     rows = []
@@ -145,9 +184,9 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
         row = Row(phase or REST, direction, part, times(part, rates))
         rows.append(row)
     timeline = None
-    if needs.placement is not None:
+    if needs.placement is not None and not needs.plan.disk:
         timeline = needs.placement.after
-    elif machine.platform != "cpu":
+    elif machine.platform != "cpu" or needs.plan.disk:
         timeline = needs.traced.timeline(rates)
     return Report(preset, needs, machine, rows, timeline)
 

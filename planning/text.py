@@ -65,12 +65,20 @@ def _facts(report: Report) -> list[str]:
             "activations and inputs",
             f"host memory  {gigabytes(plan.host)} of them; "
             f"{gigabytes(report.bytes_per_host)} a host",
+            *_disk(report),
         ]
     else:
-        lines.append(
+        loops = "micro-batches of a pass" if needs.streamed else "device iterations"
+        at_once = e.micro_batch_size * e.data_parallel
+        lines += [
             f"batch        {needs.samples} = {e.micro_batch_size} micro × {e.data_parallel} dp × "
-            f"{e.device_iterations} device iterations"
-        )
+            f"{needs.samples // at_once} {loops}",
+            f"weights      {_weights(report)}",
+            f"writes       {needs.tokens:,} tokens a run at most, "
+            f"{report.tokens_per_second:,.1f} tokens/s",
+        ]
+        if plan.disk:
+            lines += _disk(report)
     lines += [
         f"device       {gigabytes(report.device_bytes)} each: {', '.join(_on_device(report))}",
         f"work         {needs.flops_per_sample / 1e9:,.2f} GFLOP a sample in matrix products",
@@ -80,10 +88,36 @@ def _facts(report: Report) -> list[str]:
     return [*lines, *_simulated(report), *_placement(report)]
 
 
+def _weights(report: Report) -> str:
+    """Which of the two programs generates."""
+    if not report.needs.streamed:
+        return "resident: on the device, all the time"
+    return (
+        "streamed: each layer's visit the device once for every position "
+        f"(host memory {gigabytes(report.bytes_per_host)} a host)"
+    )
+
+
+def _disk(report: Report) -> list[str]:
+    """What is on disk, and what a run moves."""
+    if not report.plan.disk:
+        return []
+    read, written = (
+        sum(getattr(row.part, name) for row in report.rows) * report.plan.replicas
+        for name in ("disk_read", "disk_written")
+    )
+    return [
+        f"disk         {gigabytes(report.plan.disk * report.plan.replicas)} of them; "
+        f"{gigabytes(report.disk_per_host)} a host; a run reads {gigabytes(read)} and writes "
+        f"{gigabytes(written)}"
+    ]
+
+
 def _on_device(report: Report) -> list[str]:
     plan, timeline = report.plan, report.timeline
-    between = plan.temporaries if timeline is None else timeline.peak - plan.resident
-    on_its_way = "" if timeline is None else " and what is on its way"
+    between, on_its_way = plan.temporaries, ""
+    if timeline is not None and report.machine.platform != "cpu":
+        between, on_its_way = timeline.peak - plan.resident, " and what is on its way"
     kept = [] if not plan.resident else [f"{gigabytes(plan.resident)} of remote buffers"]
     return [
         f"{gigabytes(between)} intermediate values{on_its_way}",

@@ -10,12 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from config.base import flattened
+from config.errors import ConfigError
 from config.families import config_class_of
 from config.flags import add_field_flags, field_overrides, spell_flags, with_search
 from config.help import field_help, formatter
-from config.presets import merge, placed, preset_data, preset_names, with_length
+from config.presets import (
+    merge,
+    placed,
+    preset_data,
+    preset_names,
+    with_length,
+    with_some_batch,
+)
 from config.sections import RunConfig
 from terminal.parser import Parser, add_process_options, path_option
+
+RANDOM = "random"
+"""In place of a model or run to load: random weights."""
+
+SMALL_MODEL = "google/flan-t5-small"
+"""The model where data are all that is given."""
 
 
 class Origins(Protocol):
@@ -29,7 +44,7 @@ class Origins(Protocol):
         """A configuration of the model in a Hugging Face folder or of the hub's.
 
         Args:
-            data: how to run it, such as a preset; None: a preset for one device.
+            data: how to run it, such as a preset; None: that is open.
         """
         ...
 
@@ -47,6 +62,10 @@ class CommandLine:
     options: argparse.Namespace
     """The values of the script's own options; each name with underscores."""
 
+    given: frozenset[str] | None = None
+    """Dotted names of the fields that flags give, where no preset or run says the others, which
+    `modelling.choices` chooses; None: nothing is open."""
+
 
 def read_command_line(
     description: str | None,
@@ -58,12 +77,13 @@ def read_command_line(
 ) -> CommandLine:
     """Read `--config`, a flag for every field of its model family, and the script's own options.
 
-    Without `--config`, the configuration is that of the run which `--load` names, if it names one.
+    Without `--config`, the configuration is that of the run which `--load` names. How to run a
+    model of Hugging Face, which `--model` or `--load` names, is open then.
 
     Args:
         description: what the script does, the head of its `--help`.
         presets: `"finetuning"`, `"inference"`, or the path of a YAML file of presets.
-        default_preset: what `--config` is when nothing else says it.
+        default_preset: what `--config` is in help texts, and for scripts that take presets only.
         arguments: the arguments, without the program's name; those of the process by default.
         add_options: adds the script's own options to the parser.
         origins: understands `--load` of a run, and `--model`; None: the script takes presets only.
@@ -72,7 +92,7 @@ def read_command_line(
         ConfigError: if anything given is unknown, ambiguous, or of the wrong type.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    preset, data = _start(given, presets, default_preset, origins)
+    preset, data, is_open = _start(given, presets, default_preset, origins)
     config_class = config_class_of(data, preset)
     parser = Parser(
         description=description,
@@ -81,7 +101,7 @@ def read_command_line(
         allow_abbrev=False,
         formatter_class=formatter,
     )
-    _add_config_options(parser, default_preset, origins)
+    _add_config_options(parser, origins)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
     if add_options:
         add_options(parser)
@@ -92,43 +112,62 @@ def read_command_line(
     add_field_flags(parser, config_class, field_help(config_class, data, str(presets), all_fields))
     parsed = vars(parser.parse_args(spell_flags(given, config_class, flags)))
     overrides = placed(with_search(field_overrides(parsed, config_class), data))
+    whole = merge(with_length(data), overrides)
     return CommandLine(
-        config=config_class.from_dict(merge(with_length(data), overrides)),
+        config=config_class.from_dict(with_some_batch(whole, overrides) if is_open else whole),
         preset=preset,
         options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
+        given=frozenset(flattened(overrides)) if is_open else None,
     )
 
 
 def _start(
     arguments: Sequence[str], presets: str | Path, default_preset: str, origins: Origins | None
-) -> tuple[str, dict[str, Any]]:
-    """The configuration under the flags, and its name. It decides which flags exist."""
+) -> tuple[str, Mapping[str, Any], bool]:
+    """The configuration under the flags, its name, and whether it leaves open how the model is run.
+    It decides which flags exist."""
     parser = Parser(add_help=False, allow_abbrev=False)
-    _add_config_options(parser, default_preset, origins)
+    _add_config_options(parser, origins)
     parser.add_argument("--load", "--checkpoint.load", dest="load", type=path_option)
+    parser.add_argument("--data.train", dest="data")
     given = parser.parse_known_args(arguments)[0]
     evaluating = {"model": {"eval": True}} if presets == "inference" else {}
-    if origins is not None and given.model is not None:
-        how = None if given.config is None else preset_data(presets, given.config)
-        name = given.config or given.model
-        return name, merge(origins.with_model(given.model, how), evaluating)
     if given.config is not None:
-        return given.config, preset_data(presets, given.config)
-    if origins is not None and given.load is not None:
+        data: Mapping[str, Any] = preset_data(presets, given.config)
+        if origins is not None and given.model is not None:
+            data = merge(origins.with_model(given.model, data), evaluating)
+        return given.config, data, False
+    if origins is None:
+        return default_preset, preset_data(presets, default_preset), False
+    saved = None
+    if given.model is None and given.load is not None:
         saved = origins.saved(given.load)
-        if saved is not None:
-            return given.load, merge(saved, evaluating)
-    return default_preset, preset_data(presets, default_preset)
+    if saved is not None:
+        return given.load, merge(saved, evaluating), False
+    model = given.model or _model_of(given.load, given.data)
+    if model is not None:
+        return model, merge(origins.with_model(model, None), evaluating), True
+    if not {"-h", "--help", "--help-all"} & set(arguments):
+        raise ConfigError(
+            "nothing says which model: give --model with a Hugging Face folder or name, --load "
+            "with the folder of a run, or --config with a preset, such as tiny; see --help"
+        )
+    return default_preset, preset_data(presets, default_preset), False
 
 
-def _add_config_options(
-    parser: argparse.ArgumentParser, default_preset: str, origins: Origins | None
-) -> None:
+def _model_of(load: str | None, data: str | None) -> str | None:
+    """The model that is meant where `--model` names none and `--load` no run."""
+    if load is not None and load != RANDOM:
+        return load
+    return None if data is None else SMALL_MODEL
+
+
+def _add_config_options(parser: argparse.ArgumentParser, origins: Origins | None) -> None:
     parser.add_argument(
         "--config",
         metavar="NAME",
-        help="a preset, or the path of a run's config.yml "
-        f"(default: the run that --load names, else {default_preset})",
+        help="a preset, or the path of a run's config.yml (default: the run that --load names; "
+        "else the program chooses by model, data and machine)",
     )
     if origins is not None:
         parser.add_argument(
@@ -137,7 +176,7 @@ def _add_config_options(
             type=path_option,
             help="a T5, GPT-J or Llama-shaped model of Hugging Face, a folder or the hub's: its "
             "sizes, weights and "
-            "tokenizer; --config then says how to run it",
+            "tokenizer; --config then says how to run it, else the program chooses",
         )
 
 

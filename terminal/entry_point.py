@@ -24,12 +24,16 @@ from typing import Protocol
 
 import popdist
 from config.errors import ConfigError, Notice, UserError
-from files.shown import shown_path
+from files.shown import shown_line, shown_path
+from terminal.environment import check_environment
 from terminal.interrupts import Interrupted, exit_code, interruptible, sentence
 from terminal.parser import Parser, add_process_options
 from terminal.screen import hold_standard_streams, is_heard
 
 USER_ERROR = 2
+LONGEST = 300
+"""Characters of a message; a longer one, such as with long paths, is cut in the middle."""
+
 NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
 
 
@@ -68,11 +72,13 @@ def entry_point(
             hold_standard_streams()
             try:
                 with interruptible(), _plain_notices():
+                    check_environment()
                     if not alone:
                         _meet(sys.argv[1:] if arguments is None else arguments)
                     _run(main, arguments)
             except expected as error:
-                return _say(f"error: {' '.join(str(error).split())}", USER_ERROR)
+                text = shown_line(" ".join(str(error).split()), LONGEST)
+                return _say(f"error: {text}", USER_ERROR)
             except BrokenPipeError:  # such as `| head`
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one

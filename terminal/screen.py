@@ -31,6 +31,12 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def is_coloured() -> bool:
+    """Whether what is said may have colours (https://no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stderr.isatty() and not plain
+
+
 def hold_standard_streams() -> None:
     """Point closed standard streams (`2>&-`) at the null device. Otherwise the next file to be
     opened, such as a checkpoint, would become standard error, and XLA would write messages into it.

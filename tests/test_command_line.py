@@ -416,6 +416,20 @@ def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+@pytest.mark.slow  # four runs
+def test_a_split_changes_rounding_alone_unless_dropout_draws_other_masks(tmp_path):
+    """As docs/configuration.md says of the section `execution`."""
+
+    def losses(dropout: str, micro: str) -> list[float]:
+        folder = tmp_path / f"{dropout}-{micro}"
+        flags = ["--dropout_prob", dropout, "--micro_batch_size", micro, "--steps", "3"]
+        assert run_finetuning.main([*TRAINING, *flags, "--run-dir", str(folder)]) == 0
+        return [row["loss"] for row in read_metrics(folder / "metrics.jsonl")]
+
+    assert losses("0", "4") == pytest.approx(losses("0", "2"), rel=1e-5)
+    assert losses("0.3", "4") != pytest.approx(losses("0.3", "2"), rel=1e-3)
+
+
 def test_a_run_continues_from_one_of_its_steps(trained, tmp_path):
     load, save = str(step_folder(trained, 4)), str(tmp_path)
     assert run_finetuning.main([*TRAINING, "--steps", "8", "--load", load, "--save", save]) == 0

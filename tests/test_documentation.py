@@ -120,7 +120,10 @@ WRITTEN_BY_RUNS = {
     "loss_curve.png",
     "runs/",
 }
-OF_OTHERS = {"config.json", "mine.jsonl", "generation_config.json", "model.safetensors"}
+OF_OTHERS = {
+    *("config.json", "generation_config.json", "model.safetensors"),
+    *("mine.jsonl", "pairs.jsonl"),
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

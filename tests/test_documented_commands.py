@@ -21,6 +21,7 @@ import benchmarks.phased
 import evaluation.generate
 import evaluation.side_by_side
 import evaluation.validate
+import modelling.choices
 import modelling.export
 import planning.options
 import popdist
@@ -45,7 +46,7 @@ SCRIPTS = {
     "run_finetuning.py": (run_finetuning, training.run, "finetune"),
     "run_validation.py": (run_validation, evaluation.validate, "validate"),
     "run_inference.py": (run_inference, evaluation.side_by_side, "side_by_side"),
-    "run_generation.py": (run_generation, evaluation.generate, "is_raw"),
+    "run_generation.py": (run_generation, evaluation.generate, "with_format"),
     "run_export.py": (run_export, modelling.export, "check_least"),
     "finetuning.py": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
     "inference.py": (benchmarks.inference, benchmarks.inference, "measure"),
@@ -79,6 +80,7 @@ def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
+    monkeypatch.setattr(modelling.choices, "with_choices", lambda line, *_, **__: line)
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         runs.main(arguments)
 
@@ -125,7 +127,7 @@ QUICK = {
     "training": {"steps": 10},
     "evaluation": {"samples": 16},
 }
-"""Over the two presets that need no network, in the copy of the repository where commands run."""
+"""Over the presets that need no network, in the copy of the repository where commands run."""
 
 FEWER = {
     "benchmarks.phased": ["--layers", "1", "2", "--rounds", "1"],
@@ -136,13 +138,14 @@ FEWER = {
 """What follows a command, so that it measures less. Of an option that is given twice, the last one
 counts."""
 
-NOT_HERE = {"pip", "venv", ".", "pytest", "srun"}
+NOT_HERE = {"pip", "venv", ".", "make", "pytest", "srun"}
 """Installing needs a network, these are tests themselves, and Slurm is for clusters."""
 
 MEETING_PLACE = "10.0.0.1:9000"
 PLACEHOLDERS = {
     "google/flan-t5-small": "hub",
     "google/flan-t5-base": "hub",
+    "my-model": "hub",
     "FOLDER": "old",
     "NEW": "new",
 }
@@ -165,7 +168,8 @@ def quick(words: list[str]) -> list[str]:
     """The words of a command that takes quick presets, and measures less."""
     if "--config" in words and "--plan" not in words:
         place = words.index("--config") + 1
-        words[place] = "gptj_tiny" if words[place].startswith("gptj") else "tiny"
+        kind = words[place].partition("_")[0]
+        words[place] = f"{kind}_tiny" if kind in ("gptj", "qwen3") else "tiny"
     if "--model" in words:  # its preset is one for models of the hub, and not quick
         words += ["--steps", "4"]
     if words[0] == "mpirun":  # it follows the same command with another launcher
@@ -184,7 +188,7 @@ def copy_of_repository(folder: Path) -> None:
             shutil.copy(path, folder)
     presets = folder / "config" / "finetuning.yml"
     data = yaml.safe_load(presets.read_text(encoding="utf-8"))
-    for preset in ("tiny", "gptj_tiny"):
+    for preset in ("tiny", "gptj_tiny", "qwen3_tiny"):
         for section, fields in QUICK.items():
             data[preset].setdefault(section, {}).update(fields)
     presets.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
@@ -192,6 +196,8 @@ def copy_of_repository(folder: Path) -> None:
     save_bin("t5", folder / "old")
     rows = [f'{{"question": "Is {n} even?", "answer": "{n % 2 == 0}"}}\n' for n in range(64)]
     (folder / "mine.jsonl").write_text("".join(rows), encoding="utf-8")
+    pairs = "".join(rows).replace("question", "prompt").replace("answer", "completion")
+    (folder / "pairs.jsonl").write_text(pairs, encoding="utf-8")
 
 
 def _tracked() -> list[str]:
@@ -249,5 +255,5 @@ def start(command: Command, folder: Path, executables: Path) -> subprocess.Popen
     }
     return subprocess.Popen(
         quick(command.words), env=environment, cwd=folder, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip

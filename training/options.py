@@ -17,6 +17,7 @@ class RunOptions:
         wandb, wandb_name: log to Weights & Biases, and under which name.
         tensorboard: write events for TensorBoard into the run directory.
         command: the whole command as typed; "": the run was not started by one.
+        preview: samples to print before anything is compiled.
         profile: steps for each measurement of `--profile`; None: do not measure.
     """
 
@@ -29,3 +30,4 @@ class RunOptions:
     tensorboard: bool = False
     profile: int | None = None
     command: str = ""
+    preview: int = 0

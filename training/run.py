@@ -16,6 +16,7 @@ from config.errors import ConfigError, UserError
 from config.sections import RunConfig
 from data.batches import Loader
 from data.pipeline import Pipeline
+from data.preview import preview
 from data.tokens import Tokenizer, keep_tokenizer
 from evaluation.evaluator import Evaluator
 from files.lock import locked
@@ -35,7 +36,7 @@ from records.metrics import SAMPLES
 from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
-from terminal.screen import is_heard, say
+from terminal.screen import is_coloured, is_heard, say
 from training.best import FOLDER as BEST
 from training.best import Best
 from training.options import RunOptions
@@ -95,7 +96,11 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
 def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     family = family_of(config)
     data = Pipeline(config, family.shape)
-    loader = Loader.of(config, data.training_samples())
+    samples = data.training_samples()
+    loader = Loader.of(config, samples)
+    if options.preview:
+        first = loader.first(options.preview).tolist()
+        say("\n".join(preview(samples, first, family.shape, data.tokenizer, is_coloured())))
     config = with_steps(data.config, loader.samples)
     start = starting_point(config, family.weights(config), options.fresh)
     agree({"training.steps": config.training.steps, "step to start from": start.step,

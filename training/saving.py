@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any, Self
 
 from checkpoints import CheckpointStore
+from checkpoints.store import SHARD_BYTES
 from config.sections import RunConfig
 from data.batches import Loader
 from files.shown import shown_bytes
@@ -19,6 +20,9 @@ from records.run_directory import CONFIG
 from terminal.screen import is_heard, say
 from training.best import Best
 from training.skipped_steps import SkippedSteps
+
+SHARD_OF_DISK = 2**27
+"""Bytes of a safetensors file that is made in memory, where memory cannot hold the state."""
 
 
 class Checkpoints:
@@ -38,7 +42,12 @@ class Checkpoints:
         self._config, self._family, self._model = config, family, model
         self._loader, self._skipped, self._best = loader, skipped, best
         settings = config.checkpoint
-        self._store = CheckpointStore(settings.save, settings.to_keep) if settings.save else None
+        on_disk = config.execution.disk is not None
+        size = SHARD_OF_DISK if on_disk else SHARD_BYTES
+        self._store = (
+            CheckpointStore(settings.save, settings.to_keep, size) if settings.save else None
+        )
+        self._copies = not on_disk  # memory has no room for a second copy then
         self.step: int = saved  # the last one saved
         self._last = time.monotonic()  # seconds, when that was
 
@@ -55,8 +64,8 @@ class Checkpoints:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Save; the loop goes on meanwhile."""
-        self._save(step, wait=False)
+        """Save; the loop goes on meanwhile, unless the state is larger than memory."""
+        self._save(step, wait=not self._copies)
 
     def finish(self, step: int) -> None:
         """Save the last step, if it is not saved yet."""

@@ -8,6 +8,7 @@ Learners", 2019), fitted to the texts of the training split: `<|endoftext|>` = 0
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,6 +27,19 @@ degree up to 64 that is a power of two shards it evenly."""
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Train on texts; deterministic."""
+    names = {"bos_token": END, "eos_token": END, "unk_token": END, "pad_token": PAD}
+    return byte_level(texts, (END, PAD), **names)
+
+
+def byte_level(
+    texts: Sequence[str], special: Sequence[str], **names: str
+) -> PreTrainedTokenizerFast:
+    """Train byte-level byte-pair encoding; deterministic.
+
+    Args:
+        special: the first tokens.
+        names: what transformers calls them, such as `eos_token`.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,17 +47,14 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         vocab_size=MOST_TOKENS,
         min_frequency=1,
         show_progress=False,
-        special_tokens=[AddedToken(name, normalized=False) for name in (END, PAD)],
+        special_tokens=[AddedToken(name, normalized=False) for name in special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=END,
-        eos_token=END,
-        unk_token=END,
-        pad_token=PAD,
         clean_up_tokenization_spaces=False,
+        **names,
     )
     more = -len(fast) % VOCAB_MULTIPLE
     fast.add_tokens([f"<|extratoken_{i}|>" for i in range(2, more + 2)])

@@ -9,7 +9,7 @@ from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.generation.program import GenerationProgram, build_generation
 from modelling.generation.search import Strategy
-from modelling.generation.streamed import build_streamed
+from modelling.generation.streamed import StreamedOf, build_streamed
 from modelling.memory import NotEnoughMemoryError, check_memory
 from modelling.placement import host_room
 
@@ -33,17 +33,26 @@ def generation_program(
     """
     wanted = config.generation.weights
     if wanted == "streamed":
-        if family.streamed is None:
-            raise ConfigError(
-                f"the family {config.family} has no generation layer by layer: leave out "
-                "generation.weights streamed"
-            )
-        return build_streamed(config, family.streamed, strategy)
+        return build_streamed(config, streamed_of(config, family), strategy)
     resident = build_generation(config, family.generator, strategy)
     if wanted != "auto" or family.streamed is None or _fits(resident, config, beside):
         return resident
     streamed = build_streamed(config, family.streamed, strategy)
     return streamed if _fits(streamed, config, beside) else resident
+
+
+def streamed_of(config: RunConfig, family: ModelFamily) -> StreamedOf:
+    """The streamed generator of the family of a configuration.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if family.streamed is None:
+        raise ConfigError(
+            f"the family {config.family} has no generation layer by layer: leave out "
+            "generation.weights streamed"
+        )
+    return family.streamed
 
 
 def _fits(program: GenerationProgram, config: RunConfig, beside: int) -> bool:

@@ -38,9 +38,8 @@ class OneByOne:
         stops, stays, inputs = rules.parts(rest)
         logits = rules.scores(logits, position, tokens, stays, self.context.groups)
         pad = popxl.constant(special.pad, popxl.int32, "pad")
-        end = popxl.constant(special.end, popxl.int32, "end")
         chosen = ops.where(finished, pad, self.choose(logits, position, inputs))
-        finished = ops.logical_or(finished, ops.equal(chosen, end))
+        finished = ops.logical_or(finished, special.ends(chosen))
         stops, stopped = rules.ended(stops, chosen)
         if stopped is not None:
             finished = ops.logical_or(finished, stopped)

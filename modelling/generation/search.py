@@ -8,9 +8,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+import popxl
+from config.model import Model
 from modelling.generation.rules import NO_RULES, Rules
 from modelling.layers import Groups
-from popxl import Tensor, TensorSpec
+from popxl import Tensor, TensorSpec, ops
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,27 @@ class SpecialTokens:
     Attributes:
         end: the last token of a sequence.
         pad: fills a sequence after its end.
+        others: further tokens that end a sequence.
     """
 
     end: int
     pad: int
+    others: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model) -> SpecialTokens:
+        """Those of a configured model."""
+        return cls(model.end_token, model.pad_token, model.further_ends)
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Which tokens end a sequence: bool, of their shape."""
+        first, *others = (
+            ops.equal(tokens, popxl.constant(end, popxl.int32, "end"))
+            for end in (self.end, *self.others)
+        )
+        for other in others:
+            first = ops.logical_or(first, other)
+        return first
 
 
 @dataclass(frozen=True)

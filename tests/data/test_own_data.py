@@ -40,15 +40,27 @@ def own(tmp_path: Path, preset: str, rows: list[tuple[str, str]], **data: object
 LONG = [("Anna took", "the red lamp " * 20), ("Paul took", "the lamp")]
 
 
+@pytest.mark.parametrize("preset", ["tiny", "gptj_tiny"])
+def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text(json.dumps({"prompt": "a", "completion": "the red lamp " * 30}) + "\n")
+    data = own(tmp_path, preset, LONG, validation=str(longer))
+    texts = ["the red lamp " * 30]
+    (needed,) = map(len, data.shape.answers(texts, data.tokenizer))
+    limit, field = data.shape.target_limit(data.config)
+    with pytest.raises(ConfigError, match=f"{field} is {limit}: give --{field} {needed} or more"):
+        data.training_samples()
+
+
 @pytest.mark.parametrize("packing", [True, False])
 def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_path, packing):
-    data = own(tmp_path, "gptj_tiny", LONG, packing=packing, answers_only=True)
-    with pytest.raises(ConfigError, match="has 62 tokens .* is 32: set it"):
+    data = own(tmp_path, "gptj_tiny", LONG, packing=packing, loss="answers")
+    with pytest.raises(ConfigError, match="has 62 tokens .* is 32: give --sequence_length 62 or"):
         data.training_samples()
 
 
 def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
-    data = own(tmp_path, "gptj_tiny", LONG, packing=False, answers_only=True, long_targets="cut")
+    data = own(tmp_path, "gptj_tiny", LONG, packing=False, loss="answers", long_targets="cut")
     samples = data.training_samples()
     assert samples.cuts.targets == 1
     labels = samples.take(np.arange(2))["labels"]
@@ -151,6 +163,9 @@ def test_a_json_array_has_rows(tmp_path):
     assert place.endswith("r.json, row 0")
     assert row == {"prompt": "a", "completion": "b"}
     (tmp_path / "r.json").write_text('{"prompt": "a"}')
+    (one,) = source_of(str(tmp_path / "r.json"), "train").rows()
+    assert one[1] == {"prompt": "a"}
+    (tmp_path / "r.json").write_text('"a"')
     with pytest.raises(DataError, match="must be an array of objects"):
         list(source_of(str(tmp_path / "r.json"), "train").rows())
 

@@ -148,14 +148,15 @@ def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> No
 
 # ---- what is learned ----------------------------------------------------------------------------
 def test_earlier_answers_are_learned_too(tokenizer: RunTokenizer) -> None:
-    earlier = (Span("Anna took the lamp.", False), Span(" entailment", True), Span(" Paul", False))
-    example = Example("".join(span.text for span in earlier), "neutral", earlier)
+    whole = (Span("Anna took the lamp.", False), Span(" entailment", True), Span(" Paul", False),
+             Span(" neutral", True))  # fmt: skip
+    example = Example("Anna took the lamp. entailment Paul", "neutral", whole)
     stream = tokenised([example], tokenizer, answers_only=True)
     learned = tokenizer.base.decode(stream.targets[stream.targets >= 0])
     assert learned == " entailment neutral<|endoftext|>"
 
 
-def test_a_token_over_a_border_belongs_to_its_last_character() -> None:
+def test_a_token_over_a_border_is_learned_if_a_character_of_it_is() -> None:
     words = Tokenizer(models.WordLevel({"ab": 0, "c": 1, "</s>": 2}, unk_token="c"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     base = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")

@@ -61,8 +61,22 @@ def test_the_slowest_resource_decides() -> None:
     )
     found = times(part, ONE.rates("float32", 8))
     # A ring of 4 sends 3 of 4 shards; its neighbours share a host.
-    assert vars(found) == {"compute": 3.0, "memory": 2.0, "host": 5.0, "network": 60 / 50}
+    assert vars(found) == {
+        "compute": 3.0,
+        "memory": 2.0,
+        "host": 5.0,
+        "network": 60 / 50,
+        "disk": 0.0,
+    }
     assert (found.seconds, found.bound) == (5.0, "host")
+
+
+def test_devices_of_a_host_share_its_disk_which_does_one_thing_at_a_time() -> None:
+    part = Part("", disk_read=int(6 * GB), disk_written=int(3 * GB))
+    one = replace(ONE, disk_read=3 * GB, disk_write=1.5 * GB)
+    assert times(part, one.rates("float32", 1)).disk == 2 + 2
+    assert times(part, one.rates("float32", 8)).disk == 4 * (2 + 2)
+    assert times(part, replace(one, devices=None).rates("float32", 2)).disk == 2 * (2 + 2)
 
 
 def test_products_in_fp8_have_a_rate_of_their_own_where_there_is_one() -> None:

@@ -88,8 +88,9 @@ def test_what_is_slow_to_be_written_comes_from_memory(tmp_path, monkeypatch):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_the_second_run_reads_ahead(tmp_path):
-    """What it loads, threads have read before it asks; the first run knows of nothing."""
+@pytest.mark.parametrize("runs", [0, 1])
+def test_runs_read_ahead(tmp_path, runs):
+    """What is loaded, threads have read before; the schedule says what the first run will load."""
     ir, _ = program(ROWS, size=2**16)
     asked: list[bool] = []
     taken = traffic.Traffic.taken
@@ -100,12 +101,30 @@ def test_the_second_run_reads_ahead(tmp_path):
         return found
 
     with popxl.Session(ir, "cpu", disk=tmp_path) as session, pytest.MonkeyPatch.context() as patch:
-        session.run()
+        for _ in range(runs):
+            session.run()
         session._state.traffic.settle()
         patch.setattr(traffic.Traffic, "taken", noted)
+        before = session.disk_traffic.read
         session.run()
         assert sum(asked) >= ROWS
-        assert session.disk_traffic.read >= 2 * ROWS * 2**18
+        buffers = 1 + min(runs, 1)  # what nothing was stored to is no file's
+        assert session.disk_traffic.read - before >= buffers * ROWS * 2**18
+
+
+def test_zeros_are_not_written(tmp_path):
+    """And take the place of what was there."""
+    ir, rows = program(ROWS)
+    zeros = np.zeros(SIZE, np.float32)
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        session._state.traffic.settle()
+        written = session.disk_traffic.written
+        session.write_variables_data(dict.fromkeys(rows[:3], lambda: zeros))
+        session._state.traffic.settle()
+        assert session.disk_traffic.written == written
+        for row in rows[:3]:
+            np.testing.assert_array_equal(session.read_variable_data(row), zeros)
+        assert session.read_variable_data(rows[3]).any()
 
 
 def test_nothing_is_read_ahead_past_a_store(tmp_path):

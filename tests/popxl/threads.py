@@ -99,6 +99,8 @@ class ThreadDevice:
             first dispatch.
     """
 
+    apart = True
+
     def __init__(self, rates: Rates, seconds: Callable[[Segment], float]) -> None:
         self._rates, self._seconds = rates, seconds
         self._compute, self._in, self._out = Stream(), Stream(), Stream()
@@ -122,6 +124,11 @@ class ThreadDevice:
 
     def array(self, nbytes: int, on_device: bool) -> Array:
         return Array(nbytes)
+
+    def read(self, entry: Array) -> None:
+        raise NotImplementedError("it has no disk")
+
+    write = read
 
     def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Array]:
         self._begin()

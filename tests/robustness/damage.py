@@ -20,7 +20,28 @@ ODD_TEXTS = [
     *("/dev/zero", "/proc/self/mem"),
 ]
 
+
+@st.composite
+def notations(draw: st.DrawFn) -> str:
+    """A number in any base and notation that YAML, Python or a person has, of any length."""
+    prefix, digits = draw(
+        st.sampled_from(
+            [("0x", "0123456789abcdefABCDEF"), ("0b", "01"), ("0o", "01234567"), ("0", "01234567"),
+             ("", "0123456789"), ("0X", "f"), ("1", "0")]
+        )
+    )  # fmt: skip
+    length = draw(st.sampled_from([1, 2, 5, 19, 300, 4300, 4301, 100_000]))
+    some = draw(st.text(alphabet=digits, min_size=1, max_size=8))
+    number = prefix + (some * (length // len(some) + 1))[:length]
+    between = draw(st.sampled_from(["", "", "_", ":", ",", ".", "e", " "]))
+    if between:
+        at = draw(st.integers(1, min(len(number), 12)))
+        number = between.join(number[i : i + at] for i in range(0, min(len(number), 6000), at))
+    return draw(st.sampled_from(["", "-", "+", "- "])) + number
+
+
 texts = st.one_of(
+    notations(),
     st.sampled_from(ODD_NUMBERS),
     st.sampled_from(ODD_TEXTS),
     st.integers().map(str),
@@ -29,6 +50,27 @@ texts = st.one_of(
     st.text(max_size=20),
 )
 """What stands on a command line."""
+
+VARIABLES = (
+    *("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES", "JAX_DEFAULT_MATMUL_PRECISION"),
+    *("JAX_LOG_COMPILES", "JAX_THREEFRY_PARTITIONABLE", "JAX_DEBUG_NANS", "XLA_FLAGS", "LANG"),
+    *("OMP_NUM_THREADS", "POPXL_CACHE_DIR", "POPXL_VERIFY", "MODEL_LOG_LEVEL", "COLUMNS", "TERM"),
+    *("HF_HOME", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "MPLBACKEND", "TMPDIR"),
+    *("CUDA_VISIBLE_DEVICES", "WANDB_MODE", "WANDB_SILENT", "PYTHONWARNINGS"),
+)
+"""Environment variables that something here reads; not those that make it one of several processes,
+which would be waited for."""
+
+environments = st.dictionaries(
+    st.sampled_from(VARIABLES),
+    st.one_of(
+        st.sampled_from(["", "0", "1", "true", "maybe", "cpu", "cuda", "cpu,foo", "offline"]),
+        st.sampled_from(["--xla_no_such_flag=1", "--xla_cpu_enable_fast_math=maybe", "xla", "--"]),
+        texts.filter(lambda text: "\0" not in text and "\ud800" not in text),
+    ),
+    min_size=1,
+    max_size=2,
+)
 
 ODD_YAML = [
     *("[a, b]", "{a: b}", "[[[[1]]]]", "!!set {a}", "!!binary aGk=", "!!int 3", "!!str 3", "!x 3"),

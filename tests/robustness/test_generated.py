@@ -26,7 +26,7 @@ from files.yaml_files import yaml_text
 from huggingface.folders import write_hf_directory
 from modelling.spec import family_of
 from modelling.start import MODEL
-from tests.robustness.damage import damaged, replaced, texts, yaml_values
+from tests.robustness.damage import damaged, environments, replaced, texts, yaml_values
 from tests.robustness.forks import Forks, Outcome
 
 MOST_SECONDS, MOST_MEGABYTES, LONGEST = 1.0, 200, 300
@@ -75,7 +75,9 @@ def examine(cases: int, drawn: st.SearchStrategy, check: Callable[..., None]) ->
     run()
 
 
-def check_outcome(outcome: Outcome, codes: tuple[int, ...] = (0, 2)) -> None:
+def check_outcome(
+    outcome: Outcome, codes: tuple[int, ...] = (0, 2), seconds: float = MOST_SECONDS
+) -> None:
     """Accepted, or refused in one sentence; soon and in little memory."""
     assert "Traceback" not in outcome.text
     assert outcome.code in codes, outcome
@@ -84,7 +86,7 @@ def check_outcome(outcome: Outcome, codes: tuple[int, ...] = (0, 2)) -> None:
         assert last.startswith("error: ")
         assert len(last) <= LONGEST
         assert last.isprintable()
-    assert outcome.seconds < MOST_SECONDS
+    assert outcome.seconds < seconds
     assert outcome.megabytes < MOST_MEGABYTES
 
 
@@ -165,6 +167,20 @@ def test_configurations_in_yaml(cases, forks, tmp_path):
         check_outcome(outcome)
 
     examine(cases, files(), check)
+
+
+@number(25, 200)
+def test_environment_variables(cases, forks, tmp_path):
+    """What JAX and XLA read is tried in a process of its own, which takes longer."""
+    arguments = ["--config", "tiny", "--run-dir", str(tmp_path / "run")]
+
+    def check(environment):
+        outcome = forks.run(
+            "command", script="run_finetuning", arguments=arguments, environment=environment
+        )
+        check_outcome(outcome, seconds=10.0)
+
+    examine(cases, environments, check)
 
 
 # ---- checkpoints and models ----------------------------------------------------------------------

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import modelling.export
 import run_export
 import run_finetuning
 import run_validation
+import terminal.entry_point
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
@@ -54,14 +56,20 @@ def _accept(*_: object, **__: object) -> None:
     raise Accepted
 
 
+# Messages are bounded here as they are written, not as they are cut for the screen.
+terminal.entry_point.LONGEST = 10**9
+
 # The work begins where weights and data are read; what is checked before stays.
 Pipeline.training_samples = _accept
 evaluation.validate.load_weights = _accept
 modelling.export.load_weights = _accept
 
 
-def command(script: str, arguments: Sequence[str]) -> int:
-    """Run a script up to where its work would begin."""
+def command(
+    script: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> int:
+    """Run a script up to where its work would begin, with further environment variables."""
+    os.environ.update(environment or {})
     try:
         return SCRIPTS[script](arguments)
     except Accepted:

@@ -1,7 +1,7 @@
 """Runs that are killed at random moments go on as if nothing had happened, bit for bit.
 
 The slow tests kill twenty times, the other three times: a run of one process, and one process of a
-run of four, which the others must notice.
+run of four, which the others must notice. A run with its state on disk is killed a hundred times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +25,25 @@ from tests.small_runs import GPTJ, RATE, TRAINING, finetuning
 SEED = 20
 FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
 WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]
+FLAGS_OF_LLAMA = [
+    *("--config", "qwen3_tiny", "--layers", "2", "--hidden_size", "32", "--inner_size", "48"),
+    *("--device", "cpu", "--data_parallel", "2", "--tensor_parallel", "4"),
+    *("--global_batch_size", "8", "--micro_batch_size", "2", "--precision", "bfloat16"),
+    *("--checkpoint.steps", "3", *RATE),
+]
+"""Four devices hold two heads of keys; weights are rounded at random."""
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
 def start(
-    folder: Path, executables: Path, *flags: str, processes: int = 1
+    folder: Path,
+    executables: Path,
+    *flags: str,
+    processes: int = 1,
+    given: Sequence[str] | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """The command in some processes."""
-    given = FLAGS if processes == 1 else FLAGS_OF_SEVERAL
+    """The command in some processes; `given`: what is trained."""
+    given = given or (FLAGS if processes == 1 else FLAGS_OF_SEVERAL)
     return finetuning(processes, executables, *given, "--save", str(folder), *flags)
 
 
@@ -73,6 +84,18 @@ class Lives:
     spoiled: set[Path] = field(default_factory=set)
     while_saving: int = 0
     processes: int = 1
+    flags: tuple[str, ...] = ()
+    given: Sequence[str] | None = None
+
+    def start(self, folder: Path, *flags: str) -> list[subprocess.Popen[str]]:
+        """The command in the run's processes."""
+        return start(
+            folder,
+            self.executables,
+            *flags,
+            processes=self.processes,
+            given=self.given,
+        )
 
     def live(self, seconds: float, further: bool, victim: int) -> None:
         """Run from the newest good step, which is where a warning about a damaged one leads; kill.
@@ -84,8 +107,7 @@ class Lives:
         """
         newest, damaged = self.good()
         load = [] if newest is None or self.processes > 1 else ["--load", str(self.folder)]
-        flags = [*WITHOUT_END, *load]
-        runs = start(self.folder, self.executables, *flags, processes=self.processes)
+        runs = self.start(self.folder, *WITHOUT_END, *load, *self.flags)
         first = runs[0].stderr
         assert first is not None
         said = []
@@ -144,12 +166,18 @@ class Lives:
 
 
 def killed(
-    folder: Path, executables: Path, kills: int, damages: dict[int, Callable], processes: int = 1
+    folder: Path,
+    executables: Path,
+    kills: int,
+    damages: dict[int, Callable],
+    processes: int = 1,
+    flags: tuple[str, ...] = (),
+    given: Sequence[str] | None = None,
 ) -> Lives:
     """A run after `kills` deaths; `damages` says before which life the newest step is spoiled."""
     print(f"moments of the kills are from seed {SEED}")
     moments = random.Random(SEED)
-    lives = Lives(folder, executables, processes=processes)
+    lives = Lives(folder, executables, processes=processes, flags=flags, given=given)
     due: list[Callable] = []
     for life in range(kills):
         due += [damages[life]] if life in damages else []
@@ -167,7 +195,7 @@ def killed(
 def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
     last = max(lives.saved)
     flags = ["--steps", str(last), "--to_keep", str(last)]
-    for run in start(folder, lives.executables, *flags, processes=lives.processes):
+    for run in lives.start(folder, *flags):
         errors = run.communicate()[1]
         assert run.returncode == 0, errors
     reference = {step: digests(path) for _, step, path in step_folders(folder)}
@@ -194,6 +222,33 @@ def test_killed_twenty_times(tmp_path, executables):
 
 
 @pytest.mark.slow
+def test_a_llama_killed_six_times(tmp_path, executables):
+    lives = killed(tmp_path / "run", executables, 6, {2: flip}, given=FLAGS_OF_LLAMA)
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+@pytest.mark.slow
 def test_one_of_four_processes_killed_twenty_times(tmp_path):
     lives = killed(tmp_path / "run", tmp_path / "executables", 20, {}, processes=4)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+def check_on_disk(folder: Path, executables: Path, kills: int) -> Lives:
+    """Kill a run whose state is on disk; what it saved is what a run in memory saves."""
+    disk = folder / "disk"
+    flags = ("--execution.disk", str(disk), "--execution.host_memory", "0.001")
+    lives = killed(folder / "run", executables, kills, {}, flags=flags)
+    (left,) = disk.iterdir()
+    entries = {path.name for path in left.glob("*.entries")}
+    assert entries, "the state was in memory"
+    (run,) = start(folder / "run", executables, "--steps", str((lives.good()[0] or 0) + 3), *flags)
+    assert run.wait() == 0
+    assert not list(disk.iterdir())  # the next run removes what a killed one left
+    check_against_an_uninterrupted_run(lives, folder / "reference")
+    return lives
+
+
+@pytest.mark.slow
+def test_on_disk_killed_a_hundred_times(tmp_path, executables):
+    lives = check_on_disk(tmp_path, executables, int(os.environ.get("KILLS", "100")))
+    assert lives.while_saving

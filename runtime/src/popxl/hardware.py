@@ -34,6 +34,18 @@ def device_kinds(device_desc: str, replicas: int, instances: int = 1) -> list[st
     return [device.device_kind for device in mesh.devices.flat]
 
 
+def has_bfloat16(device_desc: str) -> bool:
+    """Whether the devices multiply bfloat16 at full rate: TPUs, and NVIDIA GPUs since Ampere.
+
+    Raises:
+        DeviceError: there is none of the platform.
+    """
+    device = replica_mesh(device_desc, 1).devices.flat[0]
+    if device.platform == "gpu":
+        return float(getattr(device, "compute_capability", 0.0)) >= 8.0
+    return bool(device.platform == "tpu")
+
+
 def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> int | None:
     """Most memory that any of the replicas' devices had in use so far, of those of this process.
 
@@ -47,3 +59,13 @@ def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> in
 def profiled(folder: str | Path) -> AbstractContextManager[Any]:
     """Write a trace of what runs in the context, for TensorBoard or Perfetto, into a folder."""
     return jax.profiler.trace(str(folder))
+
+
+def device_count(device_desc: str) -> int:
+    """Devices of the platform of a description that this host has. A CPU has as many virtual ones
+    as are asked for; those that were made so far count.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    return len(jax.local_devices(backend=platform(device_desc)))

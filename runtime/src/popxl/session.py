@@ -439,8 +439,14 @@ class Session:
         """
         self.write_variables_data({tensor: data})
 
-    def write_variables_data(self, tensors: Mapping[Variable, VariableData]) -> None:
+    def write_variables_data(
+        self, tensors: Mapping[Variable, VariableData], apart: bool = False
+    ) -> None:
         """As `write_variable_data`, for several variables at once.
+
+        Args:
+            apart: functions among the data do not need each other, and any thread may call them:
+                several are called at a time. Not of PopXL.
 
         Of several processes each makes what it holds, if a value is `OnDemand`, which is not of
         PopXL.
@@ -448,11 +454,10 @@ class Session:
         values = self._values
         converted = {var: values.checked(var, data) for var, data in tensors.items()}
         for var, data in converted.items():
-            values.write(var, data)
+            values.write(var, data, apart)
         if self._state is not None:
             values.begin(converted)  # if this stops, the devices hold something else than the host
-            for var in converted:
-                placed.put(self._program, self._state, var, values)
+            for var in placed.put_each(self._program, self._state, converted, values):
                 values.lost.discard(var)
 
     def borrowed(self, variable: Variable) -> Callable[[], np.ndarray]:

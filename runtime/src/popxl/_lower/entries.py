@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
     from popxl.tensor import Variable
 
+_FIRST = 4096  # bytes that tell nearly all values from zeros
 Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
 
 
@@ -181,7 +182,9 @@ class Entries:
             return lender.array(theirs)
         file, at = self._file, index - self._in_files
         if file is not None and at >= 0:
-            found = file.load(at) if file.has(at) else self._zeros(index)
+            found = file.load(at)
+            if found is None:
+                return self._zeros(index)
             return found if isinstance(found, jax.Array) else self._from_bytes(found)
         if index not in self._arrays:
             self._arrays[index] = self._zeros(index)
@@ -192,8 +195,12 @@ class Entries:
         return put(np.broadcast_to(zero, self._shape), self._sharding(index))
 
     def put(self, index: int, var: Variable, value: np.ndarray) -> None:
-        """Fill an entry with a variable's value."""
+        """Fill an entry with a variable's value. Zeros are not written to a file."""
         self._check(index)
+        if self._file is not None and index >= self._in_files and _is_zeros(value):
+            self._borrowed.pop(index, None)
+            self._file.forget(index - self._in_files)
+            return
         shape, sharding = self.buffer.tensor_shape, self._sharding(index)
         self._set(index, put_variable(var, value, shape, sharding))
         self.stored.discard(index)
@@ -209,6 +216,15 @@ class Entries:
         return True
 
     # ---- files ----------------------------------------------------------------------------------
+    def in_file(self, index: int) -> tuple[EntryFile, int] | None:
+        """The file that has an entry, and the entry's place there; None if none has."""
+        if index in self._borrowed:
+            lender, theirs = self._borrowed[index]
+            return lender.in_file(theirs)
+        if self._file is None or index < self._in_files:
+            return None
+        return self._file, index - self._in_files
+
     def _bytes(self, array: jax.Array) -> list[np.ndarray]:
         """What this process has of an array, by replica."""
         shards = self._shards(array)
@@ -235,6 +251,15 @@ class Entries:
         """This process's part of an array, by replica."""
         found = array.addressable_shards
         return {(s.index[0].start or 0) // max(self._rows, 1): s.data for s in found}
+
+
+def _is_zeros(value: np.ndarray) -> bool:
+    """Whether all bits are zero."""
+    content = np.asarray(value, order="C").reshape(-1).view(np.uint8)
+    end = content.size - content.size % 8
+    if content[:_FIRST].any() or content[end:].any():
+        return False
+    return not content[:end].view(np.uint64).any()
 
 
 def put_together(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -> list[jax.Array]:

@@ -69,6 +69,7 @@ class HostValues:
     Attributes:
         stale: variables that the devices hold a newer value of.
         lost: variables whose newest value nobody holds any more.
+        apart: variables whose values functions make, which may be called by any thread.
     """
 
     def __init__(self, ir: Ir) -> None:
@@ -78,6 +79,7 @@ class HostValues:
         self._arrays = {v: v._data for v in ir.main_graph.variables}
         self._own: set[Variable] = set()  # whose array is this session's
         self._sources: dict[Variable, Source] = {}  # what makes a value that is in no array yet
+        self.apart: set[Variable] = set()
         self._of_all_replicas: dict[Variable, np.ndarray] = {}
         ir._host_values.add(self)
 
@@ -188,11 +190,18 @@ class HostValues:
         return self._arrays[t]
 
     # ---- writing --------------------------------------------------------------------------------
-    def write(self, var: Variable, data: np.ndarray | Source) -> None:
-        """Make `data` the value."""
+    def write(self, var: Variable, data: np.ndarray | Source, apart: bool = False) -> None:
+        """Make `data` the value.
+
+        Args:
+            apart: a function that any thread may call.
+        """
         self._of_all_replicas.pop(var, None)
+        self.apart.discard(var)
         if callable(data):
             self._sources[var] = data
+            if apart and not isinstance(data, Borrowed):
+                self.apart.add(var)
         else:
             self.fill(var, data)
         self.stale.discard(var)
@@ -219,6 +228,7 @@ class HostValues:
             np.copyto(array, value)
         var._data = array
         self._sources.pop(var, None)
+        self.apart.discard(var)
 
     def flush(self) -> None:
         """Write memory maps to their files."""

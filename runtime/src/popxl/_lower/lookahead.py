@@ -8,8 +8,8 @@ where a number is needed that only the devices know, and goes on once it was fet
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from popxl._lower.schedule import (
     Branch,
@@ -27,6 +27,7 @@ from popxl._lower.schedule import (
 
 if TYPE_CHECKING:
     from popxl._lower.entries import Index
+    from popxl.remote_buffer import RemoteBuffer
 
 Numbers = list[Any]  # by position; None: no number that the host knows
 
@@ -121,6 +122,20 @@ def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
             entry = event.entry
             found[event.step, entry[0] if isinstance(entry, tuple) else entry] += 1
     return found
+
+
+def known_transfers(
+    schedule: Schedule,
+) -> Iterator[tuple[Literal["load", "store"], RemoteBuffer, int]]:
+    """Loads and stores of a run, each with its buffer and the index of its entry, in the order in
+    which the walker does them; up to the first whose entry only the devices know, or differs
+    between replicas."""
+    for event in upcoming(schedule.main, deque()):
+        if event is None or isinstance(event.entry, tuple):
+            return
+        if not isinstance(event.step, Run):
+            kind: Literal["load", "store"] = "load" if isinstance(event.step, Load) else "store"
+            yield kind, event.step.buffer, event.entry
 
 
 # ---- the window ---------------------------------------------------------------------------------

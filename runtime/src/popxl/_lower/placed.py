@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +14,8 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
-from popxl._lower.hostvalues import Borrowed, HostValues
+from popxl._lower.hostvalues import Borrowed, HostValues, Source
+from popxl._lower.making import made_ahead
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
@@ -57,8 +58,8 @@ def upload(
             traffic.close()
         raise
     state = State({}, entries, traffic)
-    for var in values.variables:
-        put(program, state, var, values)
+    for _ in put_each(program, state, values.variables, values):
+        pass
     return state
 
 
@@ -73,19 +74,28 @@ def _traffic(program: Program, disk: str | os.PathLike[str] | None) -> Traffic |
     return Traffic.opened(disk, jax.process_index())
 
 
-def put(program: Program, state: State, var: Variable, values: HostValues) -> None:
-    """Replace a variable's value on the devices by the host's."""
+def put_each(
+    program: Program, state: State, variables: Iterable[Variable], values: HostValues
+) -> Iterator[Variable]:
+    """Replace variables' values on the devices by the host's, one after the other."""
+    make = partial(_value_here, program, values)
+    for var, value in made_ahead(variables, values.apart, make):
+        _put(program, state, var, value, values)
+        yield var
+
+
+def _put(program: Program, state: State, var: Variable, value: Source, values: HostValues) -> None:
+    """Replace a variable's value on the devices by the host's, which `value` gives."""
     if var._remote is None:
         resident, sharding = _resident(var), per_replica(program.mesh)
-        value = _value_here(program, var, values)
-        state.variables[resident] = hostdata.put_variable(var, value, resident.shape, sharding)
+        state.variables[resident] = hostdata.put_variable(var, value(), resident.shape, sharding)
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
         if not _borrowed(state.entries[buffer], index, values.lender(var)):
-            state.entries[buffer].put(index, var, _value_here(program, var, values))
+            state.entries[buffer].put(index, var, value())
 
 
-def _value_here(program: Program, var: Variable, values: HostValues) -> np.ndarray:
+def _value_here(program: Program, values: HostValues, var: Variable) -> np.ndarray:
     """The host's value, as far as devices of this process hold it."""
     source = values.on_demand(var)
     if source is None or jax.process_count() == 1:

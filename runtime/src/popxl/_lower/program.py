@@ -28,10 +28,10 @@ from popxl._lower.donation import is_exclusive
 from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
-from popxl._lower.lookahead import window_of
+from popxl._lower.lookahead import known_transfers, window_of
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
-from popxl._lower.traffic import Traffic
+from popxl._lower.traffic import Event, Traffic
 from popxl._lower.transfers import check_transfers
 from popxl._lower.transit import Transit
 from popxl._lower.walker import Globals, InFlight, Walker
@@ -77,7 +77,18 @@ class State:
 
     def running(self, program: Program) -> AbstractContextManager[None]:
         """A context for a run of the program."""
-        return nullcontext() if self.traffic is None else self.traffic.run(program)
+        if self.traffic is None:
+            return nullcontext()
+        return self.traffic.run(program, lambda: self._expected(program.schedule))
+
+    def _expected(self, schedule: Schedule) -> list[Event]:
+        """What a run loads from files and stores there."""
+        found = []
+        for kind, buffer, index in known_transfers(schedule):
+            place = self.entries[buffer].in_file(index)
+            if place is not None:
+                found.append(Event(kind, *place))
+        return found
 
 
 def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:

@@ -1,8 +1,8 @@
 """Entries on disk while a program runs: written behind its back, and read ahead of it.
 
 A store hands an array to a thread, and a load of what is not written yet takes that array. What a
-run loads and stores it loads and stores in the same order the next time; so from the second run on
-the threads read what comes next, within a number of bytes.
+run loads and stores it loads and stores in the same order the next time, and the schedule says the
+order of the first; so the threads read what comes next, within a number of bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ AHEAD = DISK_WINDOW
 """Bytes that are read before they are asked for."""
 
 BEHIND = DISK_WINDOW
-"""Bytes of stored entries that may wait for the disk; a store waits if they are more."""
+"""Bytes of stored entries that may wait for the disk, or one; a store waits until it is among
+them."""
 
 _LOOKED_AT = 256  # events
 
@@ -82,9 +83,14 @@ class Traffic:
         self.scratch.close()
 
     @contextmanager
-    def run(self, program: object) -> Iterator[None]:
-        """Inside, a program runs."""
-        self._events, self._last, self._at = [], self._runs.get(program, []), 0
+    def run(self, program: object, expected: Callable[[], list[Event]] = list) -> Iterator[None]:
+        """Inside, a program runs.
+
+        Args:
+            expected: what its first run will load and store, as far as that is known.
+        """
+        last = self._runs.get(program)
+        self._events, self._last, self._at = [], expected() if last is None else last, 0
         self._ahead()
         try:
             yield
@@ -176,10 +182,6 @@ class EntryFile:
         """Remove the file."""
         self._file.close()
 
-    def has(self, index: int) -> bool:
-        """Whether the entry was ever stored."""
-        return index in self._written
-
     def is_written(self, index: int) -> bool:
         """Whether the file has the entry's newest value."""
         return index in self._written and index not in self._waiting
@@ -194,20 +196,32 @@ class EntryFile:
         self._written.add(index)
         traffic, waiting = self.traffic, _Waiting(array)
         with traffic.changed:
-            traffic.changed.wait_for(lambda: not traffic.waiting or traffic.waiting < BEHIND)
+            traffic.changed.wait_for(
+                lambda: not traffic.waiting or traffic.waiting + self.nbytes <= BEHIND
+            )
             traffic.waiting += self.nbytes
             self._waiting[index] = waiting
         traffic.note("store", self, index)  # now nobody reads ahead what the file still has
         traffic.scratch.pool.submit(self._write, index, waiting)
 
-    def load(self, index: int) -> jax.Array | list[np.ndarray]:
-        """An entry: the array that waits to be written, or the bytes of its parts.
+    def forget(self, index: int) -> None:
+        """Let an entry be one that was never stored."""
+        with self.traffic.changed:
+            self._waiting.pop(index, None)
+            self._written.discard(index)
+        self.traffic.taken(self, index)
+
+    def load(self, index: int) -> jax.Array | list[np.ndarray] | None:
+        """An entry: the array that waits to be written, or the bytes of its parts; None if it was
+        never stored.
 
         Raises:
             DiskError: it cannot be read, or another one could not be written.
         """
         self._check()
         self.traffic.note("load", self, index)
+        if index not in self._written:
+            return None
         waiting = self._waiting.get(index)
         if waiting is not None:
             return waiting.array

@@ -25,6 +25,7 @@ class Rates:
         network: to devices of other hosts.
         devices: of a host; None: all.
         replicas: devices that the program runs on.
+        apart: whether devices have memory of their own; where they have not, loads take no time.
         disk_read, disk_write: of the host's disk.
         copy: seconds that a transfer takes besides its bytes.
         run: seconds of the host to dispatch an executable.
@@ -41,6 +42,7 @@ class Rates:
     network: float
     devices: int | None = None
     replicas: int = 1
+    apart: bool = True
     disk_read: float = 3e9
     disk_write: float = 1.5e9
     copy: float = 10e-6

@@ -46,6 +46,8 @@ class Part:
         arithmetic: other arithmetic operations, one for each element.
         device_traffic: bytes that kernels read from and write to device memory.
         host_to_device, device_to_host: bytes of remote loads and stores and of host streams.
+        disk_read, disk_written: bytes of remote loads and stores of entries on disk, also of those
+            that memory still has.
         collectives: by kind and group.
         ops: number of executions by op.
         device_bytes: most bytes of intermediate values that are live while the part runs, those of
@@ -62,6 +64,8 @@ class Part:
     ops: Mapping[str, int] = field(default_factory=dict)
     device_bytes: int = 0
     float8_flops: int = 0
+    disk_read: int = 0
+    disk_written: int = 0
 
     @property
     def code_loads(self) -> int:

@@ -8,12 +8,16 @@ The rules are those of XLA's GPU client (StreamExecutor):
 - A copy to the host starts when its source is there. Copies to the host run one after the other,
   at the same time as those to the device.
 - The host dispatches; each dispatch takes it some time. So many executions may wait to run.
+- Entries on disk are read in the order of their loads, ahead of them by a number of bytes, and
+  written once they are in host memory; of the two, what can begin first does
+  (`popxl._lower.traffic`).
 - Device memory is taken when something is dispatched, and free again when the host drops it; what
   is copied to the host stays until it has arrived.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from popxl._lower.schedule import Fetch, Schedule, Step, Transfer
 from popxl._lower.segment import nbytes_of, result_specs
 from popxl._lower.timing import Do, LabelledWalker
+from popxl._lower.traffic import AHEAD, BEHIND
 from popxl._lower.transit import Transit
 from popxl._lower.walker import Globals, InFlight
 from popxl.plan.rates import Rates
@@ -104,6 +109,7 @@ class Device:
         temporaries: Callable[[Segment], int],
     ) -> None:
         self.rates, self._seconds, self._temporaries = rates, seconds, temporaries
+        self.apart = rates.apart
         self.host = self._compute = self._in = self._out = 0.0
         self.part = ""
         self.live = self.peak = 0
@@ -112,11 +118,12 @@ class Device:
         self._waited_until = 0.0
         self._ends: deque[float] = deque()
         self._leaving: deque[tuple[float, Any]] = deque()
+        self._disk = Disk(self)
 
     @property
     def end(self) -> float:
         """When everything that was dispatched is done."""
-        return max(self.host, self._compute, self._in, self._out)
+        return max(self.host, self._compute, self._in, self._out, self._disk.clock)
 
     # ---- memory ---------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> None:
@@ -204,12 +211,84 @@ class Device:
     def _moving(self, array: Array) -> float:
         return self.rates.copy + array.nbytes / self.rates.host_link
 
+    # ---- the disk -------------------------------------------------------------------------------
+    def read(self, entry: Array) -> None:
+        """Wait until an entry on disk is in host memory."""
+        self._disk.read(entry)
+
+    def write(self, entry: Array) -> None:
+        """Put an entry on disk, once it is in host memory."""
+        self._disk.write(entry)
+
+    def settle(self) -> None:
+        """Let everything be written."""
+        self._disk.settle()
+
+
+class Disk:
+    """The clock of the host's disk, which does one thing at a time."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self.clock = device, 0.0
+        self._may_read = 0.0  # there is room for what is read ahead from then on
+        self._ahead: deque[tuple[float, int]] = deque()  # loads: the host's clock, and bytes
+        self._ahead_bytes = 0
+        self._behind: deque[Array] = deque()  # to be written, not begun
+        self._unwritten: deque[tuple[float, Array]] = deque()  # begun: the end of each
+        self._waiting = 0  # bytes of both
+
+    def settle(self) -> None:
+        """See `Device.settle`."""
+        self._begin(math.inf)
+
+    def read(self, entry: Array) -> None:
+        """See `Device.read`. What is not written yet is still in memory."""
+        device = self._device
+        while self._ahead and self._ahead_bytes + entry.nbytes > AHEAD:
+            self._may_read, nbytes = self._ahead.popleft()
+            self._ahead_bytes -= nbytes
+        self._begin(max(self.clock, self._may_read))
+        if not any(entry is a for a in (*self._behind, *(a for _, a in self._unwritten))):
+            start = max(self.clock, self._may_read)
+            self.clock = start + entry.nbytes / device.rates.disk_read
+            self._span("read", start, entry)
+            device.wait_until(self.clock)
+        self._ahead.append((device.host, entry.nbytes))
+        self._ahead_bytes += entry.nbytes
+
+    def write(self, entry: Array) -> None:
+        """See `Device.write`. The host waits while too much is to be written."""
+        self._begin(self._device.host)
+        while self._waiting and self._waiting + entry.nbytes > BEHIND:
+            if not self._unwritten:
+                self._begin(self._behind[0].ready)
+            self._device.wait_until(self._unwritten[0][0])
+            self._begin(self._device.host)
+        self._behind.append(entry)
+        self._waiting += entry.nbytes
+
+    def _begin(self, time: float) -> None:
+        """Begin what can be written until then; forget what is written by the host's clock."""
+        while self._behind and self._behind[0].ready <= time:
+            entry = self._behind.popleft()
+            start = max(self.clock, entry.ready)
+            self.clock = start + entry.nbytes / self._device.rates.disk_write
+            self._span("write", start, entry)
+            self._unwritten.append((self.clock, entry))
+        while self._unwritten and self._unwritten[0][0] <= self._device.host:
+            self._waiting -= self._unwritten.popleft()[1].nbytes
+
+    def _span(self, name: str, start: float, entry: Array) -> None:
+        device = self._device
+        device.spans.append(Span("disk", name, device.part, start, self.clock, entry.nbytes))
+
 
 # ---- what the walker needs besides --------------------------------------------------------------
 class Driven(Protocol):
     """A device that the walker can drive without arrays: simulated, or threads that sleep."""
 
     part: str
+    apart: bool
 
     def array(self, nbytes: int, on_device: bool) -> Any: ...
 
@@ -221,12 +300,17 @@ class Driven(Protocol):
 
     def put(self, arrays: Sequence[Any], to: Sequence[Any]) -> Sequence[Any]: ...
 
+    def read(self, entry: Any) -> None: ...
+
+    def write(self, entry: Any) -> None: ...
+
 
 class SimulatedEntries:
     """Entries of a buffer without values; see `popxl._lower.entries.Entries`."""
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: Driven) -> None:
         self._resident, self._device = buffer.residents, device
+        self._in_files = buffer.entries - buffer.on_disk  # the first entry that is
         self._nbytes = nbytes
         self._arrays = {i: self._made(i) for i in self._resident}
 
@@ -234,7 +318,7 @@ class SimulatedEntries:
         return self._device.array(self._nbytes, index in self._resident)
 
     def travels(self, index: Index) -> bool:
-        return _first(index) not in self._resident
+        return self._device.apart and _first(index) not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
         array, where = self.departing(_first(index), donate)
@@ -247,12 +331,17 @@ class SimulatedEntries:
         at = _first(index)
         if self.travels(index):
             (value,) = self._device.put([value], [self.arriving(at)])
-        self._arrays[at] = self._device.copy(value) if copies else value
+        self.arrived(at, self._device.copy(value) if copies else value)
 
     def departing(self, index: int, donate: bool) -> tuple[Any, str]:
-        array = self._arrays.pop(index) if donate and index in self._arrays else None
+        on_disk = index >= self._in_files
+        array = (
+            self._arrays.pop(index) if donate and index in self._arrays and not on_disk else None
+        )
         if array is None:
             array = self._arrays.get(index) or self._made(index)
+        if on_disk:
+            self._device.read(array)
         return array, "device"
 
     def arriving(self, index: int) -> str:
@@ -260,6 +349,8 @@ class SimulatedEntries:
 
     def arrived(self, index: int, array: Any) -> None:
         self._arrays[index] = array
+        if index >= self._in_files:
+            self._device.write(array)
 
 
 def _first(index: Index) -> int:

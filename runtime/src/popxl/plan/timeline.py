@@ -115,6 +115,7 @@ def timeline(
         window = window_of(schedule)
     device = Device(rates, seconds.__getitem__, temporaries)
     drive(schedule, device, window)
+    device.settle()
     return _timeline(device, window)
 
 

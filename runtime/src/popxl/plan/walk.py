@@ -39,6 +39,8 @@ class _Sums:
     work: Work = field(default_factory=Work)
     host_to_device: int = 0
     device_to_host: int = 0
+    disk_read: int = 0
+    disk_written: int = 0
     ops: Counter[str] = field(default_factory=Counter)
     device_bytes: int = 0
 
@@ -56,8 +58,7 @@ class Walk:
     ) -> None:
         self._works, self._temporaries = works, temporaries
         self._sums: dict[str, _Sums] = defaultdict(_Sums)
-        self._kept: Counter[Load | Store] | None = None  # executions, of resident entries
-        self._all: Counter[Load | Store] = Counter()
+        self._placed: _Places | None = None  # of the entries that steps load and store
 
     def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
@@ -166,23 +167,24 @@ class Walk:
             return
         sums = self._sums[part]
         sums.ops[_HOST_OPS[type(step)]] += times
-        away = round(times * step.nbytes * (1 - self._resident(step)))
+        resident, on_disk = self._fractions(step)
+        away = round(times * step.nbytes * (1 - resident))
+        filed = round(times * step.nbytes * on_disk)
         if isinstance(step, Load):
             sums.host_to_device += away
+            sums.disk_read += filed
         else:
             sums.device_to_host += away
+            sums.disk_written += filed
 
-    def _resident(self, step: Load | Store) -> float:
-        """Fraction of a step's entries that stay on the device."""
-        kept = step.buffer.residents
-        if not kept or len(kept) >= step.buffer.entries:
-            return float(bool(kept))
-        if self._kept is None:
-            self._kept, self._all = Counter(), Counter()
-            for (each, entry), count in accesses(self._schedule).items():
-                self._all[each] += count
-                self._kept[each] += count if entry in each.buffer.residents else 0
-        return self._kept[step] / self._all[step] if self._all[step] else 0.0
+    def _fractions(self, step: Load | Store) -> tuple[float, float]:
+        """Of what a step moves: fractions that stay on the device, and that are on disk."""
+        kept, filed = len(step.buffer.residents), min(step.buffer.on_disk, step.buffer.entries)
+        if step.buffer.entries in (kept, filed) or not (kept or filed):
+            return float(kept > 0), float(filed > 0)
+        if self._placed is None:
+            self._placed = _Places.of(self._schedule)
+        return self._placed.fractions(step)
 
     def parts(self) -> tuple[Part, ...]:
         """The record of each part."""
@@ -201,9 +203,37 @@ class Walk:
                 dict(sorted(sums.ops.items())),
                 sums.device_bytes,
                 sums.work.float8_flops,
+                sums.disk_read,
+                sums.disk_written,
             )
             for name, sums in self._sums.items()
         )
+
+
+@dataclass
+class _Places:
+    """How often each step is executed, and how often for an entry on the device, or on disk."""
+
+    all: Counter[Load | Store] = field(default_factory=Counter)
+    resident: Counter[Load | Store] = field(default_factory=Counter)
+    on_disk: Counter[Load | Store] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Places:
+        """Those of a run."""
+        found = cls()
+        for (step, entry), count in accesses(schedule).items():
+            found.all[step] += count
+            if entry in step.buffer.residents:
+                found.resident[step] += count
+            elif entry >= step.buffer.entries - step.buffer.on_disk:
+                found.on_disk[step] += count
+        return found
+
+    def fractions(self, step: Load | Store) -> tuple[float, float]:
+        """Of a step's executions, those for entries on the device, and on disk."""
+        count = self.all[step] or 1
+        return self.resident[step] / count, self.on_disk[step] / count
 
 
 def _size(routine: Routine, slot: Slot) -> int:

@@ -1,0 +1,268 @@
+"""A model larger than memory is saved, killed, continued, exported and read back.
+
+    python3 -m benchmarks.kill_and_continue xl --folder /scratch/mine --record records.json
+
+On generated data, in processes of their own, each of which keeps its state on disk:
+
+1. trains two steps; saves the first one, and is killed while it saves the second;
+2. continues from what is whole, the first step, and trains the second again: loss and norm of the
+   gradients must be the same;
+3. exports the first step for Hugging Face;
+4. transformers makes the model without memory (torch's meta device); each of its tensors is read
+   from the export and compared with the checkpoint's.
+
+Each process has a hard limit of memory, a tenth above what it may plan. Adds a line of JSON to the
+record: seconds and memory of each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.full_size import config_of, record
+from benchmarks.limits import limited
+from checkpoints import CheckpointStore, load_checkpoint
+from config.errors import UserError
+from config.sections import RunConfig
+from data.batches import Loader
+from data.samples import Batch
+from modelling.sessions.training import FineTuning
+from modelling.spec import family_of
+from modelling.start import starting_point
+from records.pace import peak_host_bytes
+from terminal.entry_point import entry_point
+from training.saving import SHARD_OF_DISK
+
+RUNS: Mapping[str, tuple[str, float]] = {"base": ("base_adamw", 2.5), "xl": ("xl_adamw", 16.0)}
+"""By name: one of `benchmarks.full_size.RUNS`, and gigabytes of memory."""
+
+_SAVED = 2**28  # bytes of the second step that are written before the kill
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where things go."""
+
+    root: Path
+
+    @property
+    def disk(self) -> str:
+        """Entries on disk."""
+        return str(self.root / "disk")
+
+    @property
+    def run(self) -> Path:
+        """Checkpoints."""
+        return self.root / "run"
+
+    @property
+    def export(self) -> Path:
+        """The model for Hugging Face."""
+        return self.root / "export"
+
+
+# ---- the processes ------------------------------------------------------------------------------
+def train(config: RunConfig, folders: Folders) -> None:
+    """Train two steps, save both."""
+    family = family_of(config)
+    model, batches = FineTuning(config, family), _batches(config)
+    store = CheckpointStore(folders.run, shard_bytes=SHARD_OF_DISK)
+    model.write(family.weights(config).initial(config.model.seed))
+    with model:
+        for step in (1, 2):
+            _step(model, next(batches), step)
+            _say(saving=step)
+            store.save(step, model.tensors(), {}, wait=True)
+            _say(saved=step, peak=peak_host_bytes())
+
+
+def resume(config: RunConfig, folders: Folders) -> None:
+    """Train the second step from the first one's checkpoint."""
+    family, batches = family_of(config), _batches(config)
+    model = FineTuning(config, family)
+    start = starting_point(config, family.weights(config))
+    _say(loaded=start.step)
+    model.write(start.tensors)
+    with model:
+        next(batches)
+        _step(model, next(batches), start.step + 1)
+
+
+def export(config: RunConfig, folders: Folders) -> None:
+    """Write the checkpoint's weights for Hugging Face."""
+    from huggingface.folders import write_hf_directory
+    from modelling.weights import without_optimizer
+
+    family = family_of(config)
+    weights = without_optimizer(load_checkpoint(folders.run).tensors)
+    files = family.weights(config).for_files(weights)
+    write_hf_directory(folders.export, files, family.to_config_json(config), SHARD_OF_DISK)
+    _say(peak=peak_host_bytes())
+
+
+def read_back(config: RunConfig, folders: Folders) -> None:
+    """Let transformers make the model on the meta device, and read each tensor into its place."""
+    import torch
+    import transformers
+
+    from huggingface.folders import read_hf_directory
+
+    description = transformers.AutoConfig.from_pretrained(folders.export)
+    with torch.device("meta"):
+        model = getattr(transformers, description.architectures[0])(description)
+    exported, family = read_hf_directory(folders.export), family_of(config)
+    saved = load_checkpoint(folders.run).tensors
+    found = family.weights(config).renamed(exported)
+    state = model.state_dict()
+    missing = [name for name in state if name not in exported and not _is_tied(name, model)]
+    unknown = [name for name in exported if name not in state]
+    wrong = [n for n in exported if n in state and tuple(state[n].shape) != exported.spec(n).shape]
+    different = [n for n in found if not _same_bits(found[n], saved[n])]
+    _say(
+        tensors=len(exported),
+        wrong=[*missing, *unknown, *wrong, *different],
+        peak=peak_host_bytes(),
+    )
+
+
+def _is_tied(name: str, model: Any) -> bool:
+    return name in (getattr(model, "_tied_weights_keys", None) or ())
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and bool(
+        np.array_equal(np.ravel(one).view(np.uint8), np.ravel(other).view(np.uint8))
+    )
+
+
+CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": read_back}
+
+
+def _batches(config: RunConfig) -> Iterator[list[Batch]]:
+    """The global batches of a run of the program."""
+    samples = family_of(config).shape.generated(config, 4 * config.training.global_batch_size, None)
+    loader = Loader.of(config, samples)
+    while True:
+        yield [loader.next_batch() for _ in range(config.execution.device_iterations)]
+
+
+def _step(model: FineTuning, batches: Sequence[Batch], step: int) -> None:
+    (result,) = model.run(batches, [1e-4], step - 1)
+    _say(step=step, loss=result.loss.hex(), norm=result.gradient_norm.hex(), peak=peak_host_bytes())
+
+
+def _say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+# ---- the parent ---------------------------------------------------------------------------------
+def measure(name: str, folders: Folders) -> dict[str, Any]:
+    """Run the processes one after the other.
+
+    Raises:
+        UserError: one failed, or what must be equal is not.
+    """
+    limit = round(1.1e9 * RUNS[name][1])
+    with limited(limit) as (how, begin):
+        return {"limit": how, "limit_bytes": limit} | _measure(name, folders, begin)
+
+
+def _measure(name: str, folders: Folders, begin: Callable[[], None]) -> dict[str, Any]:
+    first = list(_told(name, "train", folders, begin, kills=True))
+    steps = [facts for facts in first if "loss" in facts]
+    rest = {child: list(_told(name, child, folders, begin)) for child in list(CHILDREN)[1:]}
+    (again,) = [f for f in rest["resume"] if "loss" in f]
+    same = all(again[k] == steps[-1][k] for k in ("step", "loss", "norm"))
+    (back,) = [f for f in rest["read_back"] if "tensors" in f]
+    if not same or back["wrong"]:
+        raise UserError(f"not equal: {steps[-1]}, {again}, {back['wrong'][:3]}")
+    peaks = {"train": first, **rest}
+    return {
+        "loss": float.fromhex(again["loss"]),
+        "tensors_read_back": back["tensors"],
+        "peak_host_bytes": {c: max(f.get("peak", 0) for f in facts) for c, facts in peaks.items()},
+        "seconds": {c: facts[-1]["seconds"] for c, facts in peaks.items()},
+    }
+
+
+def _told(
+    name: str, child: str, folders: Folders, begin: Callable[[], None], kills: bool = False
+) -> Iterator[dict[str, Any]]:
+    """What a process says; the last is how long it took.
+
+    Args:
+        begin: what it does first.
+        kills: whether it is killed while it saves the second step.
+    """
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.kill_and_continue", name, "--child", child,
+               "--folder", str(folders.root)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=begin) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(child, line, end="", file=sys.stderr, flush=True)
+            if not line.startswith("{"):
+                continue
+            facts = json.loads(line)
+            yield facts
+            if kills and facts.get("saving") == 2:
+                _wait_for_half_a_step(folders.run, process)
+                os.kill(process.pid, signal.SIGKILL)
+    if process.returncode != (-signal.SIGKILL if kills else 0):
+        raise UserError(f"{child} ended with code {process.returncode}: {' '.join(command)}")
+    yield {"seconds": time.perf_counter() - start}
+
+
+def _wait_for_half_a_step(run: Path, process: subprocess.Popen[str]) -> None:
+    """Until some of a step is written that is not there yet."""
+    before = _bytes_in(run)
+    while _bytes_in(run) < before + _SAVED and process.poll() is None:
+        time.sleep(0.01)
+
+
+def _bytes_in(folder: Path) -> int:
+    found = 0
+    for path in folder.rglob("*"):
+        try:
+            found += path.stat().st_size
+        except OSError:  # renamed meanwhile
+            continue
+    return found
+
+
+@entry_point(alone=True)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, and add it to the record."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", choices=RUNS, help="which model")
+    parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
+    parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
+    parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    folders = Folders(given.folder)
+    if given.child:
+        run, memory = RUNS[given.run]
+        config = config_of(run, folders.disk, memory, save=str(folders.run))
+        CHILDREN[given.child](config, folders)
+        return
+    if folders.run.exists() or folders.export.exists():
+        raise UserError(f"--folder {folders.root} is not empty: name a new one")
+    facts = measure(given.run, folders)
+    command = f"python3 -m benchmarks.kill_and_continue {given.run} --folder DIR"
+    record({"command": command, "host_memory": RUNS[given.run][1], **facts}, given.record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

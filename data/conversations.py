@@ -1,0 +1,216 @@
+"""Conversations: the messages of a row, in whichever of the usual forms it has them.
+
+`messages` as OpenAI's fine-tuning files (`role`, `content`, `tool_calls`), `conversations` as
+ShareGPT's (`from`, `value`), `prompt` and `completion` as lists of messages (TRL's), or a question
+and an answer that templates make.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data.rows import Row
+from data.template import ColumnError
+from files.shown import shown
+
+Message = Mapping[str, Any]
+
+COLUMNS = ("messages", "conversations", "conversation")
+"""Columns of conversations, unless `data.messages` names another one."""
+
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+    "model": "assistant", "function_call": "assistant",
+    "observation": "tool", "function": "tool", "function_response": "tool",
+}  # fmt: skip
+"""Other names of roles: ShareGPT's, and OpenAI's of before there were tools."""
+
+_KEPT = ("name", "reasoning_content", "thinking", "reasoning", "tool_call_id", "weight")
+"""Further fields of messages that templates or the loss read."""
+
+WEIGHT = "weight"
+"""Field of an assistant's message: 0 keeps it from being learned, as in OpenAI's files."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What was said, in order, and the tools that could be called.
+
+    Attributes:
+        messages: each with `role`, and `content` or `tool_calls`, as chat templates read them.
+        tools: their JSON schemas; None: there are none.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+    def with_system(self, system: str | None) -> Conversation:
+        """With this system message, if it has none."""
+        if system is None or (self.messages and self.messages[0]["role"] == "system"):
+            return self
+        return Conversation((said("system", system), *self.messages), self.tools)
+
+    def before_answer(self) -> Conversation:
+        """Without the assistant's message at its end, if there is one: what is to be answered."""
+        cut = len(self.messages)
+        while cut and self.messages[cut - 1]["role"] == "assistant":
+            cut -= 1
+        return Conversation(self.messages[:cut], self.tools)
+
+
+def said(role: str, content: str) -> Message:
+    """A message of text."""
+    return {"role": role, "content": content}
+
+
+def is_message(row: Row) -> bool:
+    """Whether a row is a message by itself."""
+    return {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys()
+
+
+def has_conversation(row: Row, column: str | None = None) -> bool:
+    """Whether a row holds messages; `column`: where, None: in a usual place."""
+    if column is not None:
+        return column in row
+    return any(_is_list(row.get(name)) for name in (*COLUMNS, "prompt"))
+
+
+def conversation_of(row: Row, column: str | None = None) -> Conversation:
+    """The conversation in a row.
+
+    Raises:
+        ColumnError: there is none, or a message is not of a known form.
+    """
+    if column is None:
+        column = next((name for name in (*COLUMNS, "prompt") if _is_list(row.get(name))), None)
+    if column is None or column not in row:
+        there = ", ".join(map(str, row))
+        raise ColumnError(f"there is no column {shown(column or COLUMNS[0])}, but: {there}")
+    found = _list_in(row, column)
+    if column == "prompt" and "completion" in row:
+        answer = row["completion"]
+        plain = isinstance(answer, str) and not _is_list(answer)
+        found = [*found, *([said("assistant", answer)] if plain else _list_in(row, "completion"))]
+    if not found:
+        raise ColumnError(f"column {shown(column)} has no messages")
+    messages = [_message(given, number) for number, given in enumerate(found, 1)]
+    tools = _list_in(row, "tools") if row.get("tools") else None
+    if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
+        raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
+    system = row.get("system")
+    return Conversation(messages, tools).with_system(
+        system if isinstance(system, str) and system else None
+    )
+
+
+def question_and_answer(row: Row, question: str, answer: str | None) -> Conversation:
+    """A conversation of one question; before it those of the column `history`, as LLaMA-Factory's
+    Alpaca files have them."""
+    earlier = _list_in(row, "history") if row.get("history") else []
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in earlier):
+        raise ColumnError("column 'history' must hold pairs of a question and an answer")
+    turns = [(role, text) for pair in earlier
+             for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
+    turns += [("user", question), *([] if answer is None else [("assistant", answer)])]
+    system = row.get("system")
+    return Conversation([_message({"role": r, "content": t}, 1) for r, t in turns]).with_system(
+        system if isinstance(system, str) and system else None
+    )
+
+
+def _message(given: object, number: int) -> Message:
+    """A message of any of the forms, as templates read it; `number`: for messages to people."""
+    if not isinstance(given, Mapping):
+        raise ColumnError(f"message {number} is {shown(given)}, but must be an object")
+    role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
+    if not isinstance(role, str):
+        raise ColumnError(f"message {number} must have a role, or from, that is text")
+    found: dict[str, Any] = {"role": _ROLES.get(role, role)}
+    calls = _calls(given, content if role == "function_call" else None, number)
+    if calls is not None and role == "function_call":
+        content = None
+    text = _text(content, number)
+    if text is not None:
+        found["content"] = text
+    elif calls is None:
+        raise ColumnError(f"message {number} has neither content nor tool calls")
+    if calls is not None:
+        found["tool_calls"] = calls
+    return found | {name: given[name] for name in _KEPT if given.get(name) is not None}
+
+
+def _text(content: object, number: int) -> str | None:
+    """The text of a message: as it is, or in parts (OpenAI's `{"type": "text", "text": ...}`)."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ColumnError(f"message {number} holds {shown(content)}, but must hold text")
+    return "".join(map(str, texts))
+
+
+def _calls(given: Message, value: object, number: int) -> list[dict[str, Any]] | None:
+    """The tool calls of a message; `value`: one as ShareGPT has it, in the text."""
+    calls = given.get("tool_calls")
+    if given.get("function_call"):
+        calls = [given["function_call"]]
+    elif isinstance(value, str):
+        call = _parsed(value)
+        if call is None:
+            return None  # a call in words of its own stays text
+        calls = call if isinstance(call, list) else [call]
+    if not calls:
+        return None
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ColumnError(f"message {number} has tool_calls {shown(calls)}, but must have objects")
+    return [_call(call, number) for call in calls]
+
+
+def _call(given: Message, number: int) -> dict[str, Any]:
+    """A tool call as templates read it: arguments are an object, not the JSON text of one."""
+    function = given.get("function", given)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ColumnError(f"message {number} calls a tool without a name: {shown(given)}")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        parsed = _parsed(arguments)
+        arguments = arguments if parsed is None else parsed  # templates can write text too
+    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {**({"id": given["id"]} if given.get("id") else {}), **_without_nulls(call)}
+
+
+def _parsed(text: str) -> Any:
+    """JSON text as data; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the nulls with which Parquet fills objects that differ."""
+    if isinstance(value, Mapping):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return value
+
+
+def _is_list(value: object) -> bool:
+    """Whether it is a list of messages, or the JSON text of one, as CSV has it."""
+    if isinstance(value, str):
+        return value.lstrip()[:1] == "[" and value.lstrip()[1:].lstrip()[:1] == "{"
+    return isinstance(value, list) and (not value or isinstance(value[0], Mapping))
+
+
+def _list_in(row: Row, column: str) -> list[Any]:
+    value = row.get(column)
+    if isinstance(value, str):
+        value = _parsed(value)
+    if not isinstance(value, list):
+        raise ColumnError(f"column {shown(column)} holds {shown(row.get(column))}, but must hold a "
+                          "list")  # fmt: skip
+    return value

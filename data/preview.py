@@ -1,0 +1,60 @@
+"""Samples as people see them: token by token, and which of them are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from data.samples import Samples
+from data.shapes import Marked, Shape
+from data.tokens import Tokenizer
+
+BETWEEN = "·"
+"""Between tokens."""
+LEARNED = "\033[32m", "\033[0m"
+OTHERS = "\033[2m", "\033[0m"
+"""Colours of a terminal: green, and faint for separators."""
+PLAIN = "⟪", "⟫"
+"""Around what is learned, without colours."""
+
+
+def preview(
+    samples: Samples, indices: Sequence[int], shape: Shape, tokenizer: Tokenizer, coloured: bool
+) -> Iterator[str]:
+    """The samples at `indices`, in lines."""
+    how = "green" if coloured else "in {} {}".format(*PLAIN)
+    yield f"the first samples: {BETWEEN} separates tokens, learned ones are {how}"
+    for number, index in enumerate(indices, 1):
+        batch = samples.take([index])
+        texts = shape.marked(batch)
+        tokens = sum(len(text) for text in texts)
+        learned = sum(mark for text in texts for _, mark in text)
+        kind = "text" if len(texts) == 1 else "texts"
+        yield f"sample {number}: {len(texts)} {kind}, {tokens} tokens, {learned} learned"
+        for text in texts:
+            yield shown(text, tokenizer, coloured)
+
+
+def shown(text: Sequence[Marked], tokenizer: Tokenizer, coloured: bool) -> str:
+    """A text, indented; a line ends after a token that ends one."""
+    runs = list[tuple[bool, list[str]]]()
+    for token, mark in text:
+        if not runs or runs[-1][0] != mark:
+            runs.append((mark, []))
+        runs[-1][1].append(_readable(token, tokenizer))
+    before, after = LEARNED if coloured else PLAIN
+    between = f"{OTHERS[0]}{BETWEEN}{OTHERS[1]}{LEARNED[0]}" if coloured else BETWEEN
+    other = f"{OTHERS[0]}{BETWEEN}{OTHERS[1]}" if coloured else BETWEEN
+    parts = [
+        f"{before}{between.join(words)}{after}" if mark else other.join(words)
+        for mark, words in runs
+    ]
+    lines = other.join(parts).replace("\\n", "\\n\n").splitlines()
+    return "\n".join(f"  {line.removeprefix(other).removeprefix(between)}" for line in lines)
+
+
+def _readable(token: int, tokenizer: Tokenizer) -> str:
+    """A token's text on one line; of a part of a character, the tokenizer's own name for it."""
+    text = str(tokenizer.base.decode([token], skip_special_tokens=False))
+    if "�" in text or not text:
+        text = str(tokenizer.base.convert_ids_to_tokens(token))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,94 @@
+"""Generate the sample conversations: `python -m data.sample.generate_conversations`.
+
+A user tells of one event and asks about it, several times; the assistant answers in a sentence, or
+in one word if the system's message says so. What was not told, it does not know. People and things
+of the validation split meet in no training conversation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.sample.generate import Premise, scenes_of, write_premise
+from data.sample.vocabulary import ATTRIBUTES
+
+SIZES = {"train": 2_000, "validation": 200}
+SEED = 2027
+BRIEF = "Answer in one word."
+BRIEF_SHARE = 0.3
+"""Share of conversations whose system's message asks for one word."""
+TOLD = 3
+"""Attributes that the user tells."""
+ASKED = (2, 4)
+"""Fewest and most questions."""
+
+QUESTIONS = {
+    "who": "Who took the {thing}?",
+    "what": "What did {person} take?",
+    "colour": "What colour is it?",
+    "place": "Where is it now?",
+    "vehicle": "How did it get there?",
+    "time": "When was that?",
+}
+
+
+def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
+    """Rows with `messages`, in OpenAI's form."""
+    rng, scenes = random.Random(f"{SEED}-{split}"), scenes_of(split)
+    for _ in range(SIZES[split]):
+        scene = rng.choice(scenes)
+        names = rng.sample(["colour", "place", "vehicle", "time"], TOLD)
+        told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
+        brief = rng.random() < BRIEF_SHARE
+        messages = [_said("system", BRIEF)] if brief else []
+        text = write_premise(rng, Premise(scene, told)) + " "
+        for question in rng.sample(list(QUESTIONS), rng.randint(*ASKED)):
+            asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
+            known = {"who": scene[0], "what": scene[1]} | told
+            messages.append(_said("user", text + asked))
+            messages.append(_said("assistant", _answer(question, known, brief)))
+            text = ""
+        yield {"messages": messages}
+
+
+def _answer(question: str, known: dict[str, str], brief: bool) -> str:
+    value = known.get(question)
+    if value is None:
+        return "unknown" if brief else "You did not say."
+    if brief:
+        return value.split()[-1]
+    match question:
+        case "who":
+            return f"{value} did."
+        case "what":
+            return f"The {value}."
+        case "colour":
+            return f"It is {value}."
+        case "place":
+            return f"In the {value}."
+        case "vehicle":
+            return f"By {value}."
+        case _:
+            return f"{value.capitalize()}."
+
+
+def _said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def write(folder: Path) -> None:
+    """Write `train.jsonl` and `validation.jsonl`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in SIZES:
+        lines = "".join(json.dumps(row) + "\n" for row in conversations(split))
+        (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "conversations")
+    write(parser.parse_args().folder)

@@ -1,0 +1,51 @@
+"""Train the tokenizer of the sample conversations: `python -m data.sample.train_chat_tokenizer`.
+
+A byte-level one as the language models' (`train_gptj_tokenizer.py`), with the tokens and the chat
+template of ChatML, as Qwen's have them: padding `<|endoftext|>` = 0, `<|im_start|>` = 1, and
+`<|im_end|>` = 2, which ends what anybody says.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from data.sample.generate_conversations import conversations
+from data.sample.train_gptj_tokenizer import byte_level
+
+FOLDER = Path(__file__).parent / "chat_tokenizer"
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train on the training conversations; deterministic."""
+    texts = [
+        f"{message['role']}\n{message['content']}\n {message['content']}"
+        for row in conversations("train")
+        for message in row["messages"]
+    ]
+    found = byte_level(texts, (PAD, START, END), eos_token=END, pad_token=PAD)
+    found.chat_template = TEMPLATE
+    return found
+
+
+def write(folder: Path) -> None:
+    """Write the tokenizer's files into `folder`."""
+    build_tokenizer().save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    write(parser.parse_args().folder)

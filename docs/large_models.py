@@ -1,0 +1,328 @@
+"""What runs where: each published model on machines from a laptop to eight GPUs.
+
+    python3 -m docs.large_models            # simulates all of it, which takes minutes
+    python3 -m docs.large_models --missing  # simulates what there are no numbers of
+    python3 -m docs.large_models --tables   # simulates nothing: writes the document
+
+The numbers are in docs/large_models.json, and those of runs that were measured in
+benchmarks/results/full_size.jsonl. The tables stand in docs/large_models.md between
+`<!-- models -->`, `<!-- others -->` or `<!-- measured -->` and `<!-- end -->`. Tests fail where
+they are out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from config.families import config_class_of
+from config.machines import machine
+from config.presets import load_config, preset_data
+from planning.fitting import best_training
+from planning.report import Report
+
+DOCUMENT = Path(__file__).with_suffix(".md")
+NUMBERS = Path(__file__).with_suffix(".json")
+RECORDS = NUMBERS.parents[1] / "benchmarks" / "results" / "full_size.jsonl"
+_BLOCK = re.compile(r"(<!-- (models|others|measured) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "FLAN-T5 large": ("large", {"model": {"precision": "bfloat16"}}),
+    "FLAN-T5 XL": ("xl_gpu", {}),
+    "FLAN-T5 XXL": ("xxl_gpu", {}),
+    "GPT-J 6B": ("gptj_6B_gpu", {}),
+    "Qwen3 0.6B": ("qwen3_0_6B", {}),
+    "Qwen3 32B": ("qwen3_32B", {}),
+    "Llama 3.2 1B": ("llama3_2_1B", {}),
+    "Llama 3.1 8B": ("llama3_1_8B", {}),
+}
+"""By title: a preset, and what is changed in it."""
+
+MACHINES: dict[str, tuple[str, int]] = {
+    "laptop": ("laptop", 1),
+    "T4": ("t4", 1),
+    "RTX 4090": ("rtx4090", 1),
+    "L40S": ("l40s", 1),
+    "A100 80 GB": ("a100", 1),
+    "H100": ("h100", 1),
+    "H200": ("h200", 1),
+    "8 × H200": ("h200", 8),
+}
+"""By title: a machine, and how many of its devices are used."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on a machine. Bytes are of one device or one host."""
+
+    model: str
+    machine: str
+    fits: bool
+    parameters: int
+    data_parallel: int
+    tensor_parallel: int
+    micro_batch_size: int
+    batch: int
+    sample_tokens: int
+    device_bytes: float
+    host_bytes: float
+    disk_bytes: float
+    kept: dict[str, int]
+    seconds: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others say of a system of theirs.
+
+    Attributes:
+        like: the row of ours that is closest: model and machine.
+        unit: of `figure`: tokens/s, or TFLOP/s as 6 × parameters × tokens/s.
+    """
+
+    system: str
+    what: str
+    figure: float
+    unit: str
+    source: str
+    like: tuple[str, str]
+
+
+OTHERS = (
+    Published(
+        "RoundPipe",
+        "Llama 3.1 8B on an RTX 4090",
+        3142,
+        "tokens/s",
+        "arXiv:2604.27085, its README",
+        ("Llama 3.1 8B", "RTX 4090"),
+    ),
+    Published(
+        "RoundPipe",
+        "Qwen3 32B on an RTX 4090",
+        740,
+        "tokens/s",
+        "arXiv:2604.27085, its README",
+        ("Qwen3 32B", "RTX 4090"),
+    ),
+    Published(
+        "MegaTrain",
+        "Qwen2.5 7B on an H100",
+        272,
+        "TFLOP/s",
+        "arXiv:2604.05091, its README",
+        ("Llama 3.1 8B", "H100"),
+    ),
+    Published(
+        "torchtitan, all in device memory of many GPUs",
+        "Llama 3.1 8B, an H100 of them",
+        6667,
+        "tokens/s",
+        "benchmarks/ of its repository, bfloat16 with compile",
+        ("Llama 3.1 8B", "H100"),
+    ),
+    Published(
+        "ZeRO-Offload",
+        "10 B parameters on a V100 of 32 GB",
+        40,
+        "TFLOP/s",
+        "DeepSpeed's blog, 2020-09-09",
+        ("FLAN-T5 XXL", "T4"),
+    ),
+)
+
+
+def computed(model: str, on: str) -> Row:
+    """Plan and simulate a model of `MODELS` on a machine of `MACHINES`."""
+    preset, changes = MODELS[model]
+    name, devices = MACHINES[on]
+    config = load_config(
+        config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset, changes
+    )
+    return _row(model, on, best_training(preset, config, machine(name), devices))
+
+
+def _row(model: str, on: str, made: Report) -> Row:
+    needs, e = made.needs, made.needs.config.execution
+    shares = {name: needed for name, (needed, _) in made.shares.items()}
+    kinds = [] if needs.placement is None else needs.placement.kinds
+    return Row(
+        model,
+        on,
+        made.fits,
+        needs.parameters,
+        e.data_parallel,
+        e.tensor_parallel,
+        e.micro_batch_size,
+        needs.samples,
+        needs.tokens // needs.samples,
+        shares.get("device memory", 0),
+        shares.get("host memory", shares.get("memory", 0)),
+        shares.get("disk", 0),
+        {k.label: k.nbytes for k in sorted(kinds, key=lambda k: -k.nbytes) if k.nbytes >= 1e8},
+        round(made.expected_seconds, 3),
+        round(made.tokens_per_second, 1),
+    )
+
+
+# ---- the document -------------------------------------------------------------------------------
+def read() -> list[Row]:
+    """The numbers that were computed."""
+    return [Row(**row) for row in json.loads(NUMBERS.read_text(encoding="utf-8"))]
+
+
+def rewritten(text: str, rows: Sequence[Row]) -> str:
+    """A document with its tables as the numbers have them."""
+    tables = {"models": _models, "others": _others, "measured": _measured}
+    return _BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]](rows)}{m[3]}", text)
+
+
+def _models(rows: Sequence[Row]) -> str:
+    of_each = {title: [row for row in rows if row.model == title] for title in MODELS}
+    return "\n".join(_model(title, found) for title, found in of_each.items() if found)
+
+
+def _model(title: str, rows: Sequence[Row]) -> str:
+    first = rows[0]
+    head = (
+        "Machine",
+        "Runs as",
+        "Device",
+        "Host",
+        "Disk",
+        "Stays on the device",
+        "Step",
+        "Tokens/s",
+    )
+    return (
+        f"### {title}\n\n{first.parameters / 1e9:,.2f} B parameters, {first.batch} samples of "
+        f"{first.sample_tokens} tokens a step.\n\n{_markdown(head, map(_cells, rows))}"
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if not row.fits:
+        return (row.machine, "does not fit", *_memory(row), "", "", "")
+    of = f"{row.data_parallel} dp × {row.tensor_parallel} tp, " if _devices(row) > 1 else ""
+    kept = ", ".join(f"{n / 1e9:.1f} {label}" for label, n in _merged(row.kept))
+    return (
+        row.machine,
+        f"{of}micro-batches of {row.micro_batch_size}",
+        *_memory(row),
+        kept or "",
+        _seconds(row.seconds),
+        _three_digits(row.tokens_per_second),
+    )
+
+
+def _merged(kept: dict[str, int]) -> list[tuple[str, int]]:
+    """Bytes by kind, whether few layers read an entry or many; the largest three."""
+    sums: dict[str, int] = {}
+    for label, n in kept.items():
+        label = label.removesuffix(" that many layers read")
+        sums[label] = sums.get(label, 0) + n
+    return sorted(sums.items(), key=lambda item: -item[1])[:3]
+
+
+def _devices(row: Row) -> int:
+    return row.data_parallel * row.tensor_parallel
+
+
+def _memory(row: Row) -> tuple[str, str, str]:
+    device, host, disk = (
+        f"{n / 1e9:,.1f}" if n >= 1e8 else ""
+        for n in (row.device_bytes, row.host_bytes, row.disk_bytes)
+    )
+    return device, host, disk
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _others(rows: Sequence[Row]) -> str:
+    head = ("System", "Published", "Here, simulated", "Source")
+    by = {(row.model, row.machine): row for row in rows}
+    return _markdown(head, (_other(o, by[o.like]) for o in OTHERS if o.like in by))
+
+
+def _other(other: Published, row: Row) -> tuple[str, ...]:
+    ours = row.tokens_per_second
+    if other.unit == "TFLOP/s":
+        ours *= 6 * row.parameters / 1e12
+    return (
+        other.system,
+        f"{other.what}: {other.figure:,.0f} {other.unit}",
+        f"{row.model} on {row.machine}: {ours:,.0f} {other.unit}",
+        other.source,
+    )
+
+
+def _measured(_: Sequence[Row]) -> str:
+    head = ("Run", "Limit", "Resident, planned", "On disk", "Read and written", "Seconds",
+            "Matrix rate", "Kernel")  # fmt: skip
+    lines = RECORDS.read_text(encoding="utf-8").splitlines()
+    records = (json.loads(line) for line in lines)
+    return _markdown(head, (_record(facts) for facts in records if "disk_bytes" in facts))
+
+
+def _record(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    rate, kernel = facts.get("of_matrix_rate"), facts.get("kernel_fraction")
+    seconds = facts.get("seconds_per_step") or facts["seconds_per_run"]
+    return (
+        f"`{facts['command'].split()[3]}`",
+        f"{facts['host_memory']:g} GB",
+        f"{facts['peak_host_bytes'] / 1e9:.2f}, {facts['planned_host_bytes'] / 1e9:.2f} GB",
+        f"{facts['disk_bytes'] / 1e9:.1f} GB",
+        f"{facts['disk_read'] / 1e9:.1f}, {facts['disk_written'] / 1e9:.1f} GB",
+        f"{seconds:.1f}",
+        "" if rate is None else f"{rate:.0%}",
+        "" if kernel is None else f"{kernel:.0%}",
+    )
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def lines() -> Iterator[str]:
+        for cells in (head, ["---"] * len(head), *rows):
+            yield f"| {' | '.join(cells)} |\n"
+
+    return "".join(lines())
+
+
+def compute(rows: Sequence[Row]) -> None:
+    """Compute all numbers but those of `rows`; keep them as they come."""
+    found = {(row.model, row.machine): row for row in rows}
+    for model in MODELS:
+        for on in MACHINES:
+            if (model, on) not in found:
+                found[model, on] = computed(model, on)
+                text = json.dumps([asdict(row) for row in found.values()], indent=1)
+                NUMBERS.write_text(text + "\n", encoding="utf-8")
+                print(model, on, found[model, on].tokens_per_second, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compute the numbers, and write the document."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--missing", action="store_true", help="compute what there are none of")
+    parser.add_argument("--tables", action="store_true", help="compute nothing")
+    given = parser.parse_args(arguments)
+    if not given.tables:
+        compute(read() if given.missing else [])
+    text = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(rewritten(text, read()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Whether a model can be trained on a machine, how, and how long it takes.
+
+    python3 -m planning.fit google/flan-t5-xl
+    python3 -m planning.fit Qwen/Qwen3-32B --machine h200 --devices 8 --tokens 1e9
+
+Takes a preset, a Hugging Face folder, its config.json or a model of the hub, and any field of the
+configuration as a flag. Without `--machine` it is the one at hand, whose disk is measured where
+`--execution.disk` names a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from config.errors import ConfigError
+from config.machines import Machine, machine, machines
+from config.presets import preset_data, preset_names
+from files.shown import shown_path
+from modelling.origins import ORIGINS
+from modelling.shortage import explained
+from planning.report import Report
+from planning.text import gigabytes
+from terminal.command_line import CommandLine, read_command_line
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
+
+
+@entry_point(alone=True)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan and print."""
+    line = _read(list(sys.argv[1:] if arguments is None else arguments))
+    from modelling.choices import with_choices
+    from planning.fitting import best_training, generation
+    from planning.here import machine_here
+
+    config, options = line.config, line.options
+    with explained(line.preset, config):
+        target = (
+            machine(options.machine)
+            if options.machine
+            else machine_here(config, config.execution.disk)
+        )
+        if line.given is not None:  # how many devices there are is an option of its own
+            line = replace(line, given=line.given | {"execution.data_parallel"})
+        config = with_choices(line, trains=True, machine=target).config
+        devices = options.devices or min(config.replicas, target.devices or config.replicas)
+        made = best_training(line.preset, config, target, devices)
+        written = generation(line.preset, config, target)
+    print("\n".join(as_lines(made, options.tokens)))
+    print("\n".join(generation_lines(written)))
+
+
+def _read(arguments: list[str]) -> CommandLine:
+    """A command line whose first word is the model."""
+    if arguments and not arguments[0].startswith("-"):
+        arguments = [*_named(arguments[0]), *arguments[1:]]
+    elif not {"-h", "--help", "--help-all"} & set(arguments):
+        raise ConfigError(
+            "name a model first: python3 -m planning.fit MODEL, a preset, a Hugging Face folder, "
+            "a config.json or a model of the hub"
+        )
+    return read_command_line(
+        (__doc__ or "").partition("\n")[0], "finetuning", "xl_gpu", arguments, _add_options, ORIGINS
+    )
+
+
+def _named(model: str) -> list[str]:
+    """How the command line of training names a model."""
+    path = Path(model)
+    if model in preset_names("finetuning") or path.suffix in (".yml", ".yaml"):
+        return ["--config", model]
+    if path.suffix == ".json":
+        if path.name != "config.json":
+            raise ConfigError(f"{shown_path(model)} must be called config.json")
+        return ["--model", str(path.parent)]
+    preset = None if path.exists() else _published(model)
+    return ["--config", preset] if preset else ["--model", model]
+
+
+def _published(model: str) -> str | None:
+    """The preset that trains a published model on one device; None if there is none."""
+    for name in preset_names("finetuning"):
+        data = preset_data("finetuning", name)
+        execution = data.get("execution", {})
+        devices = execution.get("data_parallel", 1) * execution.get("tensor_parallel", 1)
+        if data.get("checkpoint", {}).get("load") == model and devices == 1:
+            return name
+    return None
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--machine",
+        metavar="NAME",
+        help=f"{', '.join(machines())}, or a YAML file with the fields of config/machines.yml "
+        "(default: the machine at hand)",
+    )
+    parser.add_argument(
+        "--devices", type=count_option, metavar="N", help="devices to use (default: the preset's)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=_tokens,
+        metavar="N",
+        default=1e9,
+        help="tokens to train on, such as 5e8 (default: %(default)g)",
+    )
+
+
+def _tokens(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 1 <= number < 1e18:
+        raise argparse.ArgumentTypeError("must be a number of tokens, such as 1e9")
+    return number
+
+
+# ---- the screen ---------------------------------------------------------------------------------
+def as_lines(made: Report, tokens: float) -> list[str]:
+    """What training needs, as lines for people."""
+    needs, c = made.needs, made.needs.config
+    e = c.execution
+    lines = [
+        f"{made.preset}: {needs.parameters / 1e6:,.1f} M parameters in {c.model.precision}, "
+        f"{c.training.optimizer.name}",
+        f"machine     {_machine(made.machine)}",
+        f"fits        {_fits(made)}",
+        f"devices     {c.replicas} = {e.data_parallel} data parallel × {e.tensor_parallel} tensor "
+        f"parallel, micro-batches of {e.micro_batch_size}",
+        *(f"{name:12}{_share(*share)}" for name, share in _shares(made)),
+    ]
+    if needs.placement is not None:
+        kept = [k for k in needs.placement.kinds if k.nbytes >= 5e7]
+        what = ", ".join(f"{gigabytes(k.nbytes)} of {k.label}" for k in kept)
+        lines.append(f"placement   on each device, all the time: {what or 'nothing'}")
+    if not made.fits:
+        return lines
+    batch = c.training.global_batch_size
+    hours = tokens / made.tokens_per_second / 3600
+    return [
+        *lines,
+        f"step        {made.expected_seconds:,.2f} s for {batch} samples of up to "
+        f"{needs.tokens // needs.samples} tokens: {made.tokens_per_second:,.0f} tokens/s"
+        f"{_waits(made)}",
+        f"training    {tokens:,.0f} tokens take {_duration(hours)}",
+    ]
+
+
+def generation_lines(made: Report) -> list[str]:
+    """What generation on one device needs."""
+    if not made.fits:
+        return ["generation  does not fit one device"]
+    where = "layer by layer" if made.needs.streamed else "weights on the device"
+    memory = ", ".join(
+        f"{gigabytes(needed)} {name}" for name, (needed, _) in made.shares.items() if needed
+    )
+    return [
+        f"generation  on one device, {where}: {memory}; {made.tokens_per_second:,.0f} tokens/s for "
+        f"{made.needs.samples} prompts at once"
+    ]
+
+
+def _machine(found: Machine) -> str:
+    devices = "" if found.platform == "cpu" else f" of {gigabytes(found.memory)}"
+    return (
+        f"{found.title}{devices}, {gigabytes(found.host_memory)} host memory, "
+        f"{gigabytes(found.disk)} disk at {found.disk_read / 1e9:.1f} GB/s read and "
+        f"{found.disk_write / 1e9:.1f} GB/s write"
+    )
+
+
+def _fits(made: Report) -> str:
+    if made.fits:
+        return "yes, with the rest of the state on disk" if made.plan.disk else "yes"
+    lacking = [name for name, (needed, there) in made.shares.items() if needed > there]
+    return f"NO: not enough {' and '.join(lacking)}"
+
+
+def _shares(made: Report) -> list[tuple[str, tuple[float, float]]]:
+    short = {"device memory": "device", "host memory": "host", "memory": "memory"}
+    return [(short.get(name, name), share) for name, share in made.shares.items()]
+
+
+def _share(needed: float, there: float) -> str:
+    return f"{gigabytes(needed)} of {gigabytes(there)}"
+
+
+def _waits(made: Report) -> str:
+    timeline = made.timeline
+    if timeline is None or not timeline.seconds:
+        return ""
+    return f"; {timeline.exposed_transfers / timeline.seconds:.0%} of it waiting for transfers"
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours < 100 else f"{hours / 24:,.1f} days"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The machine at hand, as the hardware table would have it: what is free, and what was measured."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import popxl
+from config.machines import Machine, machine, machine_of_kind
+from config.sections import RunConfig
+from modelling.devices import device_desc, platform
+from modelling.memory import host_memory
+from popxl import hardware
+
+_SIZE = 2048  # rows and columns of the matrices
+_BLOCK = 2**26  # bytes
+_BLOCKS = 4
+_RUNS = 3
+
+
+def machine_here(config: RunConfig, folder: str | None) -> Machine:
+    """The machine at hand. Takes a second or two, in which it measures.
+
+    A GPU or TPU has the rates of the hardware table (an H100's, where it is not in there), and its
+    own memory. A processor's rates are those of products of matrices and of copies with NumPy.
+
+    Args:
+        folder: of a local disk, which is written to and read from; None: the disk that the working
+            directory is on, at the rates that the hardware table takes for granted.
+
+    Raises:
+        DiskError: `folder` is in use, or has no room for 256 MiB.
+    """
+    here, memory = platform(config), host_memory()
+    found = _processor() if here == "cpu" else _accelerator(config, here)
+    if memory is not None:
+        found = replace(found, host_memory=memory)
+    if here == "cpu":
+        found = replace(found, memory=found.host_memory)
+    return _with_disk(found, folder)
+
+
+def _accelerator(config: RunConfig, platform: str) -> Machine:
+    desc = device_desc(config)
+    kind = hardware.device_kinds(desc, 1)[0]
+    known, memory = machine_of_kind(kind), popxl.plan.device_memory(desc, 1)
+    found = known or replace(machine("h100"), title=f"{kind}, at the rates of an H100")
+    return replace(
+        found,
+        name="here",
+        memory=found.memory if memory is None else memory,
+        devices=hardware.device_count(desc),
+        platform=platform,
+    )
+
+
+def _processor() -> Machine:
+    a = np.full((_SIZE, _SIZE), 0.5, np.float32)
+    out, block = np.empty_like(a), np.zeros(_BLOCK, np.uint8)
+    rate = 2 * _SIZE**3 / _best(lambda: np.matmul(a, a, out))
+    copied = np.empty_like(block)
+    bandwidth = 2 * _BLOCK / _best(lambda: np.copyto(copied, block))
+    return replace(
+        machine("laptop"),
+        name="here",
+        title="this processor",
+        flops=dict.fromkeys(("float32", "float16", "bfloat16"), rate),
+        bandwidth=bandwidth,
+        host_link=bandwidth,
+        link=bandwidth,
+    )
+
+
+def _with_disk(found: Machine, folder: str | None) -> Machine:
+    if folder is None:
+        return replace(found, disk=shutil.disk_usage(Path.cwd()).free)
+    block, total = np.ones(_BLOCK, np.uint8), _BLOCK * _BLOCKS
+    with (
+        popxl.plan.scratch_file(Path(folder), total) as file,
+        ThreadPoolExecutor(_BLOCKS) as pool,
+    ):
+        places = range(0, total, _BLOCK)
+        write = _once(lambda: list(pool.map(lambda at: file.write(at, block), places)))
+        read = _once(lambda: list(pool.map(lambda at: file.read(at, _BLOCK).size, places)))
+    free = shutil.disk_usage(folder).free
+    return replace(found, disk=free, disk_read=total / read, disk_write=total / write)
+
+
+def _best(do: Callable[[], object]) -> float:
+    return min(_once(do) for _ in range(_RUNS))
+
+
+def _once(do: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    do()
+    return time.perf_counter() - start

@@ -1,0 +1,60 @@
+"""Values of variables that functions make: several at a time, and few ahead of their use."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from popxl.tensor import Variable
+
+THREADS = 4
+
+
+def made_ahead(
+    variables: Iterable[Variable], which: Set[Variable], make: Callable[[Variable], np.ndarray]
+) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
+    """Variables in their order, each with a function that gives its value.
+
+    Threads make the values of some before they are asked for. So many wait as take no more memory
+    than the largest of them alone, at least one.
+
+    Args:
+        which: those whose values threads may make.
+        make: makes a value.
+    """
+    variables = list(variables)
+    apart = [var for var in variables if var in which]
+    room = max(map(_nbytes, apart), default=0)
+    upcoming = deque(apart)
+    waiting: deque[tuple[Variable, Future[np.ndarray]]] = deque()
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        try:
+            for var in variables:
+                while upcoming and (not waiting or room >= _nbytes(upcoming[0])):
+                    room -= _nbytes(upcoming[0])
+                    each = upcoming.popleft()
+                    waiting.append((each, pool.submit(make, each)))
+                if waiting and waiting[0][0] is var:
+                    yield var, partial(_result, [waiting.popleft()[1]])
+                    room += _nbytes(var)
+                else:
+                    yield var, partial(make, var)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _result(held: list[Future[np.ndarray]]) -> np.ndarray:
+    """What a thread has made, which nobody holds any more afterwards."""
+    return held.pop().result()
+
+
+def _nbytes(var: Variable) -> int:
+    return math.prod(var.shape_on_host) * var.dtype.itemsize

@@ -1,0 +1,82 @@
+"""Environment variables that JAX and XLA read before anybody can say what is wrong with them.
+
+XLA ends the process at a flag that it does not know, and JAX raises when it is imported. So values
+that are not known to be good are tried in another process first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from config.errors import ConfigError
+from files.shown import shown, shown_name
+
+_XLA = "from jaxlib import xla_client; xla_client.CompileOptions()"
+_JAX = "import jax"
+_SECONDS = 60
+_FLAGS = re.compile(
+    r"(\s*--xla_(force_host_platform_device_count=\d{1,4}|backend_optimization_level=[0-3]))*\s*"
+)
+_LOGGED = re.compile(r"[EF]\d{4} .*?\] (.*)")
+_PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
+_PLUGINS = "jax_plugins"
+_GOOD = {"JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS"}
+
+
+def check_environment() -> None:
+    """Check the variables that JAX and XLA read.
+
+    Raises:
+        ConfigError: one has a value with which they do not start.
+    """
+    _check_platforms(os.environ.get("JAX_PLATFORMS", ""))
+    flags = os.environ.get("XLA_FLAGS", "")
+    if not _FLAGS.fullmatch(flags):
+        _try("XLA_FLAGS", flags, _XLA)
+    names = [n for n in os.environ if n.startswith("JAX_") and n not in {*_GOOD, "JAX_PLATFORMS"}]
+    if names and _failure(_JAX, os.environ) is not None:
+        rest = {name: value for name, value in os.environ.items() if name not in names}
+        for name in names:
+            _try(name, os.environ[name], _JAX, rest)
+
+
+def _check_platforms(given: str) -> None:
+    known = {*_PLATFORMS, *(plugin.name for plugin in entry_points(group=_PLUGINS))}
+    for name in given.split(","):
+        if name.strip() and name.strip() not in known:
+            raise ConfigError(
+                f"the environment variable JAX_PLATFORMS names {shown(name.strip())}, but the "
+                f"platforms are {', '.join(_PLATFORMS)}: set it to one of them, or unset it"
+            )
+
+
+def _try(name: str, value: str, program: str, others: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError unless a program starts with a variable, and the `others`."""
+    reason = _failure(program, {**(os.environ if others is None else others), name: value})
+    if reason is not None:
+        raise ConfigError(
+            f"the environment variable {shown_name(name, 40)} is {shown(value)}, with which "
+            f"{'XLA' if program == _XLA else 'JAX'} does not start ({reason}): correct or unset it"
+        )
+
+
+def _failure(program: str, environment: Mapping[str, str]) -> str | None:
+    """Why a program does not start in an environment; None if it does."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=dict(environment), timeout=_SECONDS,
+            capture_output=True, text=True, errors="replace",
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {_SECONDS} s"
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it gives no reason"]
+    # XLA gives its reason first, and then lists all its flags; Python's is the last line.
+    logged = [match[1] for line in lines if (match := _LOGGED.match(line))]
+    return shown_name((logged or lines[-1:])[0].strip(), 80)

@@ -1,0 +1,88 @@
+"""Samples as people see them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from config.llama import LlamaConfig
+from config.presets import load_config
+from data.batches import Loader
+from data.pairs import PAIRS, PackedExamples, encode
+from data.pipeline import Pipeline
+from data.preview import preview, shown
+from data.streams import STREAMS, PackedTexts, joined, tokenised
+from data.task import SAMPLE_FOLDER
+from data.texts import Example, Span
+from tests.data.corpora import run_tokenizer
+from tests.pages import ROOT, blocks
+
+WHOLE = (Span("Anna:\n", False), Span("the lamp", True), Span(" ☃", False))
+
+
+def lines_of(samples, shape, tokenizer, indices=(0,), coloured=False):
+    return "\n".join(preview(samples, indices, shape, tokenizer, coloured)).splitlines()
+
+
+def test_learned_tokens_of_a_text_are_marked():
+    tokenizer = run_tokenizer("gptj")
+    samples = PackedTexts.of(tokenised([Example("", "", WHOLE)], tokenizer, True), 32, 1)
+    said = lines_of(samples, STREAMS, tokenizer)
+    assert said[0] == "the first samples: · separates tokens, learned ones are in ⟪ ⟫"
+    assert re.fullmatch(r"sample 1: 1 text, \d+ tokens, (\d) learned", said[1])
+    text = "".join(said[2:])
+    learned = "".join(re.findall("⟪(.*?)⟫", text)).replace("·", "")
+    assert learned == "the lamp"
+    assert r"\n" in text
+    assert "�" not in text
+
+
+def test_terminals_get_colours():
+    tokenizer = run_tokenizer("gptj")
+    (text,) = [[(token, True) for token in ids] for ids in tokenizer.ids(["the lamp"])]
+    assert shown(text, tokenizer, coloured=True).count("\033[32m") >= 1
+    assert "⟪" not in shown(text, tokenizer, coloured=True)
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_pairs_show_prompt_and_target(places):
+    tokenizer = run_tokenizer()
+    examples = [Example("Anna took the lamp", "lamp"), Example("Paul took it", "it")]
+    samples = encode(examples, tokenizer, 32, 4)
+    if places > 1:
+        samples = PackedExamples.of(samples, places)
+    batch = samples.take(np.arange(len(samples)))
+    found = []
+    for text in PAIRS.marked(batch):
+        parts = [[token for token, learned in text if learned == mark] for mark in (False, True)]
+        found.append(Example(*tokenizer.texts(parts)))
+    assert sorted(found) == sorted(examples)
+
+
+def test_every_token_that_follows_is_shown_once():
+    """Joined texts learn everything, the first token of a sample and the last label included."""
+    tokenizer = run_tokenizer("gptj")
+    samples = joined(tokenised([Example("Anna took", "the lamp")] * 9, tokenizer), 16)
+    (text,) = STREAMS.marked(samples.take([0]))
+    assert [token for token, _ in text] == samples.tokens[:17].tolist()
+    assert [learned for _, learned in text] == [False] + [True] * 16
+
+
+def test_the_tutorial_shows_what_its_command_prints():
+    given = {
+        "data": {
+            "train": str(SAMPLE_FOLDER / "conversations" / "train.jsonl"),
+            "tokenizer": str(SAMPLE_FOLDER / "chat_tokenizer"),
+            "examples_per_row": 4,
+        },
+        "model": {"embedding": {"vocab_size": 640}, "sequence_length": 128},
+        "training": {"global_batch_size": 16},
+        "execution": {"micro_batch_size": 16},
+    }
+    data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), STREAMS)
+    samples = data.training_samples()
+    first = Loader.of(data.config, samples).first(1).tolist()
+    said = "\n".join(preview(samples, first, STREAMS, data.tokenizer, coloured=False))
+    assert f"{said}\n" in blocks(ROOT / "docs" / "chat.md", "text")

@@ -1,0 +1,72 @@
+"""What plans and simulated runs say of entries on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import popxl
+from tests.popxl.test_disk import ROWS, SIZE, program
+
+ENTRY = 4 * SIZE
+RATES = popxl.plan.Rates(
+    flops=1e12,
+    float8_flops=1e12,
+    bandwidth=1e12,
+    host_link=1e12,
+    link=1e12,
+    network=1e12,
+    disk_read=1e6,
+    disk_write=5e5,
+)
+
+
+def traffic(ir: popxl.Ir) -> tuple[int, int]:
+    parts = popxl.plan.plan_of(ir).parts
+    return sum(p.disk_read for p in parts), sum(p.disk_written for p in parts)
+
+
+@pytest.mark.parametrize("on_disk", [2, ROWS])
+def test_the_planned_traffic_is_what_a_session_does(tmp_path: Path, on_disk: int) -> None:
+    """But for loads of what waits to be written, and stores that a newer one overtakes."""
+    ir, _ = program(on_disk)
+    read, written = traffic(ir)
+    assert (read, written) == (3 * on_disk * ENTRY, 3 * on_disk * ENTRY)
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        session.run()
+        session._state.traffic.settle()
+        before = session.disk_traffic
+        session.run()
+        session._state.traffic.settle()
+        done = session.disk_traffic
+    # Of the two stores to a row of x, and the load between them, the disk may see none.
+    assert 2 * on_disk * ENTRY <= done.read - before.read <= read
+    assert 2 * on_disk * ENTRY <= done.written - before.written <= written
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_simulated_run_waits_for_the_disk(apart: bool) -> None:
+    """It reads and writes one after the other, and what waits to be written is in memory."""
+    rates = replace(RATES, apart=apart)
+    without = popxl.plan.trace(program(0)[0]).timeline(rates).seconds
+    found = popxl.plan.trace(program(ROWS)[0]).timeline(rates)
+    of_disk = [span for span in found.spans if span.stream == "disk"]
+    read = sum(span.nbytes for span in of_disk if span.name == "read")
+    written = sum(span.nbytes for span in of_disk if span.name == "write")
+    assert read >= 2 * ROWS * ENTRY
+    assert written <= 3 * ROWS * ENTRY
+    busy = read / rates.disk_read + written / rates.disk_write
+    assert busy <= found.seconds <= busy + without + 1e-3
+    for one, other in pairwise(of_disk):
+        assert one.end <= other.start + 1e-9
+
+
+def test_a_simulated_run_reads_while_it_computes() -> None:
+    slow = replace(RATES, bandwidth=1e6, disk_read=3e5, disk_write=1e12)
+    found = popxl.plan.trace(program(ROWS)[0]).timeline(slow)
+    reading = sum(s.end - s.start for s in found.spans if s.stream == "disk")
+    assert min(reading, found.computing) > 0.4
+    assert found.seconds < max(reading, found.computing) + 0.2

@@ -1,0 +1,127 @@
+"""What fits where, and what the command says of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import docs.large_models as large
+from config.machines import Machine, machine
+from config.sections import RunConfig
+from planning import fit
+from planning.fitting import best_training, generation
+from planning.here import machine_here
+from tests.planning.test_against_references import preset
+
+GB = 1e9
+ONE = replace(machine("t4"), memory=1 * GB, host_memory=1 * GB, devices=2)
+
+
+def tiny(**execution: object) -> RunConfig:
+    return preset("tiny", training={"global_batch_size": 64}, execution=execution)
+
+
+def found(on: Machine, devices: int = 1) -> tuple[object, ...]:
+    made = best_training("tiny", tiny(), on, devices)
+    e = made.needs.config.execution
+    return made.fits, e.micro_batch_size, e.disk is not None, made.plan.disk > 0
+
+
+def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
+    assert found(ONE) == (True, 64, False, False)
+    fits, micro, *disk = found(replace(ONE, memory=24e6))
+    assert fits
+    assert isinstance(micro, int)
+    assert 1 <= micro < 64
+    assert disk == [False, False]
+    assert found(replace(ONE, memory=1e6))[0] is False
+
+
+def test_the_disk_where_host_memory_is_small() -> None:
+    """Its windows take 0.8 GB of host memory, and Python and JAX as much."""
+    laptop = replace(machine("laptop"), host_memory=1.45 * GB)
+    # Entries of the tiny model are below what is worth a request.
+    made = best_training("tiny", tiny(), laptop, 1)
+    assert made.fits
+    assert made.timeline is None
+    large_one = preset(
+        "tiny",
+        model={"hidden_size": 512, "d_ff": 2048},
+        training={"global_batch_size": 1},
+        execution={"micro_batch_size": 1},
+    )
+    small = replace(machine("laptop"), host_memory=1.7 * GB)
+    without = best_training("larger", large_one, replace(small, host_memory=8 * GB), 1)
+    small = replace(small, host_memory=without.shares["memory"][0] - 1)
+    made = best_training("larger", large_one, small, 1)
+    assert made.needs.config.execution.disk is not None
+    assert made.plan.disk > 0
+    assert made.timeline is not None
+    assert made.seconds < made.expected_seconds or made.fits is False
+
+
+def test_devices_share_the_batch_or_each_layer() -> None:
+    made = best_training("tiny", tiny(), ONE, 2)
+    e = made.needs.config.execution
+    assert e.data_parallel * e.tensor_parallel == 2
+    assert made.needs.samples == 64
+
+
+def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None:
+    resident = generation("tiny", tiny(), ONE)
+    assert not resident.needs.streamed
+    device = resident.shares["device memory"][0]
+    streamed = generation("tiny", tiny(), replace(ONE, memory=device - 1))
+    assert streamed.needs.streamed == streamed.fits
+    assert streamed.needs.tokens == streamed.needs.samples * 4
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert fit.main(["tiny", "--machine", "t4", "--tokens", "1e6"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["fits"] == "yes"
+    assert lines["training"].startswith("1,000,000 tokens take ")
+    assert lines["generation"].startswith("on one device, weights on the device")
+    sizes = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert fit.main([str(tmp_path / "config.json"), "--machine", "t4"]) == 0
+    assert "2.0 M parameters" not in capsys.readouterr().out
+    (tmp_path / "other.json").write_text("{}")
+    for wrong in (str(tmp_path / "other.json"), "nobody/nothing"):
+        assert fit.main([wrong, "--machine", "t4"]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert len(said) < 300
+    assert fit.main([]) == 2
+    assert "name a model" in capsys.readouterr().err
+
+
+def test_published_models_are_their_presets() -> None:
+    named = {preset for preset, _ in large.MODELS.values()}
+    assert {fit._published("google/flan-t5-xl"), fit._published("Qwen/Qwen3-32B")} <= named
+    assert fit._published("google/flan-t5-tiny") is None
+
+
+def test_the_machine_at_hand_is_measured(tmp_path: Path) -> None:
+    here = machine_here(tiny(device="cpu"), str(tmp_path))
+    assert 1e9 < here.flops["float32"] < 1e14
+    assert 1e6 < here.disk_write < 1e12
+    assert here.disk > 0
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the document -------------------------------------------------------------------------------
+def test_the_tables_of_large_models_are_those_of_its_numbers() -> None:
+    text = large.DOCUMENT.read_text(encoding="utf-8")
+    assert large.rewritten(text, large.read()) == text, "python3 -m docs.large_models --tables"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", large.MODELS)
+def test_the_numbers_of_large_models_are_what_is_simulated(model: str) -> None:
+    rows = {(row.model, row.machine): row for row in large.read()}
+    for on in large.MACHINES:
+        assert large.computed(model, on) == rows[model, on], "run: python3 -m docs.large_models"
