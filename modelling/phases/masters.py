@@ -11,12 +11,11 @@ from typing import Any
 import popxl
 from config.run import MASTER
 from popxl import ReplicaGrouping, ops
-from popxl_addons.optimizers._common import OptimizerStep
 from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
 
-class _OnMaster(OptimizerStep):
+class _OnMaster:
     """Makes an optimizer step update the master. A mixin: list it before the step among the bases.
     The master is optimizer state named `MASTER`: float32, with the shape and sharding of the
     variable.
@@ -30,14 +29,15 @@ class _OnMaster(OptimizerStep):
         **settings: Any,
     ) -> None:
         """Update the master, the other state, and `var`; see the optimizer's own `build`."""
-        master = self.state_like(MASTER, var, popxl.float32, replica_grouping)
-        super().build(master, grad, replica_grouping, **settings)
+        group = replica_grouping
+        master = self.state_like(MASTER, var, popxl.float32, group)  # type: ignore[attr-defined]
+        super().build(master, grad, group, **settings)  # type: ignore[misc]
         ops.var_updates.copy_var_update_(var, ops.cast(master, var.dtype))
 
 
-class AdamOnMaster(_OnMaster, AdamOptimizerStep):
+class AdamOnMaster(_OnMaster, AdamOptimizerStep):  # type: ignore[misc]
     """AdamW with a master."""
 
 
-class AdafactorOnMaster(_OnMaster, AdafactorOptimizerStep):
+class AdafactorOnMaster(_OnMaster, AdafactorOptimizerStep):  # type: ignore[misc]
     """Adafactor with a master."""
