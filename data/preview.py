@@ -49,7 +49,7 @@ def shown(text: Sequence[Marked], tokenizer: Tokenizer, coloured: bool) -> str:
         for mark, words in runs
     ]
     lines = other.join(parts).replace("\\n", "\\n\n").splitlines()
-    return "\n".join(f"  {line}" for line in lines)
+    return "\n".join(f"  {line.removeprefix(other).removeprefix(between)}" for line in lines)
 
 
 def _readable(token: int, tokenizer: Tokenizer) -> str:
