@@ -37,7 +37,7 @@ PAD, EOS, FIRST_WORD = 0, 1, 3
 """Tokens of generated samples."""
 
 SPREAD = 0.45
-"""Standard deviation of the logarithm of a generated prompt's tokens, where they have a mean."""
+"""Standard deviation of the logarithm of a generated prompt's length, where a mean is given."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Pairs(Shape):
         return int(config.model.decoder_sequence_length * config.data.examples_per_row)
 
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
-        """Samples of several examples have equal parts of them, unless their mean is given."""
+        """Each of a sample's examples gets an equal part of it, unless a mean is given."""
         model, most = config.model, config.data.examples_per_row
         room = model.sequence_length if mean_tokens else model.sequence_length // most
         found = generated_examples(

@@ -32,7 +32,7 @@ UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
 
 NULL = -2
-"""In place of an example whose row has no value where one is needed."""
+"""Stands for an example whose row lacks a value that is needed."""
 
 
 class Reader(Protocol):
@@ -162,7 +162,8 @@ class Task:
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
     def _of_split(self, examples: list[Example], split: Split) -> list[Example]:
-        """Those of a split, where both are in one source: a prompt is in one of them only."""
+        """The examples of one split, where both share a source: each prompt belongs to only one
+        split."""
         if self.held_out is None:
             return examples
         held_out = self.held_out
@@ -222,7 +223,7 @@ class Task:
         return _bounded((self.prompt or forms[0]).render(row))
 
     def _forms(self, place: str, row: Row) -> tuple[Form, Form]:
-        """The task's forms, or where it has none those of the row's columns."""
+        """The task's forms, or, if it has none, those that fit the row's columns."""
         if self.prompt is not None and self.target is not None:
             return self.prompt, self.target
         for prompt, target in USUAL_FORMS:
@@ -317,7 +318,7 @@ def _fraction(validation: str | None) -> float | None:
 
 
 def _place_of(example: Example) -> float:
-    """A number from 0 to 1 that follows from the prompt alone, and looks random."""
+    """A pseudo-random number from 0 to 1 that depends on the prompt alone."""
     digest = hashlib.sha256(example.prompt.encode(errors="surrogatepass")).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 

@@ -80,7 +80,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     )  # fmt: skip
     with model, bar:
         tokens = model.generate(encoded.words, encoded.mask, bar.update)
-    say_cut(tokens, data.tokenizer)
+    say_cut(tokens, data.tokenizer, config.generation.stops())
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
@@ -226,7 +226,7 @@ def _read(config: RunConfig, prompt: str, raw: bool) -> str:
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:
-    """The configuration with a micro-batch no larger than the prompts fill: a power of two."""
+    """The configuration with a micro-batch no larger than the prompts need, a power of two."""
     e = config.execution
     needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
     size = min(e.micro_batch_size, needed)

@@ -31,7 +31,7 @@ from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 class Begun(NamedTuple):
-    """What generation begins with, of a micro-batch.
+    """Where generation of a micro-batch begins.
 
     Attributes:
         prompted: bool (prompts,), false for those that only fill up the batch.
@@ -232,8 +232,8 @@ class _Program:
         state: Sequence[Tensor],
         facts: Sequence[Tensor] = (),
     ) -> list[Tensor]:
-        """What a micro-batch keeps from one position to the next, and `facts`: each a tensor of
-        its own, so that each can be stored in a place of its own."""
+        """A micro-batch's state between positions, and `facts`, as distinct tensors, since each is
+        stored in a buffer of its own."""
         going_on = is_any(self.search.unfinished(list(state)), self.groups)
         first = [words, going_on]
         if self.reorders:
