@@ -161,6 +161,9 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
         ("prompt", "data.prompt"),
         ("target", "data.target"),
         ("labels", "data.labels"),
+        ("format", "data.format"),
+        ("loss on", "data.loss"),
+        ("system message", "data.system"),
     ):
         rows |= {title: str(flat[field])} if flat.get(field) else {}
     return hub, {"training": "unknown"} | rows
