@@ -34,6 +34,8 @@ from modelling.sessions.losses import Losses
 from modelling.sessions.running import RunningModel
 from modelling.shortage import explained
 from modelling.spec import family_of
+from planning.here import disk_rates
+from planning.needs import finetuning_needs
 from records.pace import peak_host_bytes
 from terminal.entry_point import entry_point
 
@@ -143,7 +145,23 @@ def trained(config: RunConfig, runs: int) -> dict[str, Any]:
     measured = measure(config, runs)
     print(summary_of(measured))
     facts = asdict(measured)
-    return facts | facts.pop("machine")
+    facts |= facts.pop("machine")
+    return facts | _bound(config, facts)
+
+
+def _bound(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step takes at least: all its matrix products at the machine's rate for large ones, or
+    its disk traffic at the disk's, whichever is longer."""
+    rate = facts["model_flops_per_second"] / facts["of_matrix_rate"]
+    flops = finetuning_needs(config).flops_per_sample * facts["samples_per_step"]
+    read, write = disk_rates(config.execution.disk or ".")
+    disk = facts["disk_read"] / read + facts["disk_written"] / write
+    return {
+        "disk_read_rate": read,
+        "disk_write_rate": write,
+        "bound_seconds": max(flops / rate, disk),
+        "bound_by": "compute" if flops / rate > disk else "disk",
+    }
 
 
 def record(facts: Mapping[str, Any], path: Path | None) -> None:

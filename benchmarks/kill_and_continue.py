@@ -48,7 +48,7 @@ from training.saving import SHARD_OF_DISK
 RUNS: Mapping[str, tuple[str, float]] = {"base": ("base_adamw", 2.5), "xl": ("xl_adamw", 16.0)}
 """By name: one of `benchmarks.full_size.RUNS`, and gigabytes of memory."""
 
-_SAVED = 2**28  # bytes of the second step that are written before the kill
+_SAVED = 2**26  # bytes of the second step that are written before the kill
 
 
 @dataclass(frozen=True)
