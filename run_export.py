@@ -18,9 +18,7 @@ from terminal.parser import add_export_option
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and convert what --load names."""
-    line = read_command_line(
-        __doc__, "inference", "xxl_pod64", arguments, add_export_option, ORIGINS
-    )
+    line = read_command_line(__doc__, "inference", "tiny", arguments, add_export_option, ORIGINS)
     if line.options.save_hf is None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
     # These take seconds: mistakes in the command line are said before.

@@ -1,6 +1,6 @@
-"""Fine-tune a FLAN-T5 or GPT-J: on your own data, on MNLI, or on the sample corpus.
+"""Fine-tune a T5, GPT-J or Llama-shaped model: on your own data, on MNLI, or on the sample corpus.
 
-python3 run_finetuning.py --config tiny --save runs/tiny
+python3 run_finetuning.py --model FOLDER --data.train rows.jsonl --save runs/mine
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from modelling.origins import ORIGINS
-from planning.options import add_plan_options, is_planned, planned
-from terminal.command_line import read_command_line
+from planning.options import add_plan_options, is_planned, planned, planned_machine
+from terminal.command_line import read_command_line, typed
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option, count_option, path_option
 from training.options import RunOptions
@@ -57,7 +57,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
-    line = read_command_line(__doc__, "finetuning", "xxl_pod64", arguments, _add_options, ORIGINS)
+    line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
     from modelling.choices import with_choices
     from modelling.shortage import explained
@@ -66,7 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     given = line.options
     line = with_choices(
-        line, ("train",), trains=True, fresh=given.fresh, only_plans=is_planned(given)
+        line,
+        ("train",),
+        trains=True,
+        fresh=given.fresh,
+        only_plans=is_planned(given),
+        machine=planned_machine(given),
     )
     if planned(line, finetuning_needs):
         return
@@ -79,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wandb_name=given.wandb_name,
         tensorboard=given.tensorboard,
         profile=given.profile,
+        command=typed(__file__, arguments),
         preview=given.preview,
     )
     with explained(line.preset, line.config):

@@ -17,7 +17,7 @@ from terminal.screen import is_heard
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
-    line = read_command_line(__doc__, "inference", "gptj_6B_1024_pod64", arguments, origins=ORIGINS)
+    line = read_command_line(__doc__, "inference", "tiny", arguments, origins=ORIGINS)
     # These take seconds: mistakes in the command line are said before.
     from evaluation.side_by_side import side_by_side
     from modelling.choices import with_choices

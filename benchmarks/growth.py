@@ -6,8 +6,7 @@
 The first measures what processes of this machine do besides compute: they meet, exchange small
 values as after each step, watch each other, save and load a state of which each holds a row of
 300 tensors. `service` is the processor time of the coordination service, of which a run has one.
-It prints what that would be for 1,024 processes, by the polynomial that fits best: there each
-process reads what all have written, so that bytes grow with their square.
+The last line is computed, for 1,024 processes.
 
 The second needs no processes. It lists what `xxl_pod64` would save on so many hosts of 8 devices,
 by more data parallelism, and measures what one host does with that: bytes and seconds.
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append({"processes": count} | found)
         _print_row(rows)
     if len(rows) > 3:
-        _print_row([*rows, _extrapolated(rows)])
+        print(json.dumps(_computed(rows[1:])))
     for hosts in given.hosts:
         print(json.dumps(_listed(hosts)), flush=True)
 
@@ -67,20 +66,19 @@ def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
     print("  ".join(f"{v:{len(n)}.4g}" for n, v in rows[-1].items()), flush=True)
 
 
-def _extrapolated(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What the columns would be for `MOST` processes, by a + b n + c n² of least squares, with
-    none of them negative; relative errors count."""
-    from scipy.optimize import nnls
-
-    rows = [row for row in rows if row["processes"] > 1]  # one alone asks nobody
-    count = np.array([row["processes"] for row in rows], float)
+def _computed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Messages and bytes of `MOST` processes, by the polynomial through what was counted; and the
+    service's time, if a message takes what it takes with the most processes that were measured."""
+    count = [row["processes"] for row in rows]
     found: dict[str, float] = {"processes": MOST}
-    for name in list(rows[0])[1:]:
-        values = np.array([row[name] for row in rows])
-        weight = 1 / np.maximum(values, 1e-9 + values.max() * 1e-6)
-        powers = np.stack([count**0, count, count**2], 1)
-        a, b, c = nnls(powers * weight[:, None], values * weight)[0]
-        found[name] = a + b * MOST + c * MOST**2
+    for name, degree in (("messages", 1), ("bytes", 2)):
+        values = np.polyfit(count, [row[name] for row in rows], degree)
+        found[name] = float(np.polyval(values, MOST))
+    last = rows[-1]
+    found["service_s"] = last["service_s"] / last["messages"] * found["messages"]
+    beats = MOST + MOST / (1 + MOST // 64)  # as `popdist._watcher` has it
+    found["watch_messages"] = beats
+    found["watch_service_s"] = last["watch_service_s"] / last["watch_messages"] * beats
     return found
 
 
@@ -106,11 +104,9 @@ def _exchanging() -> dict[str, float]:
         popdist.gather([[512, 96]])
         seconds.append(time.perf_counter() - begin)
     busy = (_service_seconds() - busy) / ROUNDS
-    messages, *nbytes = (_traffic("exchange") - before) / ROUNDS
+    traffic = (_traffic("exchange") - before) / ROUNDS
     slowest = max(popdist.gather(statistics.median(seconds)))
-    everyones = popdist.getNumInstances()
-    return {"step_s": slowest, "service_s": busy, "messages": messages * everyones,
-            "bytes": sum(nbytes) * everyones}  # fmt: skip
+    return {"step_s": slowest, "service_s": busy} | _everyones("", traffic)
 
 
 def _watching() -> dict[str, float]:
@@ -119,13 +115,8 @@ def _watching() -> dict[str, float]:
     before, busy, begin = _traffic("watch"), _service_seconds(), time.perf_counter()
     time.sleep(WATCHED)
     seconds = time.perf_counter() - begin
-    messages, *nbytes = (_traffic("watch") - before) / seconds
-    everyones = popdist.getNumInstances()
-    return {
-        "watch_service_s": (_service_seconds() - busy) / seconds,
-        "watch_messages": messages * everyones,
-        "watch_bytes": sum(nbytes) * everyones,
-    }
+    busy, traffic = (_service_seconds() - busy) / seconds, (_traffic("watch") - before) / seconds
+    return {"watch_service_s": busy} | _everyones("watch_", traffic)
 
 
 def _saving(folder: str) -> dict[str, float]:
@@ -174,6 +165,12 @@ def _slowest(work: Callable[[], Any]) -> float:
     return float(max(popdist.gather(time.perf_counter() - begin)))
 
 
+def _everyones(prefix: str, traffic: np.ndarray) -> dict[str, float]:
+    """Messages and bytes of all processes together."""
+    messages, *nbytes = np.sum(popdist.gather(traffic.tolist()), axis=0)
+    return {f"{prefix}messages": float(messages), f"{prefix}bytes": float(sum(nbytes))}
+
+
 def _traffic(what: str) -> np.ndarray:
     return np.array(popdist.traffic().get(what, (0, 0, 0)), float)
 
@@ -192,7 +189,7 @@ def _service_seconds() -> float:
 def _listed(hosts: int) -> dict[str, float]:
     """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
     from checkpoints.layouts import layout_data
-    from checkpoints.shares import shares_of
+    from checkpoints.shares import Divided
     from checkpoints.tables import Table
 
     tensors = _tensors_on(hosts)
@@ -202,8 +199,11 @@ def _listed(hosts: int) -> dict[str, float]:
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
     begin = time.process_time()
-    shares = shares_of(tensors)
+    shares = (divided := Divided()).of(tensors)
     sharing = time.process_time() - begin
+    begin = time.process_time()
+    divided.of(tensors)
+    again = time.process_time() - begin
     popdist.getNumInstances = count
     records = _records(tensors, shares.held)
     with tempfile.TemporaryDirectory() as folder:
@@ -218,7 +218,8 @@ def _listed(hosts: int) -> dict[str, float]:
     layouts = len(json.dumps([layout_data(layout) for layout in shares.layouts], indent=2))
     return {
         "hosts": hosts, "parts": parts, "listing_s": round(listing, 3),
-        "sharing_s": round(sharing, 3), "table_bytes": table, "layouts_bytes": layouts,
+        "sharing_s": round(sharing, 3), "again_s": round(again, 3),
+        "table_bytes": table, "layouts_bytes": layouts,
         "write_table_s": round(writing, 3), "tables_bytes": table * hosts,
         "read_tables_s": round(reading * hosts, 2),
     }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 _LEAST = 2**20  # bytes of a chunk
-_MOST = 64  # chunks of a tensor: a table grows with tensors, and not with their bytes
+_MOST = 32  # chunks of a tensor: a table grows with tensors, and not with their bytes
 
 
 class Digests(NamedTuple):

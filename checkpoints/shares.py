@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,23 +38,49 @@ class Shares:
             yield stored_name(name, popdist.getInstanceIndex()), as_stored(name, array)
 
 
-def shares_of(tensors: InParts) -> Shares:
-    """Divide the parts: what several processes have, the one that has least stores."""
+class Divided:
+    """Divides the parts: what several processes have, the one that has least stores.
+
+    It takes seconds where there are thousands of devices, and is done once for tensors that are cut
+    as they were at the save before.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[CutTensor] = []
+        self._shares: Shares | None = None
+
+    def of(self, tensors: InParts) -> Shares:
+        """Each process's share of the tensors."""
+        found = list(tensors.parts())
+        before = self._shares
+        if before is not None and list(map(_form, found)) == list(map(_form, self._tensors)):
+            self._shares = replace(before, _tensors={one.name: one for one in found})
+        else:
+            self._shares = _shares_of(found)
+        self._tensors = found  # whose layouts live on, so that no other has their identity
+        return self._shares
+
+
+def _form(tensor: CutTensor) -> tuple[str, int, int, int]:
+    """What decides who stores a tensor's parts. Tensors that are cut alike share their layout."""
+    return tensor.name, tensor.dtype.itemsize, id(tensor.layout), id(tensor.holders)
+
+
+def _shares_of(tensors: Sequence[CutTensor]) -> Shares:
     loads, process = _Loads(), popdist.getInstanceIndex()
     places: dict[int, int] = {}
     layouts: list[Layout] = []
     cut: dict[str, int] = {}
     held: dict[str, list[int]] = {}
-    own: dict[str, CutTensor] = {}
-    for one in tensors.parts():
-        if id(one.layout) not in places:  # each is shared by the tensors that are cut alike
+    for one in tensors:
+        if id(one.layout) not in places:
             places[id(one.layout)] = len(layouts)
             layouts.append(one.layout)
         cut[one.name] = places[id(one.layout)]
         mine = loads.take(one)[process]
         if mine:
-            held[one.name], own[one.name] = mine, one
-    return Shares(layouts, cut, held, own)
+            held[one.name] = mine
+    return Shares(layouts, cut, held, {one.name: one for one in tensors})
 
 
 def own_share(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -38,9 +40,10 @@ from checkpoints.folders import (
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.parts import InParts
 from checkpoints.shards import shards_of, write_shard
-from checkpoints.shares import own_share, shares_of
+from checkpoints.shares import Divided, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
+from checkpoints.together import ProcessError, done_by_all, reason_of
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
@@ -91,11 +94,13 @@ class CheckpointStore:
             raise ValueError(f"to_keep is {to_keep}, but must be at least 1")
         self._directory = Path(directory)
         self._to_keep = to_keep
+        self._channel = f"checkpoint/{self._directory.name}"
         self._shard_bytes = shard_bytes
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._damaged: set[Path] = set()
         self._has_saved = False
+        self._shares = Divided()
 
     def save(
         self,
@@ -133,7 +138,7 @@ class CheckpointStore:
         manifest = Manifest(step, record, texts=dict(texts or {}))
         held: dict[str, list[int]] = {}
         if popdist.getNumInstances() > 1 and isinstance(tensors, InParts):
-            shares = shares_of(tensors)
+            shares = self._shares.of(tensors)
             manifest, held = replace(manifest, layouts=shares.layouts, cut=shares.cut), shares.held
             own, is_copy = shares.arrays(), True
         else:
@@ -272,14 +277,11 @@ class CheckpointStore:
         step, texts = manifest.step, manifest.texts
         try:
             if popdist.getInstanceIndex():
-                self._write_share(Path(self._everyones(None)[0]), tensors, held)
+                self._write_share(Path(done_by_all(lambda: "", self._channel)[0]), tensors, held)
                 return
-            self._directory.mkdir(parents=True, exist_ok=True)
-            if not self._has_saved:
-                remove_leftovers(self._directory)
-                self._has_saved = True
-            with new_step_folder(self._directory, step) as folder:
-                self._everyones(str(folder))
+            with ExitStack() as stack:
+                begin = partial(stack.enter_context, self._begun(step))
+                folder = Path(done_by_all(lambda: str(begin()), self._channel)[0])
                 records, tables = self._write_share(folder, tensors, held)
                 for name, text in texts.items():
                     write_synced(folder / name, text)
@@ -288,11 +290,20 @@ class CheckpointStore:
                 Manifest.read(folder).open(folder)  # what could not be read is no step
             if self._to_keep is not None:
                 remove_older(self._directory, self._to_keep, self._damaged)
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
+        except (OSError, SafetensorError, ProcessError) as error:
             raise CheckpointError(
-                f"cannot save step {step} in {self._directory}: {reason}"
+                f"cannot save step {step} in {self._directory}: {reason_of(error)}"
             ) from error
+
+    @contextmanager
+    def _begun(self, step: int) -> Iterator[Path]:
+        """The folder of a step that is being written."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if not self._has_saved:
+            remove_leftovers(self._directory)
+            self._has_saved = True
+        with new_step_folder(self._directory, step) as folder:
+            yield folder
 
     def _write_share(
         self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]], held: dict[str, list[int]]
@@ -302,24 +313,27 @@ class CheckpointStore:
         Returns:
             Their records, and no tables, if it is alone; else the tables of all processes.
         """
-        several = popdist.getNumInstances() > 1
-        prefix = f"{popdist.getInstanceIndex():05d}-" if several else ""
+        if popdist.getNumInstances() == 1:
+            return self._write_tensors(folder, "tensors-", tensors), {}
+        prefix = f"tensors-{popdist.getInstanceIndex():05d}"
+
+        def written() -> list[str]:
+            table = Table(self._write_tensors(folder, f"{prefix}-", tensors), held)
+            return [f"{prefix}.json", table.write(folder / f"{prefix}.json")]
+
+        return {}, dict(done_by_all(written, self._channel))
+
+    def _write_tensors(
+        self, folder: Path, prefix: str, tensors: Iterable[tuple[str, np.ndarray]]
+    ) -> Records:
         records: Records = {}
         with readers() as pool:
             for number, shard in enumerate(shards_of(tensors, self._shard_bytes), 1):
-                file = f"tensors-{prefix}{number:05d}.safetensors"
+                file = f"{prefix}{number:05d}.safetensors"
                 found = pool.map(lambda array, f=file: TensorRecord.of(array, f), shard.values())
                 write_shard(folder / file, shard)  # while the digests are computed
                 records |= zip(shard, found, strict=True)
-        if not several:
-            return records, {}
-        table = f"tensors-{prefix[:-1]}.json"
-        written = [table, Table(records, held).write(folder / table)]
-        return {}, dict(self._everyones(written))
-
-    def _everyones(self, value: Any) -> list[Any]:
-        """What each process has to say about the save that is being written."""
-        return popdist.gather(value, f"checkpoint/{self._directory.name}")
+        return records
 
     def _absent(self, step: int | None) -> str:
         steps = self.steps()

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from config.base import Section
 from config.errors import ConfigError
 from config.gptj import GPTJData, GPTJTraining
-from config.model import Embedding, Model
+from config.model import Model, TiedEmbedding
 from config.sections import RunConfig
 from config.values import (
     LayerCount,
@@ -35,7 +35,7 @@ WINDOW, FULL, UNROTATED, UNROTATED_WINDOW = "w", "f", "n", "u"
 
 
 @dataclass(frozen=True)
-class LlamaEmbedding(Embedding):
+class LlamaEmbedding(TiedEmbedding):
     """The embedding layers."""
 
     vocab_size: PositiveInt = 32000
@@ -43,9 +43,6 @@ class LlamaEmbedding(Embedding):
 
     scale: PositiveFloat = 1.0
     """Factor on embeddings. HF: embedding_multiplier; Gemma's is the root of hidden_size."""
-
-    tied: bool = False
-    """Whether the embedding is the head's weight too. HF: tie_word_embeddings."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class LlamaRotary(Section):
     fraction: Proportion = 1.0
     """Part of a head's features that is turned. HF: partial_rotary_factor."""
 
-    type: Literal["default", "linear", "dynamic", "llama3", "longrope"] = "default"
+    type: Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"] = "default"
     """How angles are scaled for texts longer than those of pretraining. HF: rope_type."""
 
     factor: PositiveFloat = 1.0
@@ -74,7 +71,16 @@ class LlamaRotary(Section):
     """llama3: wavelengths below original_length / this are not. HF: high_freq_factor."""
 
     original_length: PositiveInt | None = None
-    """llama3, longrope: tokens of texts in pretraining. HF: original_max_position_embeddings."""
+    """llama3, longrope, yarn: tokens of texts in pretraining. HF:
+    original_max_position_embeddings."""
+
+    fast_turns: PositiveFloat = 32.0
+    """yarn: features that turn more often in original_length tokens are not scaled. HF:
+    beta_fast."""
+
+    slow_turns: PositiveFloat = 1.0
+    """yarn: features that turn less often in original_length tokens are scaled by the whole factor.
+    HF: beta_slow."""
 
     short_factors: str | None = None
     """longrope: divisors of the angles of texts up to original_length, one for each pair of
@@ -85,15 +91,21 @@ class LlamaRotary(Section):
     generation. HF: long_factor."""
 
     attention_factor: PositiveFloat | None = None
-    """longrope: factor on turned features. null: from the lengths. HF: attention_factor."""
+    """longrope, yarn: factor on turned features. null: from the lengths, with yarn from the factor.
+    HF: attention_factor."""
 
     def validate(self) -> None:
-        if self.type in ("llama3", "longrope") and self.original_length is None:
+        if self.type in ("llama3", "longrope", "yarn") and self.original_length is None:
             raise ConfigError(f"rotary.type {self.type} needs rotary.original_length")
         if self.type == "llama3" and self.low_frequency >= self.high_frequency:
             raise ConfigError(
                 f"rotary.low_frequency {self.low_frequency} must be below rotary.high_frequency "
                 f"{self.high_frequency}"
+            )
+        if self.type == "yarn" and self.slow_turns > self.fast_turns:
+            raise ConfigError(
+                f"rotary.slow_turns {self.slow_turns} must be at most rotary.fast_turns "
+                f"{self.fast_turns}"
             )
         if self.type == "longrope" and not (self.short_factors and self.long_factors):
             raise ConfigError("rotary.type longrope needs rotary.short_factors and long_factors")
@@ -177,6 +189,10 @@ class LlamaAttention(Section):
                     "are turned"
                 )
 
+    def window_of(self, kind: str) -> int | None:
+        """Positions that a layer of a kind sees, its own included; None: all before it."""
+        return self.window if kind in (WINDOW, UNROTATED_WINDOW) else None
+
     @property
     def rotated(self) -> int:
         """Features of a head that are turned, the first ones."""
@@ -242,6 +258,10 @@ class LlamaModel(Model):
     end_token: NonNegativeInt = 2
     """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
 
+    end_tokens: str | None = None
+    """All tokens that end what is generated, separated by commas. null: end_token alone. HF:
+    eos_token_id, where it is a list."""
+
     pad_token: NonNegativeInt = 0
     """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
 
@@ -253,12 +273,29 @@ class LlamaModel(Model):
         """The kind of each layer."""
         return "".join(islice(cycle(self.attention.pattern), self.layers))
 
+    @property
+    def further_ends(self) -> tuple[int, ...]:
+        listed = self.end_tokens.split(",") if self.end_tokens else []
+        return tuple(sorted({int(token) for token in listed} - {self.end_token}))
+
     def validate(self) -> None:
         super().validate()
+        self._check_end_tokens()
         if len(self.attention.pattern) > self.layers:
             raise ConfigError(
                 f"model.attention.pattern has {len(self.attention.pattern)} letters, but there are "
                 f"{self.layers} model.layers"
+            )
+
+    def _check_end_tokens(self) -> None:
+        try:
+            known = all(0 <= token < self.embedding.vocab_size for token in self.further_ends)
+        except ValueError:
+            known = False
+        if not known:
+            raise ConfigError(
+                f"model.end_tokens is {shown(self.end_tokens)}, but must be tokens below "
+                f"model.embedding.vocab_size {self.embedding.vocab_size}, with commas"
             )
 
 
@@ -282,10 +319,6 @@ class LlamaConfig(RunConfig):
             raise ConfigError(
                 f"model.attention.key_value_heads {heads} and execution.tensor_parallel {parts}: "
                 "one must be a multiple of the other"
-            )
-        if self.fp8.head and self.model.embedding.tied:
-            raise ConfigError(
-                "fp8.head is for heads with weights of their own, but model.embedding.tied is true"
             )
         if parts > heads and self.training.optimizer.name == "adafactor":
             raise ConfigError(

@@ -22,6 +22,14 @@ class Embedding(Section):
 
 
 @dataclass(frozen=True)
+class TiedEmbedding(Embedding):
+    """The embedding layers of families some of whose models have one table for both ends."""
+
+    tied: bool = False
+    """Whether the embedding is the head's weight too. HF: tie_word_embeddings."""
+
+
+@dataclass(frozen=True)
 class Model(Section):
     """What every model has; a family adds its own fields."""
 
@@ -67,6 +75,11 @@ class Model(Section):
                     f"model.{name} {getattr(self, name)} must be below "
                     f"model.embedding.vocab_size {self.embedding.vocab_size}"
                 )
+
+    @property
+    def further_ends(self) -> tuple[int, ...]:
+        """Tokens that end what is generated besides `end_token`; a family may have some."""
+        return ()
 
     @property
     def weight_group_size(self) -> int | None:

@@ -1,6 +1,8 @@
-"""The configuration of FLAN-T5: T5 v1.1 with gated GELU and an untied head.
+"""The configuration of T5: FLAN-T5 and T5 v1.1, T5 of 2019, and mT5.
 
-Raffel et al., arXiv:1910.10683; Chung et al., arXiv:2210.11416.
+They differ in the feed-forward layers and the head alone. Raffel et al., arXiv:1910.10683; Shazeer,
+arXiv:2002.05202 (v1.1's gates); Xue et al., arXiv:2010.11934 (mT5); Chung et al., arXiv:2210.11416
+(FLAN-T5).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import ClassVar, Literal
 
 from config.base import Section
 from config.errors import ConfigError
-from config.sections import Model, RunConfig
+from config.sections import Model, RunConfig, TiedEmbedding
 from config.task import PairsData
 from config.values import PositiveFloat, PositiveInt
 
@@ -49,8 +51,22 @@ class T5Attention(Section):
 class T5Model(Model):
     """The model. The defaults are FLAN-T5 small."""
 
+    architecture: Literal["t5", "mt5"] = "t5"
+    """Whose class the model has on the hub. HF: model_type."""
+
     d_ff: PositiveInt = 1024
     """Features inside a feed-forward layer. HF: d_ff."""
+
+    gated: bool = True
+    """Whether a second map of the input is multiplied with the activation, as in all but T5 of
+    2019. HF: feed_forward_proj gated-..."""
+
+    activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
+    """What the inner features, or their gate, pass through. HF: feed_forward_proj."""
+
+    scaled_head: bool = False
+    """Whether the head reads hidden_size^-0.5 times the decoder's output, as T5 of 2019. HF:
+    scale_decoder_outputs, before transformers 5 tie_word_embeddings."""
 
     decoder_sequence_length: PositiveInt = 8
     """Tokens of a target, `</s>` included, and the most that are generated."""
@@ -61,12 +77,20 @@ class T5Model(Model):
     scale_ff: PositiveFloat = 1.0
     """Divisor of activations inside the feed-forward, undone after it: keeps float16 in range."""
 
+    embedding: TiedEmbedding = field(default_factory=TiedEmbedding)
     attention: T5Attention = field(default_factory=T5Attention)
+
+    def validate(self) -> None:
+        super().validate()
+        if self.architecture == "mt5" and self.scaled_head:
+            raise ConfigError(
+                "model.scaled_head is for model.architecture t5: mt5 has no such model"
+            )
 
 
 @dataclass(frozen=True)
 class T5Config(RunConfig):
-    """A FLAN-T5 run."""
+    """A run of a T5."""
 
     family: Literal["t5"] = "t5"
     """The model family."""
@@ -85,8 +109,9 @@ class T5Config(RunConfig):
     def least_weights(self) -> int:
         m = self.model
         inner = m.attention.heads * m.attention.d_kv
-        a_layer = 3 * 4 * inner + 2 * 3 * m.d_ff  # of encoder and decoder
-        return m.hidden_size * (m.layers * a_layer + 2 * m.embedding.vocab_size)
+        a_layer = 3 * 4 * inner + 2 * (2 + m.gated) * m.d_ff  # of encoder and decoder
+        tables = 1 if m.embedding.tied else 2
+        return m.hidden_size * (m.layers * a_layer + tables * m.embedding.vocab_size)
 
     def least_bytes(self) -> dict[str, int]:
         m, heads = self.model, self.model.attention.heads

@@ -13,6 +13,7 @@ import popxl
 from config.agreement import agree_on_run
 from config.base import flattened
 from config.errors import ConfigError
+from config.machines import Machine
 from config.presets import merge
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
@@ -52,6 +53,44 @@ WARMUP = 0.1
 
 
 @dataclass(frozen=True)
+class Devices:
+    """What a choice depends on of a machine.
+
+    Attributes:
+        platform: "cpu", "gpu" or "tpu".
+        bfloat16: whether its devices multiply that at full rate.
+        count: how many devices a run can have, those of all processes.
+        memory: bytes for intermediate values, of a device, or of the host it shares.
+    """
+
+    platform: str
+    bfloat16: bool
+    count: int
+    memory: float
+
+    @classmethod
+    def of(cls, machine: Machine) -> Devices:
+        """Those of a host of a machine."""
+        accelerated = machine.platform != "cpu"
+        count = (machine.devices or 1) if accelerated else 1
+        return cls(machine.platform, accelerated, count, machine.memory)
+
+    @classmethod
+    def here(cls, config: RunConfig) -> Devices:
+        """Those at hand.
+
+        Raises:
+            DeviceError: there is none of the kind.
+        """
+        desc, instances = device_desc(config), popdist.getNumInstances()
+        platform = hardware.platform(desc)
+        count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
+        memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
+        least = min(popdist.gather(memory))  # all processes choose alike
+        return cls(platform, hardware.has_bfloat16(desc), count, least)
+
+
+@dataclass(frozen=True)
 class Choices:
     """A configuration that is being completed.
 
@@ -59,11 +98,13 @@ class Choices:
         config: as far as it is.
         given: dotted names of the fields that are not to be chosen.
         chosen: those that were, with their values.
+        devices: to run on.
     """
 
     config: RunConfig
     given: frozenset[str]
     chosen: Mapping[str, Any]
+    devices: Devices
 
     def with_(self, **fields: Any) -> Choices:
         """With those of the fields, by dotted name with `__` for the dots, that are open."""
@@ -75,7 +116,7 @@ class Choices:
                 value = {part: value}
             data = merge(data, value)
         config = type(self.config).from_dict(data)
-        return Choices(config, self.given, {**self.chosen, **new})
+        return replace(self, config=config, chosen={**self.chosen, **new})
 
 
 def with_choices(
@@ -84,6 +125,7 @@ def with_choices(
     trains: bool = False,
     fresh: bool = False,
     only_plans: bool = False,
+    machine: Machine | None = None,
 ) -> CommandLine:
     """The command line with a complete configuration. Says in a line what was chosen.
 
@@ -92,6 +134,7 @@ def with_choices(
         trains: for training, of the first split.
         fresh: a run in `checkpoint.save` is not continued.
         only_plans: there need not be any data.
+        machine: to choose for; None: the one at hand.
 
     Raises:
         UserError: nothing says which data, or they cannot be had; there is no device of the kind.
@@ -108,8 +151,9 @@ def with_choices(
         splits = ()
     if trains and splits and line.config.data.validation is not None:
         splits = (*splits, "validation")
-    open_ = Choices(line.config, line.given, {})
     with explained(line.preset, line.config):
+        devices = Devices.here(line.config) if machine is None else Devices.of(machine)
+        open_ = Choices(line.config, line.given, {}, devices)
         before = None if fresh or not trains else _as_before(open_)
         made = before or _chosen(open_, splits, trains)
     if made.chosen:
@@ -120,7 +164,7 @@ def with_choices(
 def _chosen(choices: Choices, splits: Sequence[Split], trains: bool) -> Choices:
     config = choices.config
     shape = family_of(config).shape
-    bits = "bfloat16" if hardware.has_bfloat16(device_desc(config)) else "float32"
+    bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_(model__precision=bits)
     lengths = lengths_of(Pipeline(choices.config, shape), splits) if splits else None
     choices = _with_lengths(choices, shape, lengths)
@@ -175,13 +219,13 @@ def _with_batch(choices: Choices, shape: Shape, lengths: Lengths | None, measure
         whole = choices.config.training.global_batch_size
     copies = e.data_parallel
     if "execution.data_parallel" not in given:
-        copies = _copies(choices.config, whole)
+        copies = _copies(choices, whole)
     each = (whole or _batch(choices.config, lengths)) // copies or 1
     if "execution.micro_batch_size" in given:
         micro = e.micro_batch_size
         each = max(each // micro, 1) * micro
     else:
-        most = _most_at_once(choices.config, shape, measured)
+        most = _most_at_once(choices, shape, measured)
         each = each if whole else 1 << each.bit_length() - 1
         micro = next(n for n in range(min(each, most), 0, -1) if each % n == 0)
     return choices.with_(
@@ -203,33 +247,28 @@ def _batch(config: RunConfig, lengths: Lengths | None) -> int:
     return size
 
 
-def _copies(config: RunConfig, batch: int | None) -> int:
+def _copies(choices: Choices, batch: int | None) -> int:
     """Data-parallel copies: all devices there are, as far as the batch can be shared."""
-    instances = popdist.getNumInstances()
-    desc = device_desc(config)
-    here = 1 if hardware.platform(desc) == "cpu" else hardware.device_count(desc)
-    most = max(here * instances // config.execution.tensor_parallel, 1)
+    most = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
         return most
     return next(n for n in range(most, 0, -1) if batch % n == 0)
 
 
-def _most_at_once(config: RunConfig, shape: Shape, measured: bool) -> int:
+def _most_at_once(choices: Choices, shape: Shape, measured: bool) -> int:
     """Samples of a micro-batch: enough to keep a device busy, in a quarter of its memory."""
-    desc, length = device_desc(config), config.model.sequence_length
+    config, length = choices.config, choices.config.model.sequence_length
     usual = length if measured else min(length, WRITTEN)
-    tokens = TOKENS_AT_ONCE[hardware.platform(desc)] // usual
-    memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
-    found = int(max(min(tokens, memory / 4 / _bytes_of_sample(config, shape)), 1))
-    return min(popdist.gather(found))
+    tokens = TOKENS_AT_ONCE[choices.devices.platform] // usual
+    return int(max(min(tokens, choices.devices.memory / 4 / _bytes_of_sample(config, shape)), 1))
 
 
 def _bytes_of_sample(config: RunConfig, shape: Shape) -> float:
     """About what a layer's backward pass, or the loss, takes for a sample, in float32."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
-    attention: Any = getattr(m, "attention")  # noqa: B009 - each family has a section of its own
-    scores = 3 * attention.heads * m.sequence_length**2 // config.execution.attention_serialisation
+    heads = config.tensor_parallel_sizes().get("model.attention.heads", 1)
+    scores = 3 * heads * m.sequence_length**2 // config.execution.attention_serialisation
     logits = 3 * shape.predicted(config) * m.embedding.vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 

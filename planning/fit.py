@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import popxl
 from config.errors import ConfigError
 from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
@@ -32,6 +35,7 @@ from terminal.parser import count_option
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and print."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
+    from modelling.choices import with_choices
     from planning.fitting import best_training, generation
     from planning.here import machine_here
 
@@ -42,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.machine
             else machine_here(config, config.execution.disk)
         )
+        if line.given is not None:  # how many devices there are is an option of its own
+            line = replace(line, given=line.given | {"execution.data_parallel"})
+        config = with_choices(line, trains=True, machine=target).config
         devices = options.devices or min(config.replicas, target.devices or config.replicas)
         made = best_training(line.preset, config, target, devices)
         written = generation(line.preset, config, target)
@@ -131,9 +138,7 @@ def as_lines(made: Report, tokens: float) -> list[str]:
         *(f"{name:12}{_share(*share)}" for name, share in _shares(made)),
     ]
     if needs.placement is not None:
-        kept = [k for k in needs.placement.kinds if k.nbytes >= 5e7]
-        what = ", ".join(f"{gigabytes(k.nbytes)} of {k.label}" for k in kept)
-        lines.append(f"placement   on each device, all the time: {what or 'nothing'}")
+        lines.append(f"placement   on each device, all the time: {_kept(needs.placement)}")
     if not made.fits:
         return lines
     batch = c.training.global_batch_size
@@ -159,6 +164,16 @@ def generation_lines(made: Report) -> list[str]:
         f"generation  on one device, {where}: {memory}; {made.tokens_per_second:,.0f} tokens/s for "
         f"{made.needs.samples} prompts at once"
     ]
+
+
+def _kept(placement: popxl.plan.Placement) -> str:
+    """The four largest kinds of entries that stay on the device, and how much of the others."""
+    sums: Counter[str] = Counter()
+    for kind in placement.kinds:
+        sums[kind.label.removesuffix(" that many layers read")] += kind.nbytes
+    largest = sums.most_common(4)
+    largest += [("others", sums.total() - sum(n for _, n in largest))]
+    return ", ".join(f"{n / 1e9:.1f} GB of {what}" for what, n in largest if n >= 1e8) or "nothing"
 
 
 def _machine(found: Machine) -> str:

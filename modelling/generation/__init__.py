@@ -1,14 +1,14 @@
-"""Generating text, once for all families: the loop over positions, the choice of tokens, sessions.
+"""Text generation for all families: the loop over positions, and the choice of tokens.
 
 A family brings the graphs that encode a prompt and that read one token (see `Generator`).
 """
 
 from modelling.generation.beam import Beam as Beam
 from modelling.generation.cached import CachedModel as CachedModel
-from modelling.generation.cached import DecoderOnlyGenerator as DecoderOnlyGenerator
 from modelling.generation.cached import ReadsOneToken as ReadsOneToken
 from modelling.generation.cached import ReadsPrompts as ReadsPrompts
-from modelling.generation.caches import POSITIONS as POSITIONS
+from modelling.generation.cached import resident_of as resident_of
+from modelling.generation.caches import Slots as Slots
 from modelling.generation.caches import put as put
 from modelling.generation.greedy import Greedy as Greedy
 from modelling.generation.loop import bind_step as bind_step

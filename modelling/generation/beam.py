@@ -1,10 +1,11 @@
 """Beam search: the likeliest sequences found, as transformers' `generate` finds them.
 
 Each prompt has `beams` running sequences, and as many finished ones with scores: the sum of the
-tokens' log probabilities, divided by length ** length_penalty. At a position the 2 x beams best
-continuations of all running sequences are looked at. Those among the first `beams` that end are
-finished; the best that do not end run on. A prompt is done when its best running sequence, scored
-at its present length, is worse than all finished ones (transformers' `early_stopping=False`).
+tokens' log probabilities, divided by length ** length_penalty. At each position it considers the 2
+x beams best continuations of all running sequences, more if several tokens end a sequence. Those
+among the first `beams` that end are finished; the best that do not end keep running. A prompt is
+done when its best running sequence, scored at its present length, is worse than all finished ones
+(transformers' `early_stopping=False`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from modelling.layers import cast
 from popxl import Tensor, ops
 
 NEVER = -1.0e9
-"""Score of what must not be chosen; transformers' number."""
+"""Score of sequences that must not be chosen; transformers' value."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Candidates:
     """The best continuations of each prompt's running sequences, the best first.
 
     Attributes:
-        scores: float32 (prompts, 2 * beams), sums of log probabilities.
+        scores: float32 (prompts, `looked_at`), sums of log probabilities.
         tokens: int32, the same shape.
         beams: int32, the same shape: the running sequence that each one continues.
     """
@@ -71,10 +72,16 @@ class BeamSearch:
     context: SearchContext
     strategy: Beam
 
+    @property
+    def looked_at(self) -> int:
+        """Continuations of each prompt that a position looks at: enough for as many as there are
+        beams not to end, as transformers counts."""
+        return max(2, 2 + len(self.context.special.others)) * self.strategy.beams
+
     def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
         prompts, beams, length = prompted.shape[0], self.strategy.beams, self.context.length
         tokens = np.full((prompts, beams * length), self.context.special.pad)
-        first = np.where(np.arange(beams) == 0, 0.0, NEVER)  # all beams are the same as yet
+        first = np.where(np.arange(beams) == 0, 0.0, NEVER)  # all beams are still the same
         stops, stays = self.context.rules.start(read)
         states = [repeated(state, beams).reshape((prompts, beams)) for state in stops]
         return [
@@ -95,13 +102,12 @@ class BeamSearch:
         stops = [_rows(states, found.beams, 1) for states in stops]
         stops, stopped = self.context.rules.ended(stops, found.tokens)
         continued = self._continued(running, found, position)
-        end = popxl.constant(self.context.special.end, popxl.int32, "end")
         last = popxl.constant(self.context.length - 1, popxl.int32, "last")
-        ends = ops.logical_or(ops.equal(found.tokens, end), ops.equal(position, last))
+        ends = ops.logical_or(self.context.special.ends(found.tokens), ops.equal(position, last))
         if stopped is not None:
             ends = ops.logical_or(ends, stopped)
 
-        first_ones = np.arange(2 * self.strategy.beams) < self.strategy.beams
+        first_ones = np.arange(self.looked_at) < self.strategy.beams
         ranked = popxl.constant(first_ones[None], popxl.bool, "first_ones")
         new = ops.logical_and(ends, ranked)
         penalised = found.scores / self._length(position)
@@ -148,7 +154,7 @@ class BeamSearch:
     def _candidates(self, found: Tensor, scores: Tensor) -> Candidates:
         groups, beams = self.context.groups, self.strategy.beams
         prompts, (sequences, part) = scores.shape[0], found.shape
-        most = min(2 * beams, part)
+        most = min(self.looked_at, part)
         best, tokens = ops.topk(found, most, 1, True, True)
         best = best + scores.reshape((sequences, 1))
         best, tokens = (t.reshape((prompts, beams * most)) for t in (best, tokens))
@@ -159,7 +165,7 @@ class BeamSearch:
             best = self._gathered(best)
             tokens = cast(self._gathered(cast(tokens, popxl.float32)), popxl.int32)
             owner = np.tile(owner, groups.tensor_parallel)
-        top, chosen = ops.topk(best, 2 * beams, 1, True, True)
+        top, chosen = ops.topk(best, self.looked_at, 1, True, True)
         owners = popxl.constant(owner, popxl.int32, "beams")
         return Candidates(top, _rows(tokens, chosen, 1), ops.gather(owners, chosen))
 
@@ -178,7 +184,7 @@ class BeamSearch:
         return ops.transpose(parts, (1, 0, 2)).reshape((rows, groups.tensor_parallel * n))
 
     def _continued(self, running: Tensor, found: Candidates, position: Tensor) -> Tensor:
-        """The candidates' tokens, (prompts, 2 * beams * length)."""
+        """The candidates' tokens, (prompts, `looked_at` * length)."""
         prompts, count = found.tokens.shape
         length = self.context.length
         before = _rows(running, found.beams, length).reshape((prompts, count, length))

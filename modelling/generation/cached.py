@@ -1,38 +1,32 @@
-"""Generation with a decoder alone: read the prompts once, then decode with key/value caches.
+"""Generation with decoder-only models: read the prompts once, then decode with key/value caches.
 
-Prompts are padded on the right and have different lengths. The caches have a slot for each token
-of the longest prompt, and behind them one for each token that is generated: the slot of a new token
-is the same for all samples, and its position is not. Attention goes by positions; those of slots
-with padding are beyond any query's.
+Prompts are padded on the right and have different lengths. `Slots` says where keys and values are
+kept. Attention goes by positions; slots with padding have one beyond any query's.
 
-The loop reads the last token of a prompt as its first one. So all positions are alike: they read a
-token and choose the next, and reading the prompts needs no head.
+The loop reads the last token of a prompt as its first one. So all positions work alike: read a
+token, choose the next. Reading the prompts needs no head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation.caches import POSITIONS, put
+from modelling.generation.caches import Slots, put
 from modelling.generation.condition import call_if, is_any
 from modelling.generation.loop import bind_step, decode
+from modelling.generation.program import GeneratorOf
 from modelling.generation.prompts import last_words, what_was_read
 from modelling.generation.rows import repeated
 from modelling.generation.search import Search, SpecialTokens
 from modelling.generation.stack import Inputs, Stack
 from modelling.generation.step import Step
 from modelling.layers import Embeddings, Groups, Layers, LMHeadLoss, Tables, tables_at
-from popxl import Tensor, TensorSpec, ops
+from popxl import Tensor, TensorSpec
 from popxl_addons import Module, NamedTensors
-
-NOWHERE = 2**30
-"""Position of a slot that holds nothing: every query comes before it."""
 
 
 # ---- layers -------------------------------------------------------------------------------------
@@ -40,25 +34,23 @@ class ReadsPrompts:
     """Makes a family's layer read prompts. To be put before it among the bases of a class.
 
     The layer has `attention` with `read`, and `around(x, attend)`, which is the layer with another
-    attention; and `room`, the number of tokens to be generated.
+    attention.
     """
 
-    def build(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> the same shape, and caches: keys and values of all
-        positions, with room for those of what is generated."""
+    def build(self, x: Tensor, last: Tensor, slots: Slots) -> tuple[Tensor, ...]:
+        """x: (batch, length, hidden) -> the same shape, and caches: keys and values.
+
+        Args:
+            last: see `Slots`.
+        """
         caches: list[Tensor] = []
 
         def attend(opened: Tensor) -> Tensor:
             attended, *found = self.attention.read(opened)  # type: ignore[attr-defined]
-            caches.extend(map(self._with_room, found))
+            caches.extend(slots.begin(t, last) for t in found)
             return attended
 
         return self.around(x, attend), *caches  # type: ignore[attr-defined]
-
-    def _with_room(self, t: Tensor) -> Tensor:
-        batch, heads, _, size = t.shape
-        empty = ops.init((batch, heads, self.room, size), t.dtype)  # type: ignore[attr-defined]
-        return ops.concat([t, empty], POSITIONS)
 
 
 class ReadsOneToken:
@@ -102,6 +94,7 @@ class CachedModel:
         embeddings: its beginning, made anew at each call.
         tables: the angles of positions 0, 1, ... for a kind of layer and a number of positions;
             None: they have none.
+        slots: of each kind of layer.
     """
 
     prompt: Layers
@@ -109,6 +102,25 @@ class CachedModel:
     head: LMHeadLoss
     embeddings: Callable[[], Embeddings]
     tables: Callable[[int, int], Tables | None]
+    slots: Sequence[Slots]
+
+    def at(self, kind: int, position: Tensor, last: Tensor) -> Position:
+        """What layers of a kind need to know of a position; see `Slots`."""
+        slots, place = self.slots[kind], last + position
+        tables = self.tables(kind, slots.prompt + slots.room)
+        return Position(
+            slots.slot(position),
+            [place.reshape((-1, 1)), slots.places(position, last)],
+            [] if tables is None else list(tables_at(tables, place)),
+        )
+
+
+class Position(NamedTuple):
+    """See `ReadsOneToken.build`."""
+
+    slot: Tensor
+    places: list[Tensor]
+    tables: list[Tensor]
 
 
 # ---- stacks -------------------------------------------------------------------------------------
@@ -119,18 +131,18 @@ class PromptStack(Stack):
         super().__init__(len(model.prompt.order))
         self.model = model
 
-    def build(self, x: Tensor, wanted: Tensor) -> list[Tensor]:
+    def build(self, x: Tensor, last: Tensor, wanted: Tensor) -> list[Tensor]:
         """x: (batch, length, hidden) -> each layer's caches; zeros unless `wanted`, a bool scalar.
 
-        Under a condition, since XLA otherwise puts off filling the caches until all layers are
-        done, and keeps the projections of all of them until then, one and a half times the caches.
+        Each layer is a conditional call. Otherwise XLA puts off filling the caches until all layers
+        are done, and keeps their projections until then, one and a half times the caches.
         """
-        layers = self.model.prompt
-        made = [kind.create_graph(x) for kind in layers.kinds]
+        layers, slots = self.model.prompt, self.model.slots
+        made = [k.create_graph(x, last, s) for k, s in zip(layers.kinds, slots, strict=True)]
         caches: list[Tensor] = []
         for i, weights in enumerate(self.weights_of_layers(made[0][0])):
             block = made[layers.order[i]][1]
-            x, *new = call_if(wanted, block.bind(weights), x)
+            x, *new = call_if(wanted, block.bind(weights), x, last)
             caches += new
         return caches
 
@@ -139,18 +151,13 @@ class TokenStack(PromptStack):
     """All layers at one position."""
 
     def build(  # type: ignore[override]
-        self,
-        x: Tensor,
-        caches: Sequence[Tensor],
-        slot: Tensor,
-        places: list[Tensor],
-        tables: Sequence[list[Tensor]],
+        self, x: Tensor, caches: Sequence[Tensor], at: Sequence[Position]
     ) -> tuple[Tensor, ...]:
-        """See `ReadsOneToken.build`; `caches` are those of all layers, `tables` of all kinds."""
+        """See `ReadsOneToken.build`; `caches` are those of all layers, `at` is for each kind."""
         layers = self.model.token
 
         def others(pair: slice) -> Inputs:
-            return slot, places, tables[layers.order[pair.start // 2]]
+            return at[layers.order[pair.start // 2]]
 
         return self.at_one_position(layers, x, caches, others)
 
@@ -164,12 +171,12 @@ class ReadPrompts(Module):
         self.embeddings = model.embeddings()
         self.layer = PromptStack(model)
 
-    def build(self, words: Tensor, wanted: Tensor) -> list[Tensor]:
+    def build(self, words: Tensor, last: Tensor, wanted: Tensor) -> list[Tensor]:
         """words: int32 (batch, length) -> what `PromptStack` returns."""
         with popxl.plan.part("embeddings/prompt"):
             x = self.embeddings(words)
         with popxl.plan.part("layer/prompt"):
-            return self.layer(x, wanted)
+            return self.layer(x, last, wanted)
 
 
 class DecoderOnlyStep(Step):
@@ -177,7 +184,6 @@ class DecoderOnlyStep(Step):
 
     def __init__(self, config: RunConfig, model: CachedModel) -> None:
         super().__init__(config, model.head, model.embeddings())
-        self.prompt_length = config.model.sequence_length
         self.model = model
         self.layer = TokenStack(model)
 
@@ -186,23 +192,17 @@ class DecoderOnlyStep(Step):
         position: Tensor,
         words: Tensor,
         caches: Sequence[Tensor],
-        first: Tensor,
-        slots: Tensor,
+        last: Tensor,
     ) -> tuple[Tensor, ...]:
         """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches.
 
         Args:
-            position: in the loop, int32 scalar.
-            first: position of each sample's first word, int32 (batch,).
-            slots: positions of the slots, int32 (batch, slots).
+            position, last: see `Slots`.
         """
-        at = first + position
-        places = [at.reshape((-1, 1)), slots]
-        kinds = range(len(self.model.token.kinds))
-        tables = [angles_at(self.model.tables(kind, slots.shape[-1]), at) for kind in kinds]
+        at = [self.model.at(kind, position, last) for kind in range(len(self.model.slots))]
         x = self.embedded(words)
         with popxl.plan.part("layer/token"):
-            x, *caches = self.layer(x, caches, position + self.prompt_length, places, tables)
+            x, *caches = self.layer(x, caches, at)
         return self.logits(x), *caches
 
 
@@ -217,22 +217,20 @@ class DecoderOnlyGenerator:
         self, config: RunConfig, groups: Groups, cached: CachedModel, sequences: int = 1
     ) -> None:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
-        model: Any = config.model  # a decoder alone has an output_length and tokens
+        model: Any = config.model  # decoder-only models have an output_length and tokens
         batch = config.execution.micro_batch_size
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.prompts_per_sample = 1
         self._groups, self._sequences = groups, sequences
-        self.special = SpecialTokens(model.end_token, model.pad_token)
+        self.special = SpecialTokens.of(model)
         words = TensorSpec((batch, self.prompt_length), popxl.int32)
-        wanted = TensorSpec((), popxl.bool)
-        prompt_facts, self._read = ReadPrompts(cached).create_graph(words, wanted)
-        slots = self.prompt_length + self.output_length
+        last, wanted = TensorSpec((batch,), popxl.int32), TensorSpec((), popxl.bool)
+        prompt_facts, self._read = ReadPrompts(cached).create_graph(words, last, wanted)
         self.facts, self._step = DecoderOnlyStep(config, cached).create_graph(
             TensorSpec((), popxl.int32),
             TensorSpec((batch * sequences, 1), popxl.int32),
             [_with_rows(t.spec, batch * sequences) for t in self._read.graph.outputs],
             TensorSpec((batch * sequences,), popxl.int32),
-            TensorSpec((batch * sequences, slots), popxl.int32),
         )
         assert set(prompt_facts.keys_flat()) <= set(self.facts.keys_flat())
 
@@ -246,13 +244,12 @@ class DecoderOnlyGenerator:
     ) -> Tensor:
         """See `modelling.generation.Generator`."""
         first, last, prompted = last_words(words, mask)
-        read = self._read.bind(weights).call(words, is_any(prompted, self._groups))
-        # Each sequence has a copy of its prompt's caches: they are one with those of its own words.
+        read = self._read.bind(weights).call(words, last, is_any(prompted, self._groups))
+        # Each sequence gets a copy of its prompt's caches, to which it adds its own tokens.
         caches = [repeated(cache, self._sequences) for cache in read]
         first, last = repeated(first, self._sequences), repeated(last, self._sequences)
-        slots = positions_of_slots(last, self.prompt_length, self.output_length)
         return decode(
-            bind_step(self._step, weights, len(caches), [last, slots]),
+            bind_step(self._step, weights, len(caches), [last]),
             caches,
             first,
             prompted,
@@ -264,26 +261,10 @@ class DecoderOnlyGenerator:
         )
 
 
-def positions_of_slots(last: Tensor, length: int, room: int) -> Tensor:
-    """The positions of all slots: int32 (batch, length + room).
+def resident_of(model_of: Callable[[Any], CachedModel]) -> GeneratorOf:
+    """The record's `generator` of a family with such models."""
 
-    A prompt's last word, which is read anew, and what comes after it in the prompts' slots are
-    nowhere.
+    def made(config: RunConfig, groups: Groups, sequences: int = 1) -> DecoderOnlyGenerator:
+        return DecoderOnlyGenerator(config, groups, model_of(config), sequences)
 
-    Args:
-        last: position of each sequence's last word, int32 (batch,).
-        length, room: slots of the prompts, and of what is generated.
-    """
-    last = last.reshape((-1, 1))
-    index = np.arange(length + room)[None]
-    prompt = popxl.constant(np.minimum(index, length), popxl.int32, "slots")
-    new = popxl.constant(np.maximum(index - length, 0), popxl.int32, "new_slots")
-    is_new = popxl.constant(index >= length, popxl.bool, "is_new")
-    nowhere = popxl.constant(NOWHERE, popxl.int32, "nowhere")
-    of_prompt = ops.where(ops.greater(last, prompt), prompt, nowhere)
-    return ops.where(is_new, last + new, of_prompt)
-
-
-def angles_at(tables: Tables | None, positions: Tensor) -> list[Tensor]:
-    """Angles of one position of each sample, int32 (batch,); none if there are none."""
-    return [] if tables is None else list(tables_at(tables, positions))
+    return made

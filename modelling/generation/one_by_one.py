@@ -1,4 +1,4 @@
-"""Searches that choose one token after the other for each prompt: the loop's part of them."""
+"""Searches that keep one sequence per prompt: what they share in the loop."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class OneByOne:
         stops, stays, inputs = rules.parts(rest)
         logits = rules.scores(logits, position, tokens, stays, self.context.groups)
         pad = popxl.constant(special.pad, popxl.int32, "pad")
-        end = popxl.constant(special.end, popxl.int32, "end")
         chosen = ops.where(finished, pad, self.choose(logits, position, inputs))
-        finished = ops.logical_or(finished, ops.equal(chosen, end))
+        finished = ops.logical_or(finished, special.ends(chosen))
         stops, stopped = rules.ended(stops, chosen)
         if stopped is not None:
             finished = ops.logical_or(finished, stopped)
@@ -56,7 +55,7 @@ class OneByOne:
 
 
 class WithoutInputs:
-    """What strategies have in common that need nothing but logits."""
+    """Common parts of strategies that need nothing but logits."""
 
     def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
         return {}

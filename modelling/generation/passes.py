@@ -1,13 +1,13 @@
-"""Generation layer by layer: what visits the device, and the weights that it brings along.
+"""Generation layer by layer: the passes over micro-batches, and their weights.
 
 As in training, a layer's weights are loaded from remote buffers once, and all micro-batches pass
-through it. What a micro-batch keeps from one layer to the next, and from one position to the next
-(activations, key/value caches, what the search knows), lies in remote buffers of its own.
+through it. A micro-batch's state between layers and between positions (activations, key/value
+caches, state of the search) is in remote buffers of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import popxl
 from modelling.generation.stack import joined
@@ -24,6 +24,8 @@ from popxl_addons.transforms.batch_serialisation import (
 from popxl_addons.variable_factory import NamedVariableFactories
 
 Ports = Port | Sequence[Port]
+TABLE = "tokens.weight"
+"""The embedding's table, in its phase and in that of a head that is tied to it."""
 
 
 def one_row(spec: popxl.TensorSpec, settings: Settings) -> Port:
@@ -122,6 +124,7 @@ class PhaseWeights:
         name: of the phase.
         entries: number of its layers.
         facts: variables that passes use; together, all of the phase's.
+        borrowed: by name, the phase of one layer that owns a variable.
     """
 
     def __init__(
@@ -130,20 +133,55 @@ class PhaseWeights:
         facts: Sequence[NamedVariableFactories],
         settings: Settings,
         entries: int = 1,
+        borrowed: Mapping[str, PhaseWeights] | None = None,
     ) -> None:
-        together = joined(*facts)
+        self._owners = dict(borrowed or {})
+        together = joined(*facts).to_dict()
+        own = {n: f for n, f in together.items() if n not in self._owners}
         self.name, self.entries = name, entries
-        self._store = VariableStore.create(together, entries, settings)
+        self._store = VariableStore.create(NamedVariableFactories.from_dict(own), entries, settings)
         self.variables = [self._layer(row) for row in range(entries)]
+        self._loads: dict[tuple[str, ...], Callable[[Tensor], NamedTensors]] = {}
 
     def _layer(self, row: int) -> NamedTensors:
         store = self._store
         fwd = store.facts.init_remote(store.buffers, row, f"{self.name}.{row}", empty=True)
         return NamedTensors(fwd=fwd)
 
-    def only(self, names: Sequence[str]) -> VariableStore:
-        """The store of those that a graph names."""
-        return self._store.only(names)
+    def load_whole(self, names: Sequence[str], row: Tensor) -> NamedTensors:
+        """Those that a graph names, of layer `row`, gathered."""
+        key = tuple(names)
+        if key not in self._loads:
+            self._loads[key] = self._loading(key)
+        return self._loads[key](row)
+
+    def _loading(self, names: Sequence[str]) -> Callable[[Tensor], NamedTensors]:
+        store = self._store.only([n for n in names if n not in self._owners])
+        owners = {n: owner for n, owner in self._owners.items() if n in names}
+
+        def load(row: Tensor) -> NamedTensors:
+            found = store.load_whole(row).to_dict()
+            for name, owner in owners.items():
+                found |= owner.load_whole([name], popxl.constant(0, popxl.int32)).to_dict()
+            return NamedTensors.from_dict(found)
+
+        return load
+
+    def run(self, visit: Pass, rows: range, first: int, *same: Tensor) -> None:
+        """Let all micro-batches pass through some layers.
+
+        Args:
+            rows: which ones.
+            first: the number of the first of them among the layers that the pass is called for.
+        """
+        ahead = first - rows.start
+
+        def body(row: Tensor, *same: Tensor) -> list[Tensor]:
+            at = row + ahead if ahead else row
+            visit.call(at, self.load_whole(visit.names, row), *same)
+            return []
+
+        over_layers(rows, body, (), same)
 
 
 class Stack:
@@ -161,12 +199,11 @@ class Stack:
         """Let all micro-batches pass through all layers."""
         before = 0
         for phase in self.phases:
-            store, start = phase.only(visit.names), before
-
-            def body(row: Tensor, *same: Tensor, store: VariableStore = store, start: int = start):
-                at = row + start if start else row
-                visit.call(at, store.load_whole(row), *same)
-                return []
-
-            over_layers(range(phase.entries), body, (), same)
+            phase.run(visit, range(phase.entries), before, *same)
             before += phase.entries
+
+
+def head_stack(choose: Pass, embeddings: PhaseWeights, settings: Settings) -> Stack:
+    """The stack of the head, which reads the embedding's table if it is tied to it."""
+    tied = {TABLE: embeddings} if TABLE in choose.names else {}
+    return Stack(PhaseWeights("head", [choose.facts], settings, borrowed=tied))

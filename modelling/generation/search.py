@@ -1,4 +1,4 @@
-"""What a search strategy is: it chooses tokens, and keeps what it needs from one to the next."""
+"""Search strategies: they choose tokens, and carry state from one position to the next."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+import popxl
+from config.model import Model
 from modelling.generation.rules import NO_RULES, Rules
 from modelling.layers import Groups
-from popxl import Tensor, TensorSpec
+from popxl import Tensor, TensorSpec, ops
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,27 @@ class SpecialTokens:
     Attributes:
         end: the last token of a sequence.
         pad: fills a sequence after its end.
+        others: further tokens that end a sequence.
     """
 
     end: int
     pad: int
+    others: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model) -> SpecialTokens:
+        """Those of a configured model."""
+        return cls(model.end_token, model.pad_token, model.further_ends)
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Which tokens end a sequence: bool, of their shape."""
+        first, *others = (
+            ops.equal(tokens, popxl.constant(end, popxl.int32, "end"))
+            for end in (self.end, *self.others)
+        )
+        for other in others:
+            first = ops.logical_or(first, other)
+        return first
 
 
 @dataclass(frozen=True)
@@ -59,9 +78,9 @@ class Advance(NamedTuple):
 class Search(Protocol):
     """Chooses the tokens of a batch of prompts; its methods add ops to the current graph.
 
-    It decodes `Strategy.sequences` sequences for each prompt, one after the other in the batch. All
-    it knows lies in its state: tensors that the loop over positions carries. Replicas of a
-    tensor-parallel group choose the same.
+    It decodes `Strategy.sequences` sequences for each prompt, one after the other in the batch. Its
+    state is tensors that the loop over positions carries. Replicas of a tensor-parallel group
+    choose the same tokens.
     """
 
     def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -94,7 +113,7 @@ class Search(Protocol):
 
 
 class Strategy(Protocol):
-    """How to search: plain data, from which the search of a program is made."""
+    """How to search: plain data, from which a program makes its search."""
 
     @property
     def sequences(self) -> int:

@@ -9,11 +9,11 @@ import numpy as np
 import popxl
 from config.gptj import GPTJConfig
 from modelling.gptj.attention import SelfAttention
-from modelling.layers import Dropout, FeedForward, Groups, Layer, LayerNorm
+from modelling.layers import DecoderLayer, FeedForward, LayerNorm
 from popxl import Tensor
 
 
-class Block(Layer):
+class Block(DecoderLayer):
     """x + attention(norm(x)) + feed_forward(norm(x)).
 
     Both branches are inside one sharded computation: one all-reduce forwards and one backwards,
@@ -23,27 +23,13 @@ class Block(Layer):
     """
 
     def __init__(self, config: GPTJConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         model = config.model
-        self.room = model.output_length
-        self.groups = Groups.current(config.execution.tensor_parallel)
-        self.dropout = Dropout.of(model)
         self.norm = LayerNorm(model.layer_norm_epsilon)
         self.attention = SelfAttention(config, self.groups)
         self.feed_forward = FeedForward(
             model.hidden_size, model.inner_size, self.groups, model.weight_group_size, bias=True
         )
-
-    def build(self, x: Tensor, starts: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape.
-
-        Args:
-            starts: int32 (batch, length), where in its sample each token's text starts; None: a
-                sample is one text.
-            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
-        """
-        attention_seed, *output_seeds = self.dropout.seeds(seed, 3)
-        return self.around(x, lambda t: self.attention(t, attention_seed, starts), *output_seeds)
 
     def around(
         self,
@@ -52,13 +38,10 @@ class Block(Layer):
         attention_seed: Tensor | None = None,
         feed_forward_seed: Tensor | None = None,
     ) -> Tensor:
-        """The layer around some attention.
+        """See `DecoderLayer`.
 
         Dropout before the sum over replicas is the same as after it, with one mask for all parts
         and the bias; so two masks need no second sum.
-
-        Args:
-            attend: what both branches read -> this replica's part of the attention.
         """
         opened = self.groups.open_sharded(self.norm(x))
         attended = self.dropout(attend(opened), attention_seed)

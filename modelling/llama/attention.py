@@ -6,7 +6,7 @@ arXiv:2010.04245 (norms of queries and keys).
 
 from __future__ import annotations
 
-from config.llama import UNROTATED_WINDOW, WINDOW, LlamaConfig
+from config.llama import LlamaConfig
 from modelling.layers import (
     AttentionHeads,
     FusedLinear,
@@ -40,7 +40,7 @@ class SelfAttention(AttentionHeads):
     def __init__(self, config: LlamaConfig, groups: Groups, kind: str, room: int = 0) -> None:
         model, attention = config.model, config.model.attention
         scale = attention.head_size**-0.5 if attention.scale is None else attention.scale
-        window = attention.window if kind in (WINDOW, UNROTATED_WINDOW) else None
+        window = attention.window_of(kind)
         super().__init__(
             config,
             groups,

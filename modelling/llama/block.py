@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from config.llama import LlamaConfig
-from modelling.layers import Dropout, GatedFeedForward, Groups, Layer, RMSNorm, add_residual
+from modelling.layers import DecoderLayer, GatedFeedForward, RMSNorm, add_residual
 from modelling.llama.attention import SelfAttention
 from popxl import Tensor
 
 BRANCHES = ("attention", "feed_forward")
 
 
-class Block(Layer):
+class Block(DecoderLayer):
     """x + branch(x) for both branches, of which each has a norm before it, after it, or both.
 
     Variables: those of `attention` and `feed_forward`; `attention_norm.weight` and
@@ -26,11 +26,8 @@ class Block(Layer):
     """
 
     def __init__(self, config: LlamaConfig, kind: str, room: int = 0) -> None:
-        super().__init__()
-        model = config.model
-        self.model, self.room = model, room
-        self.groups = Groups.current(config.execution.tensor_parallel)
-        self.dropout = Dropout.of(model)
+        super().__init__(config)
+        self.model = model = config.model
         for branch in BRANCHES:
             if model.norms != "after":
                 setattr(self, f"{branch}_norm", self._norm())
@@ -49,17 +46,6 @@ class Block(Layer):
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)
 
-    def build(self, x: Tensor, starts: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape.
-
-        Args:
-            starts: int32 (batch, length), where in its sample each token's text starts; None: a
-                sample is one text.
-            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
-        """
-        attention_seed, *seeds = self.dropout.seeds(seed, 3)
-        return self.around(x, lambda t: self.attention(t, attention_seed, starts), *seeds)
-
     def around(
         self,
         x: Tensor,
@@ -67,11 +53,7 @@ class Block(Layer):
         attention_seed: Tensor | None = None,
         feed_forward_seed: Tensor | None = None,
     ) -> Tensor:
-        """The layer around some attention.
-
-        Args:
-            attend: what the attention reads -> this replica's part of it.
-        """
+        """See `DecoderLayer`."""
         attention, feed_forward = self.model.attention.output_bias, self.model.feed_forward_bias
         x = self._add(x, "attention", attend, attention, attention_seed)
         return self._add(x, "feed_forward", self.feed_forward, feed_forward, feed_forward_seed)

@@ -65,6 +65,9 @@ ROTARY = {
         "factor", "short_factor", "long_factor", "attention_factor",
         "original_max_position_embeddings",
     ),
+    "yarn": (
+        "factor", "beta_fast", "beta_slow", "attention_factor", "original_max_position_embeddings",
+    ),
 }  # fmt: skip
 """Ways of scaling rotary positions, and their settings."""
 
@@ -173,7 +176,7 @@ def _query_key_norms(kind: str) -> str | None:
 
 
 def _tokens(theirs: Any) -> dict[str, Any]:
-    """Of several end tokens the first; without padding, texts are filled up with the end."""
+    """Of several end tokens the first, and all; without padding, the end fills texts up."""
     found = {
         "start_token": theirs.bos_token_id,
         "end_token": theirs.eos_token_id,
@@ -183,7 +186,10 @@ def _tokens(theirs: Any) -> dict[str, Any]:
     end = first["end_token"] if first["end_token"] is not None else 0
     pad = first["pad_token"]
     inside = pad is not None and 0 <= pad < theirs.vocab_size
-    return first | {"end_token": end, "pad_token": pad if inside else end}
+    ends = theirs.eos_token_id if isinstance(theirs.eos_token_id, Sequence) else []
+    listed = ",".join(map(str, sorted({*ends}))) if len({*ends}) > 1 else None
+    tokens = {"end_token": end, "end_tokens": listed, "pad_token": pad if inside else end}
+    return first | tokens
 
 
 def _layers(kind: str, theirs: Any) -> dict[str, Any]:
@@ -229,6 +235,8 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
             f"{', '.join(ROTARY)}"
         )
     usual = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if name == "yarn":
+        usual |= {"mscale", "mscale_all_dim"} | ({"truncate"} if scaling.get("truncate") else set())
     for setting in scaling.keys() - usual - set(ROTARY[name]):
         if setting != "original_max_position_embeddings":
             raise ConfigError(
@@ -241,11 +249,11 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
         "fraction": scaling.get("partial_rotary_factor", 1.0),
         "type": name,
     }
-    return found | _scaling(name, scaling)
+    return found | _scaling(name, scaling, theirs.max_position_embeddings)
 
 
-def _scaling(name: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a way of scaling."""
+def _scaling(name: str, scaling: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Fields of a way of scaling; `longest`: tokens of the longest texts."""
     original: Any = scaling.get("original_max_position_embeddings")
     match name:
         case "linear" | "dynamic":
@@ -267,7 +275,26 @@ def _scaling(name: str, scaling: Mapping[str, Any]) -> dict[str, Any]:
                 "long_factors": _joined(scaling["long_factor"]),
                 "attention_factor": attention,
             }
+        case "yarn":
+            factor = scaling["factor"] or longest / original
+            return {
+                "factor": factor,
+                "original_length": original,
+                "fast_turns": scaling.get("beta_fast") or 32,
+                "slow_turns": scaling.get("beta_slow") or 1,
+                "attention_factor": _yarn_attention(scaling, factor),
+            }
     return {}
+
+
+def _yarn_attention(scaling: Mapping[str, Any], factor: float) -> float | None:
+    """The factor on turned features, where two more settings decide it."""
+    ends = [scaling.get(name) for name in ("mscale", "mscale_all_dim")]
+    found: float | None = scaling.get("attention_factor")
+    if found is not None or not all(ends) or factor <= 1:
+        return found
+    over, under = (0.1 * end * math.log(factor) + 1 for end in ends if end)
+    return over / under
 
 
 def _joined(factors: Sequence[float]) -> str:
@@ -295,7 +322,7 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
 
 def _plain(model: LlamaModel) -> dict[str, Any]:
     """What all architectures have."""
-    attention = model.attention
+    attention, ends = model.attention, model.further_ends
     return {
         "vocab_size": model.embedding.vocab_size,
         "hidden_size": model.hidden_size,
@@ -309,7 +336,7 @@ def _plain(model: LlamaModel) -> dict[str, Any]:
         "tie_word_embeddings": model.embedding.tied,
         "attention_dropout": model.dropout_prob,
         "bos_token_id": model.start_token,
-        "eos_token_id": model.end_token,
+        "eos_token_id": [model.end_token, *ends] if ends else model.end_token,
         "pad_token_id": model.pad_token,
     }
 
@@ -386,6 +413,8 @@ def _rope_scaling(model: LlamaModel) -> dict[str, Any] | None:
         "low_freq_factor": rotary.low_frequency,
         "high_freq_factor": rotary.high_frequency,
         "original_max_position_embeddings": rotary.original_length,
+        "beta_fast": rotary.fast_turns,
+        "beta_slow": rotary.slow_turns,
         "short_factor": _split(rotary.short_factors),
         "long_factor": _split(rotary.long_factors),
         "attention_factor": rotary.attention_factor,
@@ -405,6 +434,10 @@ def _check_same(model: LlamaModel, description: Mapping[str, Any]) -> None:
     ours, said = model.to_dict(), from_config_json(Fields(dict(description), "config.json"))
     for each in (ours["attention"], said["attention"]):
         each["scale"] = each["scale"] or model.attention.head_size**-0.5
+    if model.further_ends:  # whether or not they name the end token again
+        ours["end_tokens"] = ",".join(map(str, sorted({model.end_token, *model.further_ends})))
+    else:
+        ours["end_tokens"] = None
     difference = _difference(ours, said)
     if difference is not None:
         name, value, expected = difference

@@ -56,6 +56,8 @@ def scaled_frequencies(
             return _llama3(rotary, rotated), 1.0
         case "longrope":
             return _longrope(rotary, rotated, length), _longrope_scale(rotary, max_length)
+        case "yarn":
+            return _yarn(rotary, rotated), _yarn_scale(rotary)
 
 
 def _frequencies(theta: float, rotated: int) -> np.ndarray:
@@ -101,3 +103,27 @@ def _longrope_scale(rotary: LlamaRotary, max_length: int) -> float:
         return rotary.attention_factor
     factor = max_length / original
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def _yarn(rotary: LlamaRotary, rotated: int) -> np.ndarray:
+    """Peng et al., arXiv:2309.00071: pairs that turn often in a text of pretraining stay, those
+    that turn seldom are stretched, those between are mixed, by their number."""
+    original = rotary.original_length
+    assert original is not None
+
+    def pair_with(turns: float) -> float:
+        angle = math.log(original / (turns * 2 * math.pi))
+        return rotated * angle / (2 * math.log(rotary.theta))
+
+    first = max(math.floor(pair_with(rotary.fast_turns)), 0)
+    last = min(math.ceil(pair_with(rotary.slow_turns)), rotated - 1)
+    number = np.arange(rotated // 2, dtype=_SINGLE)
+    stretch = np.clip((number - _SINGLE(first)) / _SINGLE((last - first) or 0.001), 0, 1)
+    found = _frequencies(rotary.theta, rotated)
+    return (found / _SINGLE(rotary.factor) * stretch + found * (1 - stretch)).astype(_SINGLE)
+
+
+def _yarn_scale(rotary: LlamaRotary) -> float:
+    if rotary.attention_factor is not None:
+        return rotary.attention_factor
+    return 1.0 if rotary.factor <= 1 else 0.1 * math.log(rotary.factor) + 1

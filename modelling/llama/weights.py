@@ -50,9 +50,8 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     }
     # Older files hold the frequencies of positions; some a copy of an embedding that is the head.
     ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in indices}
-    if model.embedding.tied:
-        ignored.add("lm_head.weight")
-    return WeightTable(layers, phases, parts, ignored=ignored, fused=_fused(model))
+    aliases = {logits.name: words.name} if model.embedding.tied else {}
+    return WeightTable(layers, phases, parts, aliases, ignored, _fused(model))
 
 
 def _fused(model: LlamaModel) -> dict[str, list[str]]:

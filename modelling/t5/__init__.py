@@ -1,4 +1,4 @@
-"""FLAN-T5: T5 v1.1 with gated GELU and an untied head."""
+"""T5: FLAN-T5 and T5 v1.1, T5 of 2019, and mT5, which settings tell apart."""
 
 from modelling.layers import Embeddings as Embeddings
 from modelling.t5.blocks import DecoderBlock as DecoderBlock

@@ -9,7 +9,7 @@ from __future__ import annotations
 from config.t5 import T5Config
 from modelling.layers import Dropout, Groups, Layer
 from modelling.t5.attention import CrossAttention, SelfAttention
-from modelling.t5.feed_forward import FeedForward
+from modelling.t5.feed_forward import FeedForwardLayer
 from popxl import Tensor
 
 
@@ -25,7 +25,7 @@ class EncoderBlock(Layer):
         slices = config.execution.attention_serialisation
         self.dropout = Dropout.of(config.model)
         self.self_attention = SelfAttention(config, groups, causal=False, slices=slices)
-        self.feed_forward = FeedForward(config, groups)
+        self.feed_forward = FeedForwardLayer(config, groups)
 
     def build(self, x: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
@@ -53,7 +53,7 @@ class DecoderBlock(Layer):
         self.dropout = Dropout.of(config.model)
         self.self_attention = SelfAttention(config, groups, causal=True)
         self.cross_attention = CrossAttention(config, groups)
-        self.feed_forward = FeedForward(config, groups)
+        self.feed_forward = FeedForwardLayer(config, groups)
 
     def build(self, x: Tensor, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """x: (batch * examples of a sample, length, hidden) -> the same shape.

@@ -1,20 +1,38 @@
-"""The config.json of FLAN-T5, in both directions."""
+"""The config.json of T5 and mT5, in both directions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from config.t5 import T5Config
+from config.errors import ConfigError
+from config.t5 import T5Config, T5Model
 from files.json_files import Fields
+from files.shown import shown
 from modelling.spec import check_values, token_id
 
+CLASSES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration"}
+"""The class of transformers that a model of an architecture is."""
 
+FEED_FORWARDS = {
+    "gated-gelu": (True, "gelu_tanh"),  # in spite of its name
+    "gated-gelu_new": (True, "gelu_tanh"),
+    "gated-relu": (True, "relu"),
+    "gated-silu": (True, "silu"),
+    "gelu_new": (False, "gelu_tanh"),
+    "relu": (False, "relu"),
+    "silu": (False, "silu"),
+}
+"""Hugging Face's names of feed-forward layers: whether they are gated, and the activation."""
+
+
+# ---- to config.json -----------------------------------------------------------------------------
 def to_config_json(config: T5Config) -> dict[str, Any]:
     """Hugging Face's configuration of the model."""
     model, attention = config.model, config.model.attention
     return {
-        "model_type": "t5",
-        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": model.architecture,
+        "architectures": [CLASSES[model.architecture]],
         "vocab_size": model.embedding.vocab_size,
         "d_model": model.hidden_size,
         "d_kv": attention.d_kv,
@@ -26,41 +44,56 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "relative_attention_max_distance": attention.relative_attention_max_distance,
         "layer_norm_epsilon": model.layer_norm_epsilon,
         "dropout_rate": model.dropout_prob,
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
-        "scale_decoder_outputs": False,
+        "feed_forward_proj": _feed_forward(model),
+        "tie_word_embeddings": model.embedding.tied,
+        **({"scale_decoder_outputs": model.scaled_head} if model.architecture == "t5" else {}),
         "decoder_start_token_id": model.pad_token,
         "pad_token_id": model.pad_token,
         "eos_token_id": model.end_token,
     }
 
 
+def _feed_forward(model: T5Model) -> str:
+    """The first of Hugging Face's names of the model's feed-forward layers."""
+    ours = (model.gated, model.activation)
+    return next(name for name, found in FEED_FORWARDS.items() if found == ours)
+
+
+# ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(description: Fields) -> dict[str, Any]:
-    """Fields of the model section for a config.json of T5 v1.1 or FLAN-T5."""
+    """Fields of the model section for a config.json of T5, T5 v1.1, FLAN-T5 or mT5.
+
+    transformers 5 writes `tie_word_embeddings` true for all that it saves, also where head and
+    embedding differ. So what else is written decides whether the model is one of 2019, whose head
+    is the embedding, scaled: all of them are, and no others.
+    """
     data, layers = description.data, description.count("num_layers")
+    kind = description.text("model_type") if "model_type" in description else "t5"
     pad, end = (token_id(description, name, i) for i, name in enumerate(("pad", "eos")))
-    # Whether the head is tied to the embedding is seen from the weights: transformers 5 writes
-    # `tie_word_embeddings` true for every T5 that it saves, also where the two differ.
-    tied = data.get("tie_word_embeddings") is not False
+    gated, activation = _maps(kind, data)
     needed = {
-        "scale_decoder_outputs": (False, tied),  # as transformers reads older files
-        "is_gated_act": (True, True),
-        "dense_act_fn": ("gelu_new", "gelu_new"),
         "quantization_config": (None, None),
-        "feed_forward_proj": ("gated-gelu", "relu"),
         "decoder_start_token_id": (pad, pad),
         "num_decoder_layers": (layers, layers),
+        "is_gated_act": (gated, gated),
+        "is_decoder": (False, False),
+        "is_encoder_decoder": (True, True),
     }
-    check_values(data, needed, "T5 v1.1 and FLAN-T5 are known, T5 of 2019 is not")
+    check_values(data, needed, "such a T5 is not known")
+    scaled = _scaled(data) if kind == "t5" else False
     return {
+        "architecture": kind,
         "layers": layers,
         "hidden_size": description.count("d_model"),
         "d_ff": description.count("d_ff"),
+        "gated": gated,
+        "activation": activation,
+        "scaled_head": scaled,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-6),
         "dropout_prob": data.get("dropout_rate", 0.1),
         "end_token": end,
         "pad_token": pad,
-        "embedding": {"vocab_size": description.count("vocab_size")},
+        "embedding": {"vocab_size": description.count("vocab_size"), "tied": scaled},
         "attention": {
             "heads": description.count("num_heads"),
             "d_kv": description.count("d_kv"),
@@ -68,3 +101,39 @@ def from_config_json(description: Fields) -> dict[str, Any]:
             "relative_attention_max_distance": data.get("relative_attention_max_distance", 128),
         },
     }
+
+
+def _maps(kind: str, data: Mapping[str, Any]) -> tuple[bool, str]:
+    """What the feed-forward layers are; transformers leaves out what is usual for a kind."""
+    name = data.get("feed_forward_proj")
+    name = {"t5": "relu", "mt5": "gated-gelu"}[kind] if name is None else name
+    if not isinstance(name, str) or name not in FEED_FORWARDS:
+        raise ConfigError(
+            f"the model's config.json has feed_forward_proj {shown(name)}, but must have one of: "
+            f"{', '.join(FEED_FORWARDS)}"
+        )
+    usual = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-"))
+    check_values(data, {"dense_act_fn": (usual, usual)}, f"feed_forward_proj is {name}")
+    return FEED_FORWARDS[name]
+
+
+def _scaled(data: Mapping[str, Any]) -> bool:
+    """Whether the decoder's output is scaled: as transformers reads files, old and new."""
+    said = data.get("scale_decoder_outputs")
+    if said not in (None, False, True):
+        raise ConfigError(
+            f"the model's config.json has scale_decoder_outputs {shown(said)}, but must have true "
+            "or false"
+        )
+    return data.get("tie_word_embeddings") is not False if said is None else bool(said)
+
+
+def same_form(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
+    """A description with what its layers and head follow from, where it leaves that out."""
+    kind = description.get("model_type", "t5")
+    if kind not in CLASSES:
+        return description
+    gated, activation = _maps(kind, description)
+    found = next(name for name, maps in FEED_FORWARDS.items() if maps == (gated, activation))
+    scaled = {"scale_decoder_outputs": _scaled(description)} if kind == "t5" else {}
+    return description | {"feed_forward_proj": found} | scaled

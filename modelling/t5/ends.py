@@ -27,5 +27,12 @@ class DecoderHead(LMHeadLoss):
     """The end of the decoder, the logits (without a bias) and the loss."""
 
     def __init__(self, config: T5Config) -> None:
-        norm = RMSNorm(config.model.layer_norm_epsilon)
-        super().__init__(config, norm, Dropout.of(config.model), bias=False)
+        model = config.model
+        super().__init__(
+            config,
+            RMSNorm(model.layer_norm_epsilon),
+            Dropout.of(model),
+            bias=False,
+            tied=model.embedding.tied,
+            scale=model.hidden_size**-0.5 if model.scaled_head else 1.0,
+        )

@@ -1,10 +1,10 @@
-"""FLAN-T5 as the scripts know it."""
+"""T5, of all its kinds, as the scripts know it."""
 
 from __future__ import annotations
 
 from data.pairs import PAIRS
 from modelling.spec import ModelFamily
-from modelling.t5.config_json import from_config_json, to_config_json
+from modelling.t5.config_json import from_config_json, same_form, to_config_json
 from modelling.t5.generation import T5Generator
 from modelling.t5.streamed import T5Streams
 from modelling.t5.training import T5Layout
@@ -18,4 +18,5 @@ FAMILY = ModelFamily(
     to_config_json=to_config_json,
     from_config_json=from_config_json,
     streamed=T5Streams,
+    same_form=same_form,
 )

@@ -1,4 +1,4 @@
-"""Generation with FLAN-T5: encode once, then decode with key/value caches.
+"""Generation with T5: encode once, then decode with key/value caches.
 
 What does not change from one position to the next is computed before the loop: the encoder's
 output, its keys and values for each decoder layer, and the relative positions' biases. In the loop
@@ -261,7 +261,7 @@ class T5Generator:
     def __init__(self, config: T5Config, groups: Groups, sequences: int = 1) -> None:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
         model, batch = config.model, config.execution.micro_batch_size
-        self.special = SpecialTokens(model.end_token, model.pad_token)
+        self.special = SpecialTokens.of(model)
         self.prompt_length = model.sequence_length
         self.prompts_per_sample = config.data.examples_per_row
         self.output_length = model.decoder_sequence_length

@@ -1,4 +1,4 @@
-"""Generation with FLAN-T5 layer by layer: the encoder once, then the decoder for each position.
+"""Generation with T5 layer by layer: the encoder once, then the decoder for each position.
 
 The modules are those of `modelling.t5.generation`; here each is a pass of its own over all
 micro-batches. Of each decoder layer, the keys and values of the encoder's output are made before
@@ -13,7 +13,7 @@ import popxl
 from config.t5 import T5Config
 from modelling.generation import SpecialTokens
 from modelling.generation.caches import continued
-from modelling.generation.passes import Pass, PhaseWeights, Stack, named_within
+from modelling.generation.passes import Pass, PhaseWeights, Stack, head_stack, named_within
 from modelling.generation.streamed import At, Begun
 from modelling.layers import Embeddings, Groups
 from modelling.phases.buffers import Port
@@ -100,8 +100,7 @@ class _Positions:
 
     def biases(self, first: PhaseWeights) -> Tensor:
         """float32 (1, heads, length, length)."""
-        store = first.only(self.facts.keys_flat())
-        weights = store.load_whole(popxl.constant(0, popxl.int32))
+        weights = first.load_whole(self.facts.keys_flat(), popxl.constant(0, popxl.int32))
         return self._graph.bind(weights).call()[0]
 
 
@@ -119,7 +118,7 @@ class T5Streams:
         assert isinstance(settings.config, T5Config)
         self._settings, self._config, self._copies = settings, settings.config, sequences
         model = self._config.model
-        self.special = SpecialTokens(model.end_token, model.pad_token)
+        self.special = SpecialTokens.of(model)
         self.prompt_length, self.output_length = (
             model.sequence_length,
             model.decoder_sequence_length,
@@ -197,7 +196,7 @@ class T5Streams:
 
     def head_stack(self, choose: Pass) -> Stack:
         """See `StreamedGenerator`."""
-        return Stack(PhaseWeights("head", [choose.facts], self._settings))
+        return head_stack(choose, self._embeddings.phases[0], self._settings)
 
     # ---- running --------------------------------------------------------------------------------
     def read(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""FLAN-T5's phases and their order in training.
+"""T5's phases and their order in training.
 
 Buffers, with L layers in each stack: row 0 of the encoder's rows is the embeddings' output, rows 1
 to L the layers', row L + 1 the encoder head's, which every decoder layer reads. The decoder's rows
@@ -34,7 +34,7 @@ RELATIVE_POSITION = "relative_position"
 
 
 class T5Layout:
-    """The phases of FLAN-T5. See `modelling.phases.training.Layout`."""
+    """The phases of T5. See `modelling.phases.training.Layout`."""
 
     def __init__(self, settings: Settings) -> None:
         assert isinstance(settings.config, T5Config)
@@ -150,7 +150,9 @@ class T5Layout:
             "labels": self.inputs.port("labels"),
             "weight": self.inputs.port("weight"),
         }
-        self.head = LossPhase("head", DecoderHead(config), head_inputs, settings)
+        head = DecoderHead(config)
+        tied = {"tokens": self.embeddings} if head.tied else None
+        self.head = LossPhase("head", head, head_inputs, settings, tied)
 
     # ---- order ----------------------------------------------------------------------------------
     def forward(self, step: Step) -> None:

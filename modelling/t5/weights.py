@@ -1,4 +1,4 @@
-"""Hugging Face's weights of T5ForConditionalGeneration, and ours.
+"""Hugging Face's weights of T5ForConditionalGeneration and MT5ForConditionalGeneration, and ours.
 
 Initial values are Hugging Face's, too (with initializer_factor 1), which are those of Mesh
 TensorFlow.
@@ -12,7 +12,8 @@ from modelling.weights import Row, Weight, WeightTable
 EMBEDDINGS = "embeddings"
 ENCODER_HEAD = "encoder_head"
 HEAD = "head"
-ALIASES = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")}
+WORDS, LOGITS = "shared.weight", "lm_head.weight"
+ALIASES = {f"{stack}.embed_tokens.weight": WORDS for stack in ("encoder", "decoder")}
 
 
 def encoder_layer(index: int) -> str:
@@ -28,8 +29,8 @@ def decoder_layer(index: int) -> str:
 def weight_table(config: T5Config) -> WeightTable:
     """The weights of the configured model.
 
-    The decoder's embeddings have none of their own, and of each stack the first layer alone has
-    relative positions.
+    The decoder's embeddings have none of their own, nor has a head that is tied to them, and of
+    each stack the first layer alone has relative positions.
     """
     indices = range(config.model.layers)
     encoder, decoder = (tuple(map(name, indices)) for name in (encoder_layer, decoder_layer))
@@ -42,20 +43,22 @@ def weight_table(config: T5Config) -> WeightTable:
         "decoder_block": decoder[1:],
         "head": (HEAD,),
     }
-    return WeightTable(_layers(config.model), phases, config.execution.tensor_parallel, ALIASES)
+    aliases = ALIASES | ({LOGITS: WORDS} if config.tied else {})
+    return WeightTable(_layers(config.model), phases, config.execution.tensor_parallel, aliases)
 
 
 def _layers(model: T5Model) -> dict[str, tuple[Row, ...]]:
     rows, indices = _Rows(model), range(model.layers)
     vocabulary = (model.embedding.vocab_size, model.hidden_size)
+    logits = Row.linear("lm_head", Weight(LOGITS, vocabulary, 1.0), cut="out")
     return {
-        EMBEDDINGS: (Row("tokens.weight", (Weight("shared.weight", vocabulary, 1.0),), axis=0),),
+        EMBEDDINGS: (Row("tokens.weight", (Weight(WORDS, vocabulary, 1.0),), axis=0),),
         **{encoder_layer(i): rows.encoder_layer(i) for i in indices},
         ENCODER_HEAD: (rows.norm("norm", "encoder.final_layer_norm"),),
         **{decoder_layer(i): rows.decoder_layer(i) for i in indices},
         HEAD: (
             rows.norm("norm", "decoder.final_layer_norm"),
-            Row.linear("lm_head", Weight("lm_head.weight", vocabulary, 1.0), cut="out"),
+            *([] if model.embedding.tied else [logits]),
         ),
     }
 
@@ -66,6 +69,7 @@ class _Rows:
     def __init__(self, model: T5Model) -> None:
         self.hidden = model.hidden_size
         self.d_ff = model.d_ff
+        self.gated = model.gated
         self.attention = model.attention
         self.inner = model.attention.heads * model.attention.d_kv
 
@@ -105,12 +109,13 @@ class _Rows:
     def feed_forward(self, theirs: str) -> tuple[Row, ...]:
         path, dense = "feed_forward", f"{theirs}.DenseReluDense"
         shape, std = (self.d_ff, self.hidden), self.hidden**-0.5
-        wi = tuple(Weight(f"{dense}.wi_{i}.weight", shape, std) for i in range(2))
+        names = ("wi_0", "wi_1") if self.gated else ("wi",)
+        wi = tuple(Weight(f"{dense}.{name}.weight", shape, std) for name in names)
         wo = Weight(f"{dense}.wo.weight", (self.hidden, self.d_ff), self.d_ff**-0.5)
         return (
             self.norm(f"{path}.norm", f"{theirs}.layer_norm"),
-            Row.linear(f"{path}.gated.wi", *wi, cut="out"),
-            Row.linear(f"{path}.gated.wo", wo, cut="in"),
+            Row.linear(f"{path}.maps.wi", *wi, cut="out"),
+            Row.linear(f"{path}.maps.wo", wo, cut="in"),
         )
 
     # ---- parts ----------------------------------------------------------------------------------

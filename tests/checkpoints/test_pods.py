@@ -16,7 +16,7 @@ from checkpoints.digests import chunk_bytes
 from checkpoints.layouts import layout_data
 from checkpoints.manifest import Manifest
 from checkpoints.ranges import _marked
-from checkpoints.shares import Shares, shares_of
+from checkpoints.shares import Divided, Shares
 from checkpoints.tables import MOST, Table, TensorRecord, stored_name
 from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
@@ -61,7 +61,7 @@ def shares_by_process(tensors, processes: int, monkeypatch) -> list[Shares]:
     found = []
     for process in range(processes):
         monkeypatch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
-        found.append(shares_of(tensors))
+        found.append(Divided().of(tensors))
     monkeypatch.undo()
     return found
 

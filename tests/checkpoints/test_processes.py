@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from checkpoints import CheckpointStore, load_checkpoint
 from checkpoints.digests import digest
@@ -33,6 +34,28 @@ if what == "save":
             if len(sys.argv) > 3 and (step, index) == (3, 1):
                 os._exit(9)
             store.save(step, tensors, {"step": step}, wait=step == 2)
+elif what == "full":  # the disk of one host, at the second step
+    import checkpoints.store as module
+    from checkpoints import CheckpointError
+    write, said = module.write_shard, []
+    def full(path, shard):
+        if (store.steps(), index) == ([1], int(sys.argv[3])):
+            raise OSError(28, "No space left on device", str(path))
+        write(path, shard)
+    module.write_shard = full
+    with CheckpointStore(folder) as store:
+        for step in (1, 2, 3):
+            try:
+                store.save(step, {f"t{i}": np.full(9, step) for i in range(9)}, {}, wait=step == 2)
+                store.wait()
+                if step == 2:
+                    module.write_shard = write
+            except CheckpointError as error:
+                said.append(str(error))
+                module.write_shard = write
+    everyones = popdist.gather(said)
+    if index == 0:
+        print(json.dumps(everyones))
 elif what == "copies":  # each host has a copy, of which process 0's has got on
     from checkpoints import CheckpointError, folders
     folders._SEEN = 0.5
@@ -86,12 +109,13 @@ def test_any_number_of_processes_reads_what_two_have_saved(tmp_path):
     read = run(4, "load", str(tmp_path))
     assert json.loads(read.stdout) == [3, expected, []], read.stderr
 
-    # A flipped bit, which only the process that verifies the tensor sees: all take the step before.
+    # A flipped bit, which one process of three sees, that which verifies it: all take the step
+    # before.
     path = alone.path / sorted(files)[-1]
     content = bytearray(path.read_bytes())
     content[-5] ^= 16
     path.write_bytes(content)
-    step, _, warned = json.loads(run(4, "load", str(tmp_path)).stdout)
+    step, _, warned = json.loads(run(3, "load", str(tmp_path)).stdout)
     assert step == 2
     assert "the checkpoint of step 3 is damaged" in warned[0]
 
@@ -111,6 +135,21 @@ def test_the_best_is_saved_beside_periodic_saves(tmp_path):
     best = load_checkpoint(tmp_path / "best")
     assert best.metadata == {"best": 5}
     assert all((best.tensors[name] == 5).all() for name in best.tensors)
+
+
+@pytest.mark.parametrize("host", [0, 2])
+def test_the_disk_of_one_host_is_full(host, tmp_path):
+    """All three end the save, with the same sentence, and wait for nobody; the next one is good."""
+    done = run(3, "full", str(tmp_path), str(host))
+    assert done.returncode == 0, done.stderr
+    everyones = json.loads(done.stdout)
+    assert all(said == everyones[0] for said in everyones)
+    ((first,),) = {tuple(said) for said in everyones}
+    expected = f"cannot save step 2 in {tmp_path}: process {host} on "
+    assert first.startswith(expected)
+    assert first.endswith(": No space left on device")
+    assert [folder.step for folder in step_folders(tmp_path)] == [3, 1]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_files_follow_the_umask(tmp_path):

@@ -154,7 +154,7 @@ def test_digests_are_as_many_as_chunks(monkeypatch):
         each = chunk_bytes(nbytes)
         assert each >= 2**20
         assert each & (each - 1) == 0  # so that no element is in two of them
-        assert -(-nbytes // each) <= 64
+        assert -(-nbytes // each) <= 32
     assert Digests.saved(["a", "b"], 2**20) is None
     assert Digests.saved(["a", "b"], 2**20 + 1) == Digests(2**20, ("a", "b"))
     array = np.random.default_rng(0).bytes(2**20 + 5)

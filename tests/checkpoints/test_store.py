@@ -311,3 +311,62 @@ def test_a_step_that_cannot_be_deleted_stops_nothing(tmp_path, monkeypatch):
         refused[0] = False
         store.save(5, {"x": np.ones(3)}, {}, wait=True)
     assert [path.name for path in tmp_path.iterdir()] == ["000004-step-5"]
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path, monkeypatch):
+    """A step was saved whose manifest was longer than what its reader takes."""
+    tensors = {f"tensor.{i}": np.zeros(3) for i in range(100)}
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, {"x": np.zeros(3)}, {}, wait=True)
+        monkeypatch.setattr("checkpoints.tables.MOST", 5000)
+        with pytest.raises(CheckpointError, match="more than the 5,000 that can be read"):
+            store.save(2, tensors, {}, wait=True)
+        assert store.steps() == [1]
+
+
+def test_a_step_is_read_back_before_it_is_one(tmp_path, monkeypatch):
+    """Whatever its reader refuses: here, what reached the disk is another file."""
+    from checkpoints import store as module
+
+    write = module.write_shard
+
+    def cut_short(path, shard):
+        write(path, shard)
+        path.write_bytes(path.read_bytes()[:-8])
+
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, {"x": np.zeros(3)}, {}, wait=True)
+        monkeypatch.setattr(module, "write_shard", cut_short)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            store.save(2, {"x": np.zeros(3)}, {}, wait=True)
+        assert store.steps() == [1]
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
+    """It took seconds of every save on a thousand hosts."""
+    from checkpoints import shares
+    from checkpoints.parts import CutTensor, Part
+
+    layout = tuple(Part((4, 3), (0, 1), (i, 0), (1, 3), 0, 3) for i in range(4))
+    holders = tuple((i % 2,) for i in range(4))
+
+    def tensors(*names, layout=layout):
+        dtype = np.dtype(np.float32)
+        cut = [CutTensor(n, dtype, layout, holders, lambda i: np.full(3, i)) for n in names]
+        return type("Tensors", (), {"parts": lambda self: iter(cut)})()
+
+    taken = []
+    take = shares._Loads.take
+    monkeypatch.setattr(
+        shares._Loads, "take", lambda self, one: taken.append(one.name) or take(self, one)
+    )
+    monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 2)
+    divided = shares.Divided()
+    first = divided.of(tensors("a", "b"))
+    again = divided.of(tensors("a", "b"))
+    assert taken == ["a", "b"]
+    assert first.held == again.held == {"a": [0, 2], "b": [0, 2]}
+    assert divided.of(tensors("a", "c")).held == {"a": [0, 2], "c": [0, 2]}
+    divided.of(tensors("a", "c", layout=tuple(reversed(layout))))
+    assert taken[4:] == ["a", "c"]

@@ -117,7 +117,7 @@ def test_decoder_reads_what_hugging_face_s_model_would_give_it(
 
 
 def test_answers_that_do_not_fit_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="decoder_sequence_length is 1: set it to 2 or more"):
+    with pytest.raises(ValueError, match="is 1: give --decoder_sequence_length 2 or more"):
         encode([SEED_DOCUMENT_EXAMPLE], Tokenizer(tokenizer), 32, 1)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,26 @@ def test_the_image_is_nobody_elses():
     assert re.search(r"^USER 10001$", text, re.MULTILINE)
     for name in re.findall(r"REQUIREMENTS=(\S+)", text):
         assert (ROOT / name).is_file()
+
+
+@pytest.mark.parametrize(("code", "again"), [(0, True), (138, True), (1, False)])
+def test_a_job_that_is_warned_goes_back_into_the_queue(code, again, tmp_path):
+    """Before its time limit: 0 when the run has saved, 138 when it was still compiling; not when
+    it has failed."""
+    programs = {
+        "srun": f"trap 'exit {code}' USR1; touch started; while :; do sleep 0.02; done",
+        "scontrol": 'echo "$@" >requeued',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path),
+           "SLURM_JOB_ID": "7"}  # fmt: skip
+    job = subprocess.Popen(["bash", DEPLOY / "slurm.sbatch"], env=env)
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=60) == code
+    requeued = tmp_path / "requeued"
+    assert requeued.exists() == again
+    assert not again or requeued.read_text() == "requeue 7\n"

@@ -19,7 +19,7 @@ from tests.training.test_killed_runs import digests
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
-STEPS = 400
+STEPS = 200
 FLAGS = [*GPTJ, *RATE, "--checkpoint.steps", "20", "--to_keep", "99"]
 ENDED = "records of the run are in"  # the last line of a run that was not killed
 
@@ -68,7 +68,12 @@ class Cluster:
         return {f.step: digests(f.path) for f in step_folders(self.folder / name)}
 
     def release(self, job: str) -> None:
-        """Let a job that waits in the queue begin now, and not in two minutes."""
+        """When a job is in the queue again, let it begin now, and not in two minutes."""
+        end = time.monotonic() + 120
+        while (state := self.run("squeue", "--noheader", "--job", job, "-o", "%T")) != "PENDING":
+            assert time.monotonic() < end, state
+            time.sleep(0.2)
+        time.sleep(5)  # for its nodes to forget the start before, whose credentials are revoked
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
@@ -78,6 +83,10 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     found = Cluster(folder)
     yield found
     subprocess.run(["scancel", "--user", "root"], env=found.env, check=False)
+    for _ in range(300):  # else what the daemons have started outlives them
+        if not subprocess.run(["squeue", "-h"], env=found.env, capture_output=True).stdout:
+            break
+        time.sleep(0.1)
     for file in folder.glob("*.pid"):
         os.kill(int(file.read_text()), signal.SIGKILL)
 
@@ -97,7 +106,6 @@ def test_signals_save_and_a_job_in_the_queue_again_goes_on(cluster, whole):
     cluster.wait_for("signals", "step 1/")
     cluster.run("scancel", "--signal=USR1", "--batch", job)
     cluster.wait_for("signals", "stopped by SIGUSR1 after step")
-    time.sleep(3)
     cluster.release(job)
     cluster.wait_for("signals", "starting from step")
     cluster.run("scancel", "--signal=TERM", job)
@@ -114,7 +122,6 @@ def test_a_time_limit_saves_and_queues_the_job_again(cluster, whole):
     """Slurm sends its warning by itself, up to a minute early."""
     job = cluster.submit("limit", "--time", "2", "--signal", "B:USR1@60", steps=10**6)
     cluster.wait_for("limit", "stopped by SIGUSR1 after step")
-    time.sleep(3)
     cluster.release(job)
     cluster.wait_for("limit", "starting from step")
     cluster.run("scancel", job)
@@ -142,9 +149,10 @@ def test_a_node_that_is_lost_puts_the_job_into_the_queue_again(cluster, whole):
     cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=lost")
     subprocess.run(["slurmd", "-N", "n2"], env=cluster.env, check=True)
     cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
-    time.sleep(5)
     cluster.release(job)
-    cluster.wait_for("lost", ENDED)
+    cluster.wait_for("lost", f"step {STEPS}/{STEPS}:")
+    while cluster.run("squeue", "--noheader", "--job", job):
+        time.sleep(0.2)
     assert "starting from step" in cluster.said("lost")
     found = cluster.steps("lost")
     assert all(whole[step] == found[step] for step in whole.keys() & found.keys())

@@ -20,19 +20,33 @@ GPTJ = {
     "vocab_size": 580, "n_positions": 64, "n_embd": 48, "n_layer": 1, "n_head": 3, "rotary_dim": 6,
     "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
+QWEN3 = {
+    "vocab_size": 580, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "tie_word_embeddings": True,
+    "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
+}  # fmt: skip
+KINDS = {
+    # model, and whose tokenizer it has; "2019" is the T5 of that year
+    "t5": ("T5", T5, "t5"),
+    "2019": ("T5", {**T5, "feed_forward_proj": "relu", "tie_word_embeddings": True}, "t5"),
+    "mt5": ("MT5", T5, "t5"),
+    "gptj": ("GPTJ", GPTJ, "gptj"),
+    "qwen3": ("Qwen3", QWEN3, "gptj"),
+}
 
 
 def save(kind: str, folder, shards: str = "30KB"):
     """A model with random weights and its tokenizer, in several files."""
     torch.manual_seed(1)
-    if kind == "t5":
-        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
-        # This class ties the head to the embedding, whatever the configuration says.
+    name, settings, tokenizer = KINDS[kind]
+    end = "ForConditionalGeneration" if name.endswith("T5") else "ForCausalLM"
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, f"{name}{end}")(config)
+    if kind in ("t5", "mt5"):
+        # These classes tie the head to the embedding, whatever the configuration says.
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    else:
-        model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPTJ))
     model.save_pretrained(folder, max_shard_size=shards)
-    sample_tokenizer(kind).save_pretrained(folder)
+    sample_tokenizer(tokenizer).save_pretrained(folder)
     return model
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import modelling.gptj.family
+import modelling.llama.family
 import modelling.t5.family
 import popxl
 import tests.modelling.gptj.test_training as gptj
+import tests.modelling.llama.test_training as llama
 import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
 from modelling.sessions import training as sessions
@@ -28,6 +30,7 @@ PART = 0.4  # of the buffers has room in device memory
 
 T5 = modelling.t5.family.FAMILY, t5
 GPTJ = modelling.gptj.family.FAMILY, gptj
+LLAMA = modelling.llama.family.FAMILY, llama
 
 
 def _config(
@@ -40,7 +43,11 @@ def _config(
         split: arguments of the family's `our_config` or `small_config`, and `slices` of attention.
     """
     slices = split.pop("slices", 1)
-    config: RunConfig = small_config(**split) if family is GPTJ else t5.our_config(**split)
+    config: RunConfig
+    if family is LLAMA:  # with windows, norms on both sides, caps
+        config = llama.our_config(llama.hf_config("gemma2"), **split)
+    else:
+        config = small_config(**split) if family is GPTJ else t5.our_config(**split)
     found = config.to_dict()
     found["model"] |= {"precision": precision, "dropout_prob": dropout}
     scaling = 128.0 if precision == "float16" else 1.0
@@ -140,6 +147,8 @@ def test_gptj_in_bfloat16_with_sliced_attention() -> None:
         (GPTJ, "float32", 0.2, {"tp": 2, "slices": 2, "micro_batch": 2}),
         (GPTJ, "bfloat16", 0.0, {}),
         (GPTJ, "float16", 0.2, {"slices": 3}),
+        (LLAMA, "float32", 0.2, {"tp": 4, "micro_batch": 2}),
+        (LLAMA, "bfloat16", 0.2, {"dp": 2, "tp": 2, "micro_batch": 2, "slices": 3}),
     ],
 )
 def test_all_types(family: Any, precision: str, dropout: float, split: dict[str, int]) -> None:

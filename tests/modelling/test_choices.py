@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -16,10 +17,10 @@ import run_finetuning
 import run_generation
 import run_validation
 from config.errors import ConfigError
+from config.machines import machines
 from config.sections import RunConfig
 from files.yaml_files import read_yaml
 from modelling.origins import ORIGINS
-from popxl import hardware
 from terminal.command_line import read_command_line
 from tests.huggingface.hub_folders import save
 
@@ -46,7 +47,7 @@ def chosen(models, capsys, monkeypatch) -> Callable[..., RunConfig]:
     """The configuration that a command line of training ends up with."""
     monkeypatch.chdir(models)
 
-    def choose(*flags: str, **how: bool) -> RunConfig:
+    def choose(*flags: str, **how: Any) -> RunConfig:
         line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
         return choices.with_choices(line, ("train",), **{"trains": True, **how}).config
 
@@ -56,12 +57,10 @@ def chosen(models, capsys, monkeypatch) -> Callable[..., RunConfig]:
 DATA = ("--data.train", "rows.jsonl")
 
 
-def machine(monkeypatch, devices: int, memory: int | None = 80 * 10**9, bits: bool = True) -> None:
+def machine(monkeypatch, devices: int, memory: float = 80e9, bits: bool = True) -> None:
     """Pretend to be on a machine with so many GPUs."""
-    monkeypatch.setattr(hardware, "platform", lambda _: "gpu")
-    monkeypatch.setattr(hardware, "has_bfloat16", lambda _: bits)
-    monkeypatch.setattr(hardware, "device_count", lambda _: devices)
-    monkeypatch.setattr(choices.popxl.plan, "device_memory", lambda *_: memory)
+    found = choices.Devices("gpu", bits, devices, memory)
+    monkeypatch.setattr(choices.Devices, "here", lambda _: found)
 
 
 # ---- what follows from what ---------------------------------------------------------------------
@@ -172,6 +171,11 @@ def test_every_script_says_which_model_it_needs(main, capsys):
     assert "nothing says which model" in capsys.readouterr().err
 
 
+def test_a_plan_is_for_the_machine_that_it_names(chosen):
+    config = chosen("--model", "t5", only_plans=True, machine=machines()["h200"])
+    assert (config.model.precision, config.execution.data_parallel) == ("bfloat16", 8)
+
+
 def test_a_plan_needs_no_data(models, chosen):
     config = chosen("--model", "gptj", only_plans=True)
     assert config.model.sequence_length + config.model.output_length == choices.LONGEST
@@ -184,28 +188,31 @@ def test_a_plan_needs_no_data(models, chosen):
 def test_three_commands(kind, models, executables, tmp_path, monkeypatch, capsys):
     """Those of docs/own_task.md; the later ones in another folder than the first."""
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
-    (tmp_path / "work").symlink_to(models)
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(models)
     run, out = tmp_path / "run", tmp_path / "exported"
     train = ["--model", kind, *DATA, "--data.validation", "0.1", "--save", str(run)]
     assert run_finetuning.main([*train, "--epochs", "0.5"]) == 0
-    saved = read_yaml(run / "config.yml")
-    assert saved["training"]["epochs"] == 0.5
+    saved = read_yaml(run / "config.yml")["training"]
+    assert saved["epochs"] == 0.5
+    # The first command again continues the run, with what was chosen then.
+    assert run_finetuning.main([*train, "--epochs", "0.6"]) == 0
+    said = capsys.readouterr().err
+    assert "(as the run in --save)" in said
+    assert f"starting from step {saved['steps']} in" in said
     monkeypatch.chdir(tmp_path)
-    assert run_validation.main(["--load", str(run)]) == 0
+    some = ["--evaluation.metrics", "loss"] if kind == "t5" else []
+    assert run_validation.main(["--load", str(run), *some]) == 0
     assert "loss" in capsys.readouterr().out
     assert run_export.main(["--load", str(run), "--save-hf", str(out)]) == 0
     transformers.AutoTokenizer.from_pretrained(out)
-    ours = load_file(out / "model.safetensors")
-    assert ours
-    # The folder itself can be loaded again, and the first command continues the run.
-    capsys.readouterr()
-    assert (
-        run_generation.main(["--load", str(out), "Anna took", "--generation.max_tokens", "4"]) == 0
-    )
+    assert load_file(out / "model.safetensors")
+
+
+@pytest.mark.slow  # programs for long texts
+@pytest.mark.parametrize("kind", ["t5", "gptj"])
+def test_a_folder_of_transformers_answers_and_is_validated(kind, models, monkeypatch, capsys):
     monkeypatch.chdir(models)
-    write_rows(models / "rows.jsonl", ROWS, "the lamp")
-    assert run_finetuning.main([*train, "--epochs", "1", "--micro_batch_size", "4"]) == 0
-    said = capsys.readouterr().err
-    assert "(as the run in --save)" in said
-    assert f"starting from step {saved['training']['steps']} in" in said
+    load = ["--load", kind]
+    assert run_generation.main([*load, "Anna took", "--generation.max_tokens", "4"]) == 0
+    assert run_validation.main([*load, "--data.validation", "rows.jsonl"]) == 0
+    assert "exact_match" in capsys.readouterr().out

@@ -10,32 +10,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import huggingface.convert
 import run_export
 import run_finetuning
+import run_generation
 import run_validation
 from checkpoints import CheckpointStore, load_checkpoint
 from config.presets import load_config
 from config.t5 import T5Config
+from files.json_files import read_object
 from files.yaml_files import yaml_text
 from huggingface.folders import read_hf_directory
 from modelling.export import export
 from modelling.origins import ORIGINS
 from modelling.spec import family_of
+from modelling.t5.config_json import from_config_json
+from modelling.t5.weights import weight_table
 from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
-from tests.huggingface.hub_folders import GPTJ, T5, save, save_bin
+from tests.huggingface.hub_folders import GPTJ, KINDS, T5, save, save_bin
 
 SAMPLE = ["--data.dataset", "sample", "--device", "cpu"]
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", ["t5", "gptj"])
+PRESETS = {"t5": "tiny", "2019": "tiny", "mt5": "tiny", "gptj": "gptj_tiny", "qwen3": "qwen3_tiny"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["t5", "gptj", *(pytest.param(k, marks=SLOW) for k in ("2019", "mt5", "qwen3"))]
+)
 def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
     """At rate 0 the exported weights are those that went in, bit for bit."""
     model = save(kind, tmp_path / "hub")
     assert len(list((tmp_path / "hub").glob("*.safetensors"))) > 1
-    how = ["--config", {"t5": "tiny", "gptj": "gptj_tiny"}[kind], *SAMPLE]
+    how = ["--config", PRESETS[kind], *SAMPLE]
     flags = ["--steps", "1", "--global_batch_size", "8", "--micro_batch_size", "4"]
     out = ["--save", str(tmp_path / "run"), "--save-hf", str(tmp_path / "out")]
     assert run_finetuning.main([*how, "--model", str(tmp_path / "hub"), *flags, *out]) == 0
@@ -46,7 +57,7 @@ def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
             np.testing.assert_array_equal(written[name].numpy(), value.numpy(), err_msg=name)
     first = json.loads((tmp_path / "hub" / "config.json").read_text())
     last = json.loads((tmp_path / "out" / "config.json").read_text())
-    for name in T5 if kind == "t5" else GPTJ:
+    for name in KINDS[kind][1]:
         if name not in ("n_positions", "bos_token_id", "eos_token_id", "tie_word_embeddings"):
             assert last[name] == first[name], name
     # Everything that loads the run has its sizes from there.
@@ -55,12 +66,40 @@ def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
     assert load_checkpoint(tmp_path / "run").step == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["2019", "mt5", "qwen3"])
+@pytest.mark.parametrize("where", ["resident", "streamed"])
+def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
+    """The trained run answers what transformers answers with what it exports."""
+    save(kind, tmp_path / "hub")
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    flags = ["--steps", "30", "--global_batch_size", "16", "--micro_batch_size", "8"]
+    model = ["--config", PRESETS[kind], *SAMPLE, "--model", str(tmp_path / "hub")]
+    assert run_finetuning.main([*model, *flags, "--save", run, "--save-hf", out]) == 0
+    few = ["--load", run, "--generation.weights", where, "--micro_batch_size", "4"]
+    assert run_validation.main([*few, "--evaluation.samples", "20"]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    prompts = ["mnli hypothesis: Anna slept. premise: Anna was awake.", "Nina moved the hat."]
+    assert run_generation.main([*few, "--raw", *prompts]) == 0
+    answers = capsys.readouterr().out.splitlines()[-2:]
+    model = type(save(kind, tmp_path / "again")).from_pretrained(out).eval()
+    side = "right" if model.config.is_encoder_decoder else "left"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, padding_side=side)
+    most = 5 if kind == "qwen3" else 8
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        with torch.no_grad():
+            found = model.generate(ids, do_sample=False, max_new_tokens=most)[0]
+        written = found if model.config.is_encoder_decoder else found[ids.shape[1] :]
+        assert tokenizer.decode(written, skip_special_tokens=True).strip() == answer.strip()
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [
-        ("t5", {"feed_forward_proj": "relu"}, "has feed_forward_proj 'relu', but must have gated"),
+        ("t5", {"feed_forward_proj": "gelu"}, "has feed_forward_proj 'gelu', but must have one of"),
         ("t5", {"num_decoder_layers": 2}, "has num_decoder_layers 2, but must have 1"),
-        ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, gptj"),
+        ("t5", {"model_type": "bart"}, "is of the kind 'bart', but there are: t5, mt5, gptj"),
         ("t5", {"d_model": "many"}, "d_model is 'many', but must be an integer"),
         ("t5", {"num_layers": "1"}, "num_layers is '1', but must be an integer"),
         ("gptj", {"activation_function": "relu"}, "has activation_function 'relu'"),
@@ -87,7 +126,12 @@ def test_a_folder_of_bin_files_says_how_to_convert_it(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("kind", "files", "dtype"),
-    [("t5", 1, torch.float32), ("t5", 3, torch.bfloat16), ("gptj", 2, torch.float16)],
+    [
+        ("t5", 1, torch.float32),
+        ("t5", 3, torch.bfloat16),
+        ("gptj", 2, torch.float16),
+        ("2019", 1, torch.float32),
+    ],
 )
 def test_a_folder_of_bin_files_is_converted(kind, files, dtype, tmp_path):
     model = save_bin(kind, tmp_path / "old", files, dtype)
@@ -101,6 +145,12 @@ def test_a_folder_of_bin_files_is_converted(kind, files, dtype, tmp_path):
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
     assert not any(".bin" in name for name in names)
+    if kind == "2019":  # it has the embedding under four names
+        found = from_config_json(read_object(tmp_path / "new" / "config.json"))
+        weights = weight_table(T5Config.from_dict({"model": found})).renamed(read_hf_directory(new))
+        np.testing.assert_array_equal(
+            weights["shared.weight"], model.shared.weight.numpy(force=True)
+        )
     if kind == "gptj":  # and ours takes it
         table = read_hf_directory(new)
         assert table["lm_head.weight"].dtype == np.float16

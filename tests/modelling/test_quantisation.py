@@ -88,7 +88,7 @@ def quantised_config(config: RunConfig, size: int) -> RunConfig:
 
 def is_quantised(name: str, weight: np.ndarray) -> bool:
     """By Hugging Face's names: the linear layers but the head's."""
-    others = ("wte", "shared", "lm_head", "relative_attention_bias")
+    others = ("wte", "shared", "embed_tokens", "lm_head", "relative_attention_bias")
     return weight.ndim == 2 and not any(other in name for other in others)
 
 

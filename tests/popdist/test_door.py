@@ -103,14 +103,14 @@ def test_another_run_at_the_same_port_disturbs_neither(tmp_path):
     """The first goes on; the second ends with a sentence, without having come in."""
     port = free_port()
     code = (
-        "import sys, time, popdist, popdist._group as g; g.MEETING = 3\n"
+        "import sys, time, popdist, popdist._group as g; g.MEETING = int(sys.argv[3])\n"
         "popdist.init(2, int(sys.argv[1]), sys.argv[2])\n"
         "print(popdist.gather(0), flush=True)\ninput()\nprint(popdist.gather(1))"
     )
 
-    def start(index: int, run: str) -> subprocess.Popen[str]:
+    def start(index: int, run: str, seconds: int = 100) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", code, str(index), f"127.0.0.1:{port}"],
+            [sys.executable, "-c", code, str(index), f"127.0.0.1:{port}", str(seconds)],
             env={**ENV, "POPDIST_RUN": run}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -119,7 +119,7 @@ def test_another_run_at_the_same_port_disturbs_neither(tmp_path):
     for process in first:
         assert process.stdout is not None
         assert process.stdout.readline() == "[0, 0]\n"
-    stranger = start(1, "two")
+    stranger = start(1, "two", 3)
     errors = stranger.communicate(timeout=100)[1]
     assert "cannot come in at 127.0.0.1" in errors
     assert "it belongs to another run" in errors

@@ -152,3 +152,31 @@ def test_all_orders_of_three_processes(last_words, named):
         assert world.named == named, done
         assert world.closed == ({0, 1, VICTIM} if named else {VICTIM}), done
     assert len(beginnings) > 100
+
+
+class Counting:
+    """A board on which process 5 has ended."""
+
+    def __init__(self) -> None:
+        self.beats = self.reads = 0
+
+    def tell(self, word: str) -> None:
+        self.beats += 1
+
+    def told(self) -> dict[int, str]:
+        self.reads += 1
+        return {i: ENDED if i == 5 else str(self.beats) for i in range(1024)}
+
+
+def test_many_processes_read_the_board_less_often():
+    """What all of 1,024 read each second would keep the service busy; one that ends is still
+    noticed at the next look, by the connection that the system closes."""
+    board, closed = Counting(), [set(), set(), {5}]
+    watcher = Watcher(1024, board, lambda: closed.pop(0) if closed else set(), ())
+    assert [watcher.look(1.0) for _ in range(3)] == [None, None, 5]
+    assert (board.beats, board.reads) == (3, 1)
+    board = Counting()
+    watcher = Watcher(1024, board, set, ())
+    found = [watcher.look(1.0) for _ in range(34)]
+    assert (board.beats, board.reads) == (34, 2)
+    assert found.index(5) <= 20  # seconds: silence of 30 and these are less than a minute

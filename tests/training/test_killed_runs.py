@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +25,25 @@ from tests.small_runs import GPTJ, RATE, TRAINING, finetuning
 SEED = 20
 FLAGS = [*TRAINING, "--checkpoint.steps", "3"]
 WITHOUT_END = ["--steps", "300000", "--to_keep", "3"]
+FLAGS_OF_LLAMA = [
+    *("--config", "qwen3_tiny", "--layers", "2", "--hidden_size", "32", "--inner_size", "48"),
+    *("--device", "cpu", "--data_parallel", "2", "--tensor_parallel", "4"),
+    *("--global_batch_size", "8", "--micro_batch_size", "2", "--precision", "bfloat16"),
+    *("--checkpoint.steps", "3", *RATE),
+]
+"""Four devices hold two heads of keys; weights are rounded at random."""
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
 def start(
-    folder: Path, executables: Path, *flags: str, processes: int = 1
+    folder: Path,
+    executables: Path,
+    *flags: str,
+    processes: int = 1,
+    given: Sequence[str] | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """The command in some processes."""
-    given = FLAGS if processes == 1 else FLAGS_OF_SEVERAL
+    """The command in some processes; `given`: what is trained."""
+    given = given or (FLAGS if processes == 1 else FLAGS_OF_SEVERAL)
     return finetuning(processes, executables, *given, "--save", str(folder), *flags)
 
 
@@ -74,6 +85,17 @@ class Lives:
     while_saving: int = 0
     processes: int = 1
     flags: tuple[str, ...] = ()
+    given: Sequence[str] | None = None
+
+    def start(self, folder: Path, *flags: str) -> list[subprocess.Popen[str]]:
+        """The command in the run's processes."""
+        return start(
+            folder,
+            self.executables,
+            *flags,
+            processes=self.processes,
+            given=self.given,
+        )
 
     def live(self, seconds: float, further: bool, victim: int) -> None:
         """Run from the newest good step, which is where a warning about a damaged one leads; kill.
@@ -85,8 +107,7 @@ class Lives:
         """
         newest, damaged = self.good()
         load = [] if newest is None or self.processes > 1 else ["--load", str(self.folder)]
-        flags = [*WITHOUT_END, *load, *self.flags]
-        runs = start(self.folder, self.executables, *flags, processes=self.processes)
+        runs = self.start(self.folder, *WITHOUT_END, *load, *self.flags)
         first = runs[0].stderr
         assert first is not None
         said = []
@@ -151,11 +172,12 @@ def killed(
     damages: dict[int, Callable],
     processes: int = 1,
     flags: tuple[str, ...] = (),
+    given: Sequence[str] | None = None,
 ) -> Lives:
     """A run after `kills` deaths; `damages` says before which life the newest step is spoiled."""
     print(f"moments of the kills are from seed {SEED}")
     moments = random.Random(SEED)
-    lives = Lives(folder, executables, processes=processes, flags=flags)
+    lives = Lives(folder, executables, processes=processes, flags=flags, given=given)
     due: list[Callable] = []
     for life in range(kills):
         due += [damages[life]] if life in damages else []
@@ -173,7 +195,7 @@ def killed(
 def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
     last = max(lives.saved)
     flags = ["--steps", str(last), "--to_keep", str(last)]
-    for run in start(folder, lives.executables, *flags, processes=lives.processes):
+    for run in lives.start(folder, *flags):
         errors = run.communicate()[1]
         assert run.returncode == 0, errors
     reference = {step: digests(path) for _, step, path in step_folders(folder)}
@@ -196,6 +218,12 @@ def test_killed_twenty_times(tmp_path, executables):
     damages = {4: flip, 8: truncate, 12: remove, 16: flip}
     lives = killed(tmp_path / "run", executables, 20, damages)
     assert lives.while_saving >= 3  # else the moments were not those that matter
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+@pytest.mark.slow
+def test_a_llama_killed_six_times(tmp_path, executables):
+    lives = killed(tmp_path / "run", executables, 6, {2: flip}, given=FLAGS_OF_LLAMA)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
 
 

@@ -56,6 +56,16 @@ def test_a_run_that_is_not_saved_says_so(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("no checkpoints are saved")
 
 
+def test_process_0_says_when_it_is_time(tmp_path, monkeypatch):
+    """Clocks of hosts differ; a save that not all begin would wait for days."""
+    clock = [0.0]
+    found = checkpoints(tmp_path, monkeypatch, clock, save=str(tmp_path))
+    clock[0] = 3600.0
+    assert found.is_due(1)
+    monkeypatch.setattr("training.saving.is_heard", lambda: False)
+    assert not found.is_due(1)
+
+
 @pytest.mark.parametrize("checkpoint", [{"minutes": None}, {"minutes": 1000.0}, {"save": None}])
 def test_no_time_is_due(tmp_path, monkeypatch, checkpoint):
     clock = [0.0]

@@ -37,7 +37,7 @@ _AGREEING = 3.0  # seconds that a process which fails waits for others that fail
 _ANSWER = 20.0  # seconds that a process which ends because of another waits for the service
 _LOOKS = 5  # of others at one that is silent, and of this process at them
 _PARTING = 60  # seconds for the service to hear that a process parts
-_SAID = "popdist/said"
+_SAID, _ALL = "popdist/said", "popdist/all"
 _NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
 
 
@@ -183,17 +183,24 @@ class Group:
             channel: calls of one channel meet; use one for each thread.
         """
         with self._counting:
-            turn = self._rounds[channel] % 2
+            turn = self._rounds[channel]
             self._rounds[channel] += 1
         # Two names, which the service keeps: all have read one before any writes it again, for in
         # between they all have met at the other.
-        here = f"popdist/{channel}/{turn}"
+        here, client = f"popdist/{channel}/{turn % 2}", self._client
         mine = json.dumps(value)
-        self._client.key_value_set(f"{here}/{self.index:06d}", mine, allow_overwrite=True)
+        client.key_value_set(f"{here}/{self.index:06d}", mine, allow_overwrite=True)
         with self.together(), self._in_need():
-            self._client.wait_at_barrier(f"popdist/{channel}", _NEVER * 1000)
-        found = self._client.key_value_dir_get(here)
-        return [json.loads(text) for _, text in sorted(found)]
+            client.wait_at_barrier(f"popdist/{channel}", _NEVER * 1000)
+            # The service takes time for each value that it looks up: one process asks for all.
+            if self.index:
+                text = client.blocking_key_value_get(f"{_ALL}/{channel}/{turn}", _NEVER * 1000)
+            else:
+                text = f"[{','.join(v for _, v in sorted(client.key_value_dir_get(here)))}]"
+                client.key_value_set(f"{_ALL}/{channel}/{turn}", text)
+                client.key_value_delete(f"{_ALL}/{channel}/{turn - 1}")  # all have read it
+        found: list[Any] = json.loads(text)
+        return found
 
     def traffic(self) -> dict[str, Traffic]:
         """What this process has asked of the service, for exchange and to watch the others."""

@@ -39,6 +39,17 @@ class Counted:
         self._count(len(key), sum(len(name) + len(value) for name, value in found))
         return found
 
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        """A value, as soon as there is one."""
+        found: str = self._client.blocking_key_value_get(key, milliseconds)
+        self._count(len(key), len(found))
+        return found
+
+    def key_value_delete(self, key: str) -> None:
+        """Forget a value, if there is one."""
+        self._client.key_value_delete(key)
+        self._count(len(key))
+
     def key_value_increment(self, key: str, by: int) -> int:
         """Add to a number, and return it."""
         self._count(len(key))

@@ -17,6 +17,7 @@ SILENCE = 30.0  # seconds; a process that was not heard of for so long is gone
 LOOK = 1.0  # seconds between looks at who is there
 LEFT, ENDED = "left", "ended"  # last words
 _PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
+_READERS = 64  # processes that read each second what all have told
 _LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
 _STATUS, _NAMED = "popdist/status", "popdist/named"
 
@@ -74,7 +75,7 @@ class Watcher:
         self._heard = dict.fromkeys(range(count), ("", 0.0))
         self._closed: set[int] = set()
         self._beat = 0
-        self._now = self._heard_of_service = self._waited = 0.0  # seconds
+        self._now = self._heard_of_service = self._waited = self._read = 0.0  # seconds
 
     @property
     def is_cut_off(self) -> bool:
@@ -93,16 +94,21 @@ class Watcher:
         """
         passed = min(passed, _PAUSE)
         self._now += passed
-        self._closed |= self._find_closed()
+        closed = self._find_closed()
+        self._closed |= closed
         self._beat += 1
         self._board.tell(str(self._beat))
-        told = self._board.told()  # after `_closed`: who leaves tells so before it ends
         self._heard_of_service = self._now
+        # All that read all are the square of the processes: of many, each reads less often.
+        if not closed and self._beat % (1 + len(self._heard) // _READERS):
+            return None
+        told = self._board.told()  # after `_closed`: who leaves tells so before it ends
         for index, word in told.items():
             if self._heard[index][0] != word:
                 self._heard[index] = word, self._now
         silent = {i for i, (_, since) in self._heard.items() if self._now - since > SILENCE}
         lost = gone(told, silent | self._closed)
         left = {index for index, word in told.items() if word == LEFT}
-        self._waited = self._waited + passed if left and self._needing else 0.0
+        waited, self._read = self._now - self._read, self._now
+        self._waited = self._waited + waited if left and self._needing else 0.0
         return min(lost or (left if self._waited > _LEAVING else ()), default=None)

@@ -50,7 +50,13 @@ def check_worth(tokens: np.ndarray, end: int) -> None:
 
 
 def hf_beams(
-    hf: Any, prompt: np.ndarray, length: int, beams: int, penalty: float, end: int, pad: int
+    hf: Any,
+    prompt: np.ndarray,
+    length: int,
+    beams: int,
+    penalty: float,
+    end: int | list[int],
+    pad: int,
 ) -> np.ndarray:
     """What transformers' beam search finds for one prompt: (length,), padded after its end."""
     ids = torch.tensor(prompt[None]).long()
@@ -66,7 +72,8 @@ def hf_beams(
     )[0, 1 if hf.config.is_encoder_decoder else len(prompt) :].numpy()
     tokens = np.full(length, pad)
     tokens[: len(found)] = found
-    after = np.cumsum(tokens == end) - (tokens == end) > 0
+    ends = np.isin(tokens, end)
+    after = np.cumsum(ends) - ends > 0
     return np.where(after, pad, tokens)
 
 

@@ -11,7 +11,6 @@ from transformers import GPTJForCausalLM
 
 from config.gptj import GPTJConfig
 from modelling.generation import Beam
-from modelling.gptj.generation import GPTJGenerator
 from modelling.gptj.weights import weight_table
 from modelling.sessions.generating import Inference
 from modelling.spec import family_of
@@ -103,7 +102,8 @@ def test_cached_logits_are_hugging_faces(dp, tp):
     batch, config = 8, config_of(dp, tp, 8)
     forced = np.random.default_rng(0).integers(3, VOCABULARY, (batch, POSITIONS), np.int32)
     expected = reference()
-    ours, _ = forced_logits(config, GPTJGenerator, weight_table(config), expected, forced, None, dp)
+    generator, table = family_of(config).generator, weight_table(config)
+    ours, _ = forced_logits(config, generator, table, expected, forced, None, dp)
     hf = hf_model(small_config())
     hf.load_state_dict({n: torch.tensor(x) for n, x in expected.weights.items()})
     for i, n in enumerate(expected.mask[:batch].sum(1)):

@@ -1,7 +1,9 @@
-"""Generation of Llama-shaped models against Hugging Face's: grouped caches, windows, beams."""
+"""Generation of Llama-shaped models against Hugging Face's: grouped caches, windows, several end
+tokens; with the weights on the device, and layer by layer."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.generation import Beam
+from config.llama import LlamaConfig
+from modelling.generation import Beam, Greedy, Sampling, Strategy
+from modelling.generation.choice import generation_program
 from modelling.llama.weights import weight_table
 from modelling.sessions.generating import Inference
 from modelling.spec import family_of
+from popxl.plan import storage_of
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.llama.hf import (
-    END,
     LENGTH,
     PAD,
     SETTINGS,
@@ -25,6 +29,7 @@ from tests.modelling.llama.hf import (
     our_config,
     weights_of,
 )
+from tests.modelling.test_quantisation import rounded_weights
 
 PROMPTS, POSITIONS = 12, 5
 LONGER: dict[str, dict[str, Any]] = {
@@ -32,7 +37,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "qwen3": {"max_position_embeddings": 64},
     "phi3": {"original_max_position_embeddings": 32},
 }
-IN_BRIEF = ("llama", "gemma3_text", "olmo2")
+SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
 
 
 @cache
@@ -48,7 +53,7 @@ def reference(kind: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray, np.nda
 
 def greedy(model: Any, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Theirs, of one prompt at a time, without padding."""
-    tokens = np.full((PROMPTS, POSITIONS), PAD)
+    tokens = np.full((len(words), POSITIONS), PAD)
     for row, prompt, n in zip(tokens, words, mask.sum(1), strict=True):
         ids = torch.tensor(prompt[None, :n]).long()
         found = model.generate(
@@ -62,41 +67,66 @@ def greedy(model: Any, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return tokens
 
 
-def ours(kind: str, tp: int, strategy: Beam | None = None) -> np.ndarray:
-    model, weights, words, mask = reference(kind)
-    config = our_config(model.config, 1, tp, micro_batch=PROMPTS, eval=True)
+def config_of(kind: str, tp: int, weights: str, **model: Any) -> LlamaConfig:
+    """With the weights on the device ("resident"), or "streamed" in three micro-batches, the last
+    of which is not full."""
+    theirs, batch = reference(kind)[0].config, PROMPTS if weights == "resident" else 5
+    config = our_config(theirs, 1, tp, micro_batch=batch, eval=True, **model)
+    generation = replace(config.generation, weights=weights, micro_batches=3)
+    return replace(config, generation=generation)
+
+
+def ours(
+    kind: str,
+    tp: int,
+    strategy: Strategy | None = None,
+    where: str = "resident",
+    given: dict[str, np.ndarray] | None = None,
+    **model: Any,
+) -> np.ndarray:
+    """Args: `given`: weights; default: those of the reference."""
+    _, weights, words, mask = reference(kind)
+    config = config_of(kind, tp, where, **model)
     with Inference(config, family_of(config), strategy) as made:
-        made.write(weight_table(config).renamed(weights))
+        made.write(weight_table(config).renamed(given or weights))
         return made.generate(words, mask)
 
 
-def check_greedy(kind: str, tp: int) -> None:
+def check_greedy(kind: str, tp: int, where: str = "resident") -> None:
     model, _, words, mask = reference(kind)
     expected = greedy(model, words, mask)
     assert len({tuple(row) for row in expected}) > PROMPTS / 2
-    np.testing.assert_array_equal(ours(kind, tp), expected)
+    np.testing.assert_array_equal(ours(kind, tp, None, where), expected)
 
 
-@pytest.mark.parametrize("kind", IN_BRIEF)
-def test_greedy_tokens_are_hugging_faces(kind: str) -> None:
-    """With four devices to two heads of keys."""
-    check_greedy(kind, 4 if kind == "llama" else 1)
+@pytest.mark.parametrize(
+    ("kind", "tp", "where"),
+    [("llama", 4, "resident"), ("gemma3_text", 1, "resident"), ("gemma3_text", 2, "streamed")],
+)
+def test_greedy_tokens_are_hugging_faces(kind: str, tp: int, where: str) -> None:
+    """With four devices to two heads of keys; with windows that end in the prompt, and move on
+    while writing."""
+    check_greedy(kind, tp, where)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SETTINGS)
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_greedy_tokens_of_every_kind(kind: str, tp: int) -> None:
-    check_greedy(kind, tp)
+@pytest.mark.parametrize(
+    ("tp", "where"), [(1, "resident"), (2, "resident"), (4, "resident"), (1, "streamed")]
+)
+def test_greedy_tokens_of_every_kind(kind: str, tp: int, where: str) -> None:
+    check_greedy(kind, tp, where)
 
 
-def check_beams(kind: str, tp: int) -> None:
+def check_beams(kind: str, tp: int, where: str = "resident") -> None:
     model, _, words, mask = reference(kind)
     beams, penalty = 3, 1.5
     theirs = np.full((PROMPTS, POSITIONS), PAD)
     for row, prompt, n in zip(theirs, words, mask.sum(1), strict=True):
-        row[:] = hf_beams(model, prompt[:n], POSITIONS, beams, penalty, END, PAD)
-    np.testing.assert_array_equal(ours(kind, tp, Beam(beams, penalty)), theirs)
+        row[:] = hf_beams(
+            model, prompt[:n], POSITIONS, beams, penalty, model.config.eos_token_id, PAD
+        )
+    np.testing.assert_array_equal(ours(kind, tp, Beam(beams, penalty), where), theirs)
 
 
 def test_beams_are_hugging_faces() -> None:
@@ -105,5 +135,42 @@ def test_beams_are_hugging_faces() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_beams_of_every_kind(kind: str) -> None:
-    check_beams(kind, 1)
+@pytest.mark.parametrize("where", ["resident", "streamed"])
+def test_beams_of_every_kind(kind: str, where: str) -> None:
+    check_beams(kind, 1, where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_layer_by_layer_samples_are_the_resident_programs(kind: str) -> None:
+    streamed, resident = (ours(kind, 1, SAMPLING, w) for w in ("streamed", "resident"))
+    np.testing.assert_array_equal(streamed, resident)
+    assert len({tuple(row) for row in streamed}) > PROMPTS / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("where", ["resident", "streamed"])
+def test_in_four_bits_it_writes_as_with_rounded_weights(kind: str, where: str) -> None:
+    """Those that numpy rounds."""
+    four = {"quantisation": "int4", "quantisation_group_size": 4}
+    _, weights, *_ = reference(kind)
+    table = weight_table(config_of(kind, 1, where))
+    rounded = table.for_files(rounded_weights(dict(table.renamed(weights)), 4))
+    found = ours(kind, 1, None, where, **four)
+    np.testing.assert_array_equal(found, ours(kind, 1, given=dict(rounded)))
+    assert len({tuple(row) for row in found}) > PROMPTS / 2
+
+
+def test_caches_of_layers_with_a_window_are_as_long_as_it() -> None:
+    """Three layers, two of them with a window of 5 of 17 positions; two heads of 6 features."""
+
+    def bytes_of(window: int) -> int:
+        config = config_of("gemma3_text", 1, "streamed")
+        attention = replace(config.model.attention, window=window)
+        config = replace(config, model=replace(config.model, attention=attention))
+        return storage_of(generation_program(config, family_of(config), Greedy()).ir).remote
+
+    positions = LENGTH + POSITIONS
+    fewer = 2 * 2 * (positions - 5) * 3 * 5 * 2 * 6 * 4  # keys and values of 15 prompts, float32
+    assert bytes_of(positions) - bytes_of(5) == fewer

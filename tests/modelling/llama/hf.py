@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         },
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
         "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+        "eos_token_id": [9, END, 21],
     },
     "mistral": {"sliding_window": 5, "head_dim": 6},
     "qwen2": {
@@ -44,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "gemma2": {
         "sliding_window": 5, "query_pre_attn_scalar": 20, "head_dim": 6,
-        "attn_logit_softcapping": 4.0, "final_logit_softcapping": 3.0,
+        "attn_logit_softcapping": 4.0, "final_logit_softcapping": 3.0, "eos_token_id": [END, 7],
     },
     "gemma3_text": {
         "sliding_window": 5, "query_pre_attn_scalar": 20, "head_dim": 6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,32 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
     assert all(np.array_equal(again[n], x) for n, x in table.renamed(weights).items())
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "original_max_position_embeddings": 40}
+"""Of 6 pairs of features, two stay, three are mixed, and one is stretched."""
+
+YARNS: dict[str, dict[str, Any]] = {
+    "by the factor": {"factor": 4.0},
+    "as said": {"factor": 4.0, "attention_factor": 0.7, "beta_fast": 5.0, "beta_slow": 2.0},
+    "by two more": {"factor": 8.0, "mscale": 0.8, "mscale_all_dim": 0.4, "truncate": True},
+    "by the lengths": {"factor": None},
+}
+
+
+@pytest.mark.parametrize("how", YARNS)
+def test_yarn_is_transformers(how: str) -> None:
+    theirs = hf_config("qwen3", rope_parameters=YARN | YARNS[how], max_position_embeddings=160)
+    module = hf_model(theirs).model.rotary_emb
+    config = our_config(theirs)
+    rotary, rotated = config.model.attention.rotary, config.model.attention.rotated
+    ours, scale = scaled_frequencies(rotary, rotated, config.model.max_length, LENGTH)
+    np.testing.assert_allclose(ours, module.inv_freq.numpy(), rtol=1e-6)
+    assert scale == pytest.approx(module.attention_scaling, rel=1e-12)
+    again = our_config(transformers.Qwen3Config(**to_config_json(config)))
+    assert again.model.attention.rotary == rotary
+    plain = scaled_frequencies(replace(rotary, type="default"), rotated, 160, LENGTH)[0]
+    assert 1 < len(set(np.round(ours / plain, 5))) < rotated // 2 + 1
+
+
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_frequencies_are_transformers(kind: str) -> None:
     """Of texts as long as those of training here."""
@@ -78,8 +105,13 @@ def test_frequencies_are_transformers(kind: str) -> None:
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         (
             "qwen2",
-            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
-            "the rope_type 'yarn'",
+            {"rope_parameters": {"rope_type": "proportional", "factor": 4.0, "rope_theta": 1e4}},
+            "the rope_type 'proportional'",
+        ),
+        (
+            "qwen3",
+            {"rope_parameters": YARN | {"factor": 4.0, "truncate": False}},
+            "truncate among the settings of the rope_type yarn",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from modelling.spec import family_of
 from modelling.start import load_weights, starting_point
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
+from tests.modelling.llama import test_training as llama
 from tests.modelling.sessions import fine_tuning, inference
 from tests.modelling.t5 import test_training as t5
 from tests.modelling.torch_training import logical
@@ -29,19 +30,21 @@ Tensors = Mapping[str, np.ndarray]
 
 
 def config_of(family: str, dp: int, tp: int, micro: int, fp8: FP8 = RECIPE) -> RunConfig:
-    """16 samples in a global batch; everything is sharded that can be."""
+    """16 samples in a global batch, 8 of Llama's; everything is sharded that can be."""
+    if family == "llama":
+        return replace(llama.our_config(llama.hf_config("mistral"), dp, tp, micro), fp8=fp8)
     if family == "t5":
         return replace(t5.our_config(dp, tp, micro, layers=1), fp8=fp8)
     return replace(small_config(dp, tp, micro, layers=2), fp8=fp8)
 
 
 def batches(family: str, count: int = STEPS) -> list:
-    return (t5 if family == "t5" else gptj).batches(count)
+    return {"t5": t5, "gptj": gptj, "llama": llama}[family].batches(count)
 
 
 def initial(family: str) -> Tensors:
-    if family == "t5":
-        config = config_of("t5", 1, 1, 4)
+    if family != "gptj":
+        config = config_of(family, 1, 1, 4)
         return family_of(config).weights(config).initial(5)
     return logical(hf_model(small_config(layers=2)))
 
@@ -84,6 +87,8 @@ def scales(tensors: Tensors) -> dict[str, np.ndarray]:
         pytest.param("gptj", 1, 4, 2, marks=SLOW),
         pytest.param("t5", 2, 2, 2, marks=SLOW),
         pytest.param("t5", 1, 1, 16, marks=SLOW),
+        pytest.param("llama", 2, 2, 2, marks=SLOW),
+        pytest.param("llama", 1, 4, 4, marks=SLOW),  # of two heads of keys, two devices hold each
     ],
 )
 def test_every_split_gives_the_same_scales_and_losses(family, dp, tp, micro):
@@ -136,7 +141,12 @@ def test_the_state_is_that_of_linear_layers_and_not_the_optimizers():
 
 
 @pytest.mark.parametrize(
-    ("family", "other"), [("gptj", (2, 2, 4)), pytest.param("t5", (2, 2, 2), marks=SLOW)]
+    ("family", "other"),
+    [
+        ("gptj", (2, 2, 4)),
+        pytest.param("t5", (2, 2, 2), marks=SLOW),
+        pytest.param("llama", (1, 4, 4), marks=SLOW),
+    ],
 )
 def test_a_run_goes_on_bit_for_bit_and_in_another_layout(family, other, tmp_path):
     one = trained(family, 1, 1, 4)

@@ -1,0 +1,47 @@
+"""Work that each of several processes does a share of, and that is done only if all can."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from safetensors import SafetensorError
+
+import popdist
+from files.errors import FileError
+
+
+class ProcessError(Exception):
+    """One of several processes could not do its share; the text names it."""
+
+
+def done_by_all(work: Callable[[], Any], channel: str) -> list[Any]:
+    """What each process's work returned, in the order of the processes, which all call this.
+
+    Args:
+        work: returns something small that JSON can hold.
+        channel: of `popdist.gather`.
+
+    Raises:
+        ProcessError: one has failed; all learn of it, with one text, and none waits for it.
+    """
+    if popdist.getNumInstances() == 1:
+        return [work()]
+    value, problem, failure = None, None, None
+    try:
+        value = work()
+    except Exception as error:  # the others must not wait for this process
+        problem, failure = reason_of(error), error
+    everyones = popdist.gather([value, problem, socket.gethostname()], channel)
+    if failure is not None and not isinstance(failure, (OSError, SafetensorError, FileError)):
+        raise failure
+    for process, (_, found, host) in enumerate(everyones):
+        if found is not None:
+            raise ProcessError(f"process {process} on {host[:30]}: {found}") from failure
+    return [one for one, _, _ in everyones]
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, without the file."""
+    return str(getattr(error, "strerror", None) or error)

@@ -1,0 +1,51 @@
+"""The base of the layers of a decoder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from config.sections import RunConfig
+from modelling.layers.dropout import Dropout
+from modelling.layers.layer import Layer
+from modelling.layers.parallel import Groups
+from popxl import Tensor
+
+
+class DecoderLayer(Layer):
+    """A layer with `attention` inside, which subclasses set.
+
+    Generation calls `around` with attention that reads caches.
+    """
+
+    attention: Layer
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.groups = Groups.current(config.execution.tensor_parallel)
+        self.dropout = Dropout.of(config.model)
+
+    def build(self, x: Tensor, starts: Tensor | None = None, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape.
+
+        Args:
+            starts: int32 (batch, length), where in its sample each token's text starts; None: a
+                sample is one text.
+            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+        """
+        attention_seed, *seeds = self.dropout.seeds(seed, 3)
+        return self.around(x, lambda t: self.attention(t, attention_seed, starts), *seeds)
+
+    def around(
+        self,
+        x: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        attention_seed: Tensor | None = None,
+        feed_forward_seed: Tensor | None = None,
+    ) -> Tensor:
+        """The layer around some attention.
+
+        Args:
+            attend: what the attention reads -> this replica's part of it.
+            attention_seed, feed_forward_seed: for dropout of what both give.
+        """
+        raise NotImplementedError

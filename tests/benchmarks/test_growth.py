@@ -1,0 +1,23 @@
+"""What is computed for many processes follows from what was counted with a few."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.growth import MOST, _computed
+
+
+def test_messages_and_bytes_of_many_processes():
+    rows = [
+        {
+            "processes": n, "messages": 6 * n + 4, "bytes": 30 * n * n + 200 * n + 7,
+            "service_s": 0.001 * n, "watch_messages": 2 * n, "watch_service_s": 0.002 * n,
+        }
+        for n in (2, 4, 8, 16)
+    ]  # fmt: skip
+    found = _computed(rows)
+    assert found["messages"] == pytest.approx(6 * MOST + 4)
+    assert found["bytes"] == pytest.approx(30 * MOST**2 + 200 * MOST + 7)
+    assert found["service_s"] == pytest.approx(0.016 / 100 * (6 * MOST + 4))
+    assert found["watch_messages"] == pytest.approx(MOST * (1 + 1 / 17))
+    assert found["watch_service_s"] == pytest.approx(0.001 * MOST * (1 + 1 / 17))

@@ -1,0 +1,157 @@
+"""Random small models of every architecture, each with a random way to run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import transformers
+
+from modelling.llama.config_json import _known
+from tests.modelling.llama.hf import END, LENGTH, PAD, SETTINGS, VOCABULARY
+
+LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)]
+HIDDEN, INNER = 32, 24
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A model and a way to run it.
+
+    Attributes:
+        theirs: transformers' configuration.
+        dp, tp, micro_batch, slices, transposed, activations: how we train it.
+        texts: whether several texts share a sample, where angles do not depend on lengths.
+        streamed: whether it writes layer by layer.
+    """
+
+    theirs: Any
+    dp: int
+    tp: int
+    micro_batch: int
+    slices: int
+    transposed: bool
+    activations: str
+    texts: bool
+    streamed: bool
+
+
+def draw(seed: int) -> Draw:
+    """The draw of a seed; ten seeds in a row have all architectures."""
+    rng = np.random.default_rng([24, seed])
+    kind = list(SETTINGS)[seed % len(SETTINGS)]
+    settings = _settings(kind, rng)
+    dp, tp = LAYOUTS[rng.integers(len(LAYOUTS))]
+    tp = min(tp, settings["num_attention_heads"])
+    theirs = transformers.CONFIG_MAPPING[kind](**settings, attn_implementation="eager")
+    rope = settings["rope_parameters"]
+    return Draw(
+        theirs, dp, tp,
+        micro_batch=int(rng.choice([1, 2, 4])),
+        slices=int(rng.choice([1, 1, 2, 3])),
+        transposed=bool(rng.integers(2)),
+        activations=str(rng.choice(["keep", "recompute"])),
+        texts=rope.get("full_attention", rope)["rope_type"] != "dynamic",
+        streamed=bool(rng.integers(2)),
+    )  # fmt: skip
+
+
+def _settings(kind: str, rng: np.random.Generator) -> dict[str, Any]:
+    known, _ = _known(kind)
+    heads = int(rng.choice([2, 4, 8]))
+    groups = int(rng.choice([n for n in (1, 2, 4, 8) if n <= heads]))
+    layers = int(rng.integers(1, 5))
+    size = 2 * int(rng.integers(2, 7)) if "head_dim" in known else HIDDEN // heads
+    maybe = {
+        "head_dim": size,
+        "attention_bias": bool(rng.integers(2)),
+        "mlp_bias": bool(rng.integers(2)),
+        "tie_word_embeddings": bool(rng.integers(2)),
+        "query_pre_attn_scalar": int(rng.integers(4, 30)),
+        "embedding_multiplier": float(rng.uniform(0.5, 4)),
+        "attention_multiplier": float(rng.uniform(0.1, 0.6)),
+        "residual_multiplier": float(rng.uniform(0.3, 1.2)),
+        "logits_scaling": float(rng.uniform(0.5, 4)),
+        "partial_rotary_factor": 1.0,
+    }
+    common = {
+        "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": INNER,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups,
+        "rms_norm_eps": float(10 ** rng.uniform(-6, -3)), "bos_token_id": None,
+        "eos_token_id": END if rng.integers(2) else [END, 11], "pad_token_id": PAD,
+        "attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+    }  # fmt: skip
+    named = {n: x for n, x in (common | maybe).items() if n in known or n in common}
+    return (
+        {n: x for n, x in named.items() if not n.endswith("_pdrop") or n in known}
+        | _caps(kind, rng)
+        | _positions(kind, rng, size)
+        | _windows(kind, rng, layers)
+    )
+
+
+def _caps(kind: str, rng: np.random.Generator) -> dict[str, Any]:
+    caps = {"gemma2": ("attn_logit_softcapping", "final_logit_softcapping"),
+            "gemma3_text": ("final_logit_softcapping",)}.get(kind, ())  # fmt: skip
+    return {n: float(rng.uniform(2, 8)) if rng.integers(3) else None for n in caps}
+
+
+def _windows(kind: str, rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    """Of 2 to 11 positions, shorter than the texts, or as long."""
+    window = int(rng.integers(2, LENGTH))
+    kinds = ["sliding_attention" if rng.integers(2) else "full_attention" for _ in range(layers)]
+    match kind:
+        case "mistral" | "phi3":
+            return {"sliding_window": window if rng.integers(3) else None}
+        case "gemma2" | "gemma3_text":
+            return {"sliding_window": window, "layer_types": kinds}
+        case "qwen2" | "qwen3":
+            if not rng.integers(2):
+                return {"use_sliding_window": False}
+            most = int(rng.integers(layers + 1))
+            return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": most}
+        case "smollm3":
+            return {"no_rope_layers": [int(rng.integers(2)) for _ in range(layers)]}
+    return {}
+
+
+def _positions(kind: str, rng: np.random.Generator, size: int) -> dict[str, Any]:
+    """Angles of one of the kinds that an architecture may have."""
+    if kind == "phi3":
+        return _of_phi(rng, size)
+    theta = float(rng.choice([100.0, 10000.0]))
+    kinds: list[dict[str, Any]] = [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 40},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40,
+         "beta_fast": float(rng.uniform(2, 32)), "beta_slow": float(rng.uniform(0.2, 2))},
+    ]  # fmt: skip
+    if kind == "gemma3_text":
+        del kinds[2]
+    chosen = kinds[rng.integers(len(kinds))] | {"rope_theta": theta}
+    longest = 8 if chosen["rope_type"] == "dynamic" else 160
+    if kind == "gemma3_text":
+        near = {"rope_type": "default", "rope_theta": 50.0}
+        chosen = {"sliding_attention": near, "full_attention": chosen}
+    return {"rope_parameters": chosen, "max_position_embeddings": longest}
+
+
+def _of_phi(rng: np.random.Generator, size: int) -> dict[str, Any]:
+    """Texts and prompts have three tokens and more: all are longer than 2, none than 64."""
+    fraction = float(rng.choice([0.5, 1.0]))
+    pairs = int(size * fraction) // 2
+    original = int(rng.choice([2, 64]))
+    short, far = (np.round(rng.uniform(1, 6, pairs), 3).tolist() for _ in range(2))
+    return {
+        "partial_rotary_factor": fraction,
+        "max_position_embeddings": 128,
+        "original_max_position_embeddings": original,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short,
+            "long_factor": far, "partial_rotary_factor": fraction,
+        },
+    }  # fmt: skip

@@ -1,0 +1,84 @@
+"""Random models of every architecture against Hugging Face's: training in any layout, writing,
+folders in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from config.llama import LlamaConfig
+from huggingface.folders import read_hf_directory, write_hf_directory
+from modelling.llama.config_json import ARCHITECTURES, to_config_json
+from modelling.llama.weights import weight_table
+from modelling.sessions.generating import Inference
+from tests.modelling.generation.test_llama import POSITIONS, greedy
+from tests.modelling.llama.draws import Draw, draw
+from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of
+from tests.modelling.llama.test_training import batches, check_training, several_texts, trained
+from tests.modelling.sessions import transposed
+
+PROMPTS = 6
+IN_BRIEF = (5, 9)
+
+
+def config_of(drawn: Draw, dp: int, tp: int, micro_batch: int, **model: Any) -> LlamaConfig:
+    config = our_config(drawn.theirs, dp, tp, micro_batch, drawn.slices, **model)
+    execution = replace(config.execution, activations=drawn.activations)
+    return transposed(replace(config, execution=execution), drawn.transposed)
+
+
+def check_writing(drawn: Draw, weights: dict[str, np.ndarray]) -> None:
+    """Greedy tokens, where angles do not depend on the length of a text: ours go by the longest."""
+    rng = np.random.default_rng(7)
+    lengths = rng.integers(3, LENGTH + 1, PROMPTS)
+    mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
+    words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
+    batch = 4 if drawn.streamed else PROMPTS
+    config = config_of(drawn, 1, drawn.tp, batch, eval=True, output_length=POSITIONS)
+    where = "streamed" if drawn.streamed else "resident"
+    generation = replace(config.generation, weights=where, micro_batches=2)
+    with Inference(replace(config, generation=generation)) as made:
+        made.write(weight_table(config).renamed(weights))
+        tokens = made.generate(words, mask)
+    np.testing.assert_array_equal(tokens, greedy(hf_model(drawn.theirs), words, mask))
+
+
+def check_folder(drawn: Draw, weights: dict[str, np.ndarray], folder: Path) -> None:
+    """What we export is loaded by transformers, and read again, bit for bit."""
+    config = our_config(drawn.theirs)
+    table = weight_table(config)
+    write_hf_directory(folder, table.for_files(table.renamed(weights)), to_config_json(config))
+    loaded = getattr(transformers, ARCHITECTURES[drawn.theirs.model_type]).from_pretrained(folder)
+    found = weights_of(loaded)
+    assert found.keys() == weights.keys()
+    assert all(np.array_equal(found[n], x) for n, x in weights.items())
+    assert our_config(loaded.config) == config
+    again = table.renamed(read_hf_directory(folder))
+    assert all(np.array_equal(again[n], x) for n, x in table.renamed(weights).items())
+
+
+def check(seed: int, folder: Path) -> None:
+    drawn = draw(seed)
+    given = [several_texts(5), *batches(1), several_texts(6)] if drawn.texts else batches(3)
+    start, expected = trained(drawn.theirs, given)
+    config = config_of(drawn, drawn.dp, drawn.tp, drawn.micro_batch)
+    check_training(config, start, expected, given)
+    if drawn.texts:
+        check_writing(drawn, start)
+    check_folder(drawn, start, folder / "hf")
+
+
+@pytest.mark.parametrize("seed", IN_BRIEF)
+def test_a_drawn_model_is_hugging_faces(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [n for n in range(100) if n not in IN_BRIEF])
+def test_hundred_drawn_models_are_hugging_faces(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path)

@@ -1,0 +1,268 @@
+"""T5 of 2019 and mT5 against Hugging Face's: training, generation, folders in both directions."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from config.errors import ConfigError
+from config.t5 import T5Config
+from files.json_files import Fields
+from huggingface.folders import read_hf_directory, write_hf_directory
+from modelling.generation import Beam, Greedy, Strategy
+from modelling.sessions.generating import Inference
+from modelling.spec import family_of
+from modelling.t5.config_json import from_config_json, to_config_json
+from modelling.t5.weights import weight_table
+from modelling.weights import WeightsError
+from tests.modelling.generation.harness import hf_beams
+from tests.modelling.sessions import fine_tuning
+from tests.modelling.t5.test_training import ENC, VOCABULARY, batches, our_config
+from tests.modelling.torch_training import Reference, train, worst
+
+STEPS, RATE, PROMPTS, POSITIONS, END, PAD = 3, 1e-2, 12, 6, 1, 0
+KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "2019": (
+        transformers.T5Config, transformers.T5ForConditionalGeneration,
+        {"feed_forward_proj": "relu"},
+    ),
+    "mt5": (
+        transformers.MT5Config, transformers.MT5ForConditionalGeneration,
+        {"feed_forward_proj": "gated-gelu"},
+    ),
+    "silu": (  # neither: maps without a gate, and a head of its own
+        transformers.T5Config, transformers.T5ForConditionalGeneration,
+        {"feed_forward_proj": "silu", "tie_word_embeddings": False},
+    ),
+}  # fmt: skip
+
+
+@cache
+def their_model(kind: str, writing: bool = False) -> Any:
+    """A small random one, whose head is the embedding for the kind 2019 alone.
+
+    Args:
+        writing: whether other weights say more than the embedding; with those of training, a model
+            whose head is the embedding would write the word that it has read.
+    """
+    described, model_class, settings = KINDS[kind]
+    ours = our_config(layers=2).model
+    torch.manual_seed(0)
+    config = described(
+        vocab_size=VOCABULARY, d_model=ours.hidden_size, d_kv=ours.attention.d_kv, d_ff=ours.d_ff,
+        num_layers=2, num_heads=ours.attention.heads, relative_attention_num_buckets=8,
+        relative_attention_max_distance=16, dropout_rate=0.0, decoder_start_token_id=PAD,
+        **settings,
+    )  # fmt: skip
+    model = model_class(config)
+    if kind != "2019":  # these classes tie the head, whatever the configuration says
+        model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCABULARY, config.d_model))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += (0.3 if writing else 0.1) * torch.randn_like(parameter)
+        model.shared.weight *= 0.05 if writing else 1.0
+    return model.eval()
+
+
+def weights_of(model: Any) -> dict[str, np.ndarray]:
+    return {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+
+
+def config_of(kind: str, dp: int = 1, tp: int = 1, micro_batch: int = 4, **model: Any) -> T5Config:
+    """Our configuration of the model that a config.json of `their_model` describes."""
+    read = from_config_json(Fields(their_model(kind).config.to_dict(), "config.json"))
+    config = our_config(dp, tp, micro_batch, layers=2)
+    return replace(config, model=T5Config.from_dict(
+        config.to_dict() | {"model": config.model.to_dict() | read | model}
+    ).model)  # fmt: skip
+
+
+@cache
+def reference(kind: str) -> tuple[dict[str, np.ndarray], Reference]:
+    """Weights before, and what torch's training gives."""
+    model = copy.deepcopy(their_model(kind))
+    start = weights_of(model)
+    return start, train(model, batches(STEPS), lambda batch: model(**batch).loss, RATE)
+
+
+# ---- training -----------------------------------------------------------------------------------
+def check_training(kind: str, dp: int, tp: int) -> None:
+    """Loss, every gradient, the tied embedding's too, and the weights after three steps."""
+    start, expected = reference(kind)
+    model = fine_tuning(config_of(kind, dp, tp), gradients=True)
+    model.write(start)
+    with model:
+        first, *others = batches(STEPS)
+        results = model.run([first], [RATE], 0)
+        gradients = model.gradients()
+        for i, batch in enumerate(others):
+            results += model.run([batch], [RATE], i + 1)
+        weights = model.read(optimizer=False)
+    error, name = worst(gradients, expected.gradients)
+    assert error < 1e-4, name
+    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
+    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
+    error, name = worst(weights, expected.weights)
+    assert error < 1e-4, name
+
+
+def test_t5_of_2019_trains_as_hugging_faces() -> None:
+    check_training("2019", 2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_every_kind_trains_as_hugging_faces(kind: str, dp: int, tp: int) -> None:
+    check_training(kind, dp, tp)
+
+
+# ---- generation ---------------------------------------------------------------------------------
+@cache
+def prompts() -> tuple[np.ndarray, np.ndarray]:
+    """Words and mask, of many lengths."""
+    rng = np.random.default_rng(3)
+    mask = (np.arange(ENC) < rng.integers(1, ENC + 1, (PROMPTS, 1))).astype(np.int32)
+    return rng.integers(2, VOCABULARY, mask.shape, np.int32) * mask, mask
+
+
+@cache
+def theirs(kind: str, strategy: Strategy) -> np.ndarray:
+    """What transformers generates."""
+    model, (words, mask) = their_model(kind, writing=True), prompts()
+    beams = strategy if isinstance(strategy, Beam) else Beam(1)
+    rows = [
+        hf_beams(model, prompt[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
+        for prompt, n in zip(words, mask.sum(1), strict=True)
+    ]
+    return np.stack(rows)
+
+
+def ours(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> np.ndarray:
+    config = config_of(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
+    generation = replace(config.generation, weights=weights, micro_batches=2)
+    config = replace(config, generation=generation)
+    with Inference(config, family_of(config), strategy) as model:
+        model.write(weights_of(their_model(kind, writing=True)))
+        return model.generate(*prompts())
+
+
+def check_tokens(kind: str, strategy: Strategy, dp: int, tp: int, weights: str) -> None:
+    expected = theirs(kind, strategy)
+    assert len({tuple(row) for row in expected}) > PROMPTS / 2
+    np.testing.assert_array_equal(ours(kind, strategy, dp, tp, weights), expected)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tp", "weights"), [(Greedy(), 2, "resident"), (Beam(2), 1, "streamed")]
+)
+def test_t5_of_2019_writes_as_hugging_faces(strategy: Strategy, tp: int, weights: str) -> None:
+    """The streamed program loads the embedding for the head as well."""
+    check_tokens("2019", strategy, 1, tp, weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(3, 0.7)])
+@pytest.mark.parametrize("weights", ["resident", "streamed"])
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
+def test_every_kind_writes_as_hugging_faces(
+    kind: str, strategy: Strategy, weights: str, dp: int, tp: int
+) -> None:
+    check_tokens(kind, strategy, dp, tp, weights)
+
+
+# ---- folders ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    config, weights = config_of(kind), weights_of(their_model(kind))
+    write_hf_directory(tmp_path / "hf", weights, to_config_json(config))
+    loaded = KINDS[kind][1].from_pretrained(tmp_path / "hf")
+    for name, value in their_model(kind).state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    words, mask = map(torch.tensor, prompts())
+    inputs = {"input_ids": words.long(), "attention_mask": mask, "decoder_input_ids": words.long()}
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs).logits, their_model(kind)(**inputs).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    their_model(kind).save_pretrained(tmp_path)
+    description = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    read = from_config_json(Fields(description, "config.json"))
+    model = config_of(kind).to_dict()["model"]
+    assert {n: model[n] for n in read if n not in ("embedding", "attention")} == {
+        n: x for n, x in read.items() if n not in ("embedding", "attention")
+    }
+    weights = weight_table(config_of(kind)).renamed(read_hf_directory(tmp_path))
+    expected = weights_of(their_model(kind))
+    assert weights.keys() == expected.keys()
+    assert all(np.array_equal(weights[n], x) for n, x in expected.items())
+
+
+PUBLISHED = {
+    # what the hub's files say of feed-forward layers and head
+    "t5-small": ({"model_type": "t5"}, (False, "relu", True, True)),
+    "google/t5-v1_1-small": (
+        {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        (True, "gelu_tanh", False, False),
+    ),
+    "google/mt5-small": (
+        {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        (True, "gelu_tanh", False, False),
+    ),
+    "FLAN-T5, saved again": (
+        {
+            "model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True,
+            "scale_decoder_outputs": False, "is_gated_act": True, "dense_act_fn": "gelu_new",
+        },
+        (True, "gelu_tanh", False, False),
+    ),
+}  # fmt: skip
+SIZES = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_say_which_kind_they_are(name: str) -> None:
+    said, expected = PUBLISHED[name]
+    found = from_config_json(Fields(SIZES | {"decoder_start_token_id": 0} | said, "config.json"))
+    kind = (found["gated"], found["activation"], found["scaled_head"], found["embedding"]["tied"])
+    assert kind == expected
+    assert found["architecture"] == said["model_type"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"feed_forward_proj": "gelu"}, "feed_forward_proj 'gelu'"),
+        ({"feed_forward_proj": []}, "feed_forward_proj []"),
+        ({"dense_act_fn": "gelu"}, "dense_act_fn 'gelu'"),
+        ({"scale_decoder_outputs": "yes"}, "scale_decoder_outputs 'yes'"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder False"),
+        ({"is_gated_act": True}, "is_gated_act True"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_config_json(Fields(SIZES | change, "config.json"))
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_head_that_is_no_copy_of_the_embedding_is_refused() -> None:
+    """Files of 2019 have the embedding under up to four names."""
+    table, weights = weight_table(config_of("2019")), weights_of(their_model("2019"))
+    copy = weights | {"lm_head.weight": weights["shared.weight"].copy()}
+    np.testing.assert_array_equal(table.renamed(copy)["shared.weight"], weights["shared.weight"])
+    copy["lm_head.weight"][3, 2] += 1
+    with pytest.raises(WeightsError, match=r"'shared.weight' and 'lm_head.weight' differ"):
+        table.renamed(copy)["shared.weight"]

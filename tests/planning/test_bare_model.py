@@ -1,0 +1,48 @@
+"""A model's config.json alone, without weights, is enough to plan it on any machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import run_finetuning
+
+LLAMA_3_1_8B = {
+    # as meta-llama/Llama-3.1-8B has it, in the way of writing before transformers 5
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072,
+    "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+PARAMETERS, BYTES = 8_030_261_248, 14
+
+
+@pytest.mark.parametrize(
+    ("machine", "fits"),
+    [
+        pytest.param("h200", True, marks=pytest.mark.slow),
+        ("rtx4090", False),  # a host of 128 GB is too small for state and activations
+        pytest.param("laptop_64", False, marks=pytest.mark.slow),
+    ],
+)
+def test_llama_3_1_8b(
+    machine: str, fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B))
+    plan = tmp_path / "plan.json"
+    command = ["--model", str(tmp_path), "--plan", "--plan-json", str(plan), "--machine", machine]
+    assert run_finetuning.main(command) == 0
+    out = capsys.readouterr().out
+    assert f"{PARAMETERS / 1e6:,.1f} M parameters in bfloat16" in out
+    assert f"state        {PARAMETERS * BYTES / 1e9:.2f} GB = parameters × 14 bytes" in out
+    assert f"fits         {'yes' if fits else 'NO'}: " in out
+    assert json.loads(plan.read_text())["parameters"] == PARAMETERS
