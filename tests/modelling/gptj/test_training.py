@@ -77,7 +77,7 @@ def test_texts_of_a_sample_do_not_see_one_another() -> None:
     training = replace(config.training, global_batch_size=8)
     config, model = replace(config, data=data, training=training), hf_model(small_config())
     batch, start = several_texts(0), logical(model)
-    loss = loss_of_texts(model, batch)
+    loss = loss_of_texts(model, {n: torch.tensor(a).long() for n, a in batch.items()})
     loss.backward()
     expected = {name: p.grad.numpy() for name, p in model.named_parameters()}
     ours = fine_tuning(config, gradients=True)
