@@ -123,6 +123,7 @@ def _card_of_run(name: str, sequence_to_sequence: bool, run: RunRecord, curve: b
         metrics=run.validation(),
         prompt=flat.get("data.prompt"),
         target=flat.get("data.target"),
+        chat=flat.get("data.format") == "chat",
         data=data,
         training=_training(flat, run),
         sessions=_sessions(run),
@@ -161,6 +162,9 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
         ("prompt", "data.prompt"),
         ("target", "data.target"),
         ("labels", "data.labels"),
+        ("format", "data.format"),
+        ("loss on", "data.loss"),
+        ("system message", "data.system"),
     ):
         rows |= {title: str(flat[field])} if flat.get(field) else {}
     return hub, {"training": "unknown"} | rows

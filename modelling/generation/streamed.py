@@ -298,11 +298,12 @@ class _Program:
             return popxl.constant(0, popxl.int32)
 
         def one_position(position: Tensor, going_on: Tensor, same: list[Tensor]) -> list[Tensor]:
-            then = ir.create_graph(advance, position, same)
-            otherwise = ir.create_graph(finished, position, same)
-            wanted = ops.cast(going_on, popxl.bool)
+            nothing = ir.create_graph(finished, position, same)
+            going = ir.create_graph(advance, position, same)
+            done = ops.logical_not(ops.cast(going_on, popxl.bool))
             given = [position, *same]
-            (left,) = ops.conditional(wanted, then, otherwise, given, given)
+            # In this order: plans, which do not know the condition, take it for false.
+            (left,) = ops.conditional(done, nothing, going, given, given)
             return [position + 1, left]
 
         first, going_on = popxl.constant(0, popxl.int32), self._any_going_on()
