@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -219,7 +218,7 @@ def _told(
             yield facts
             if kills and facts.get("saving") == 2:
                 _wait_for_half_a_step(folders.run, process)
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
     if process.returncode != (-signal.SIGKILL if kills else 0):
         raise UserError(f"{child} ended with code {process.returncode}: {' '.join(command)}")
     yield {"seconds": time.perf_counter() - start}

@@ -225,7 +225,7 @@ class ChatTemplate:
 
     def _source(self, tools: object = None) -> str:
         """The template; of several, as transformers chooses."""
-        source: str = self.base.get_chat_template(None, tools)  # type: ignore[arg-type]
+        source: str = self.base.get_chat_template(None, tools)
         return _with_day(source) if self._frozen and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from data.samples import Samples
 from data.shapes import Marked, Shape
 from data.tokens import Tokenizer
@@ -24,7 +26,7 @@ def preview(
     how = "green" if coloured else "in {} {}".format(*PLAIN)
     yield f"the first samples: {BETWEEN} separates tokens, learned ones are {how}"
     for number, index in enumerate(indices, 1):
-        batch = samples.take([index])
+        batch = samples.take(np.asarray([index]))
         texts = shape.marked(batch)
         tokens = sum(len(text) for text in texts)
         learned = sum(mark for text in texts for _, mark in text)

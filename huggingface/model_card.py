@@ -28,6 +28,7 @@ class ModelCard:
         evaluated_on: name of the data that `metrics` are of.
         metrics: by name, of the validation data.
         prompt, target: templates of what it reads and writes; None: none are known.
+        chat: whether it was trained on conversations.
         data, training: tables.
         sessions: a table for each time that the run was started or continued.
         settings: the whole configuration, as YAML.
@@ -43,6 +44,7 @@ class ModelCard:
     metrics: Mapping[str, float] = field(default_factory=dict)
     prompt: str | None = None
     target: str | None = None
+    chat: bool = False
     data: Facts = field(default_factory=dict)
     training: Facts = field(default_factory=dict)
     sessions: Sequence[Facts] = ()
@@ -97,6 +99,16 @@ class ModelCard:
             return f"Weights of {_plain(self.base)}."
         return f"All parameters were fine-tuned with PopXL on XLA, from {_plain(self.base)}."
 
+    def _inputs(self) -> list[str]:
+        if not self.chat:
+            return [f'inputs = tokenizer({(self.prompt or "...")!r}, return_tensors="pt")']
+        return [
+            'messages = [{"role": "user", "content": "..."}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+        ]
+
     def _use(self) -> str:
         kind = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
         lines = [
@@ -105,7 +117,7 @@ class ModelCard:
             'folder = "."  # this folder, or its name on the hub',
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
             f"model = AutoModelFor{kind}.from_pretrained(folder)",
-            f'inputs = tokenizer({(self.prompt or "...")!r}, return_tensors="pt")',
+            *self._inputs(),
             "tokens = model.generate(**inputs, max_new_tokens=64)",
             "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
         ]

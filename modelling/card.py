@@ -123,6 +123,7 @@ def _card_of_run(name: str, sequence_to_sequence: bool, run: RunRecord, curve: b
         metrics=run.validation(),
         prompt=flat.get("data.prompt"),
         target=flat.get("data.target"),
+        chat=flat.get("data.format") == "chat",
         data=data,
         training=_training(flat, run),
         sessions=_sessions(run),

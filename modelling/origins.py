@@ -61,7 +61,9 @@ class SavedOrModel:
                 found = preset_data("finetuning", str(step / CONFIG))
                 inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
                 kept = kept_tokenizer(step)
-                return merge(inherited, {"data": {"tokenizer": str(kept)}} if kept else {})
+                # The tokenizer that was kept has the chat template of a file that may be gone.
+                own = {"tokenizer": str(kept), "chat_template": None}
+                return merge(inherited, {"data": own} if kept else {})
         return None
 
     def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ _NO_MATTER = {
 """Entries of a description that do not affect what the weights compute."""
 
 
-_COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer")
+_COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer", "data.chat_template")
 """These may name the same data in several ways."""
 
 

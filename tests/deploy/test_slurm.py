@@ -150,7 +150,9 @@ def test_a_node_that_is_lost_puts_the_job_into_the_queue_again(cluster, whole):
     subprocess.run(["slurmd", "-N", "n2"], env=cluster.env, check=True)
     cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     cluster.release(job)
-    cluster.wait_for("lost", ENDED)
+    cluster.wait_for("lost", f"step {STEPS}/{STEPS}:")
+    while cluster.run("squeue", "--noheader", "--job", job):
+        time.sleep(0.2)
     assert "starting from step" in cluster.said("lost")
     found = cluster.steps("lost")
     assert all(whole[step] == found[step] for step in whole.keys() & found.keys())

@@ -96,6 +96,13 @@ def test_a_damaged_record_costs_its_part_of_the_card(tmp_path, damage):
     assert len(found.data.eval_results) == 2
 
 
+def test_a_model_of_conversations_is_asked_by_its_template(tmp_path):
+    run = record(tmp_path / "run", data={"format": "chat", "system": "Be brief."})
+    text = str(card(tmp_path / "hf", run))
+    assert "tokenizer.apply_chat_template(" in text
+    assert "| system message | Be brief. |" in text
+
+
 def test_weights_of_no_run(tmp_path):
     (tmp_path / "hf").mkdir()
     write_card(tmp_path / "hf", "copy", STREAMS, "EleutherAI/gpt-j-6b", None)
