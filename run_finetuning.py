@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from modelling.origins import ORIGINS
 from planning.options import add_plan_options, is_planned, planned, planned_machine
-from terminal.command_line import read_command_line
+from terminal.command_line import read_command_line, typed
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option, count_option, path_option
 from training.options import RunOptions
@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wandb_name=given.wandb_name,
         tensorboard=given.tensorboard,
         profile=given.profile,
+        command=typed(__file__, arguments),
         preview=given.preview,
     )
     with explained(line.preset, line.config):

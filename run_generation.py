@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     config = with_choices(line).config
     # Before any process reads what others read elsewhere.
-    asks = {"a file of prompts": given.file is not None, "--raw": given.raw}
+    asks = {"a file of prompts": given.file is not None, "--raw": given.raw,
+            "--chat": given.chat}  # fmt: skip
     agree_on_run(config, **asks)
     config = with_format(config, given.file, given.chat, given.raw)
     if given.chat:

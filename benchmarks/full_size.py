@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.finetuning import measure
 from benchmarks.finetuning import summary as summary_of
 from config.families import config_class_of
+from config.machines import machine
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from files.writing import write_text
@@ -34,6 +35,8 @@ from modelling.sessions.losses import Losses
 from modelling.sessions.running import RunningModel
 from modelling.shortage import explained
 from modelling.spec import family_of
+from planning.here import disk_rates
+from planning.needs import finetuning_needs, placed
 from records.pace import peak_host_bytes
 from terminal.entry_point import entry_point
 
@@ -120,10 +123,11 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
             traffic.append(model.session.disk_traffic)
     memory = model.session.memory_use()
     samples_per_run, per_run = config.training.global_batch_size, statistics.median(seconds[1:])
+    written = samples_per_run * _written(config)
     return {
         "samples_per_run": samples_per_run,
         "seconds_per_run": per_run,
-        "tokens_per_second": samples_per_run * _written(config) / per_run,
+        **({"tokens_per_second": written / per_run} if kind == "generation" else {}),
         "disk_bytes": memory.disk,
         "disk_read": (traffic[-1].read - traffic[0].read) / runs,
         "disk_written": (traffic[-1].written - traffic[0].written) / runs,
@@ -143,7 +147,27 @@ def trained(config: RunConfig, runs: int) -> dict[str, Any]:
     measured = measure(config, runs)
     print(summary_of(measured))
     facts = asdict(measured)
-    return facts | facts.pop("machine")
+    facts |= facts.pop("machine")
+    return facts | _bound(config, facts)
+
+
+def _bound(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step takes at least: all its matrix products at the machine's rate for large ones, or
+    its disk traffic at the disk's, whichever is longer. And the traffic that is planned."""
+    roomy = replace(machine("laptop"), host_memory=1e15)  # the configuration has the limit
+    needs = placed(finetuning_needs(config), roomy)
+    rate = facts["model_flops_per_second"] / facts["of_matrix_rate"]
+    flops = needs.flops_per_sample * facts["samples_per_step"]
+    read, write = disk_rates(config.execution.disk or ".")
+    disk = facts["disk_read"] / read + facts["disk_written"] / write
+    return {
+        "planned_disk_read": sum(part.disk_read for part in needs.plan.parts),
+        "planned_disk_written": sum(part.disk_written for part in needs.plan.parts),
+        "disk_read_rate": read,
+        "disk_write_rate": write,
+        "bound_seconds": max(flops / rate, disk),
+        "bound_by": "compute" if flops / rate > disk else "disk",
+    }
 
 
 def record(facts: Mapping[str, Any], path: Path | None) -> None:

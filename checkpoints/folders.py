@@ -167,10 +167,12 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def remove_run(directory: Path) -> None:
-    """Delete the run in a directory: its steps, its best weights and its metrics; nothing else."""
+    """Delete the run in a directory: its steps, its best weights, its tokenizer and its metrics;
+    nothing else."""
     for name in (".", "best"):
         for _, _, path in step_folders(directory / name):
             hidden = path.with_name(f".deleted-{path.name}")
             os.rename(path, hidden)
             shutil.rmtree(hidden)
+    shutil.rmtree(directory / "tokenizer", ignore_errors=True)
     (directory / "metrics.jsonl").unlink(missing_ok=True)

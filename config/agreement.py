@@ -1,7 +1,7 @@
-"""All processes of a run are given the same, or it ends before its first step.
+"""All processes of a run are given the same input, or the run ends before its first step.
 
-Several processes that train on different things go on without a word, or wait for each other for
-days. What they are given is compared by digests; only where these differ, what it is.
+Processes that train on different things would go on silently, or wait for each other for days.
+Their inputs are compared by digest; only what differs is sent in full.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "safetensors", "tokenizers",
 _PLACES = {
     "checkpoint.load", "checkpoint.save", "data.train", "data.validation", "data.tokenizer",
 }  # fmt: skip
-"""Names of files and folders, which hosts may reach in other ways; what is in them is compared."""
+"""Names of files and folders, which may differ between hosts; their contents are compared."""
 
 
 def agree(facts: Mapping[str, Any]) -> None:

@@ -10,11 +10,12 @@ from files.shown import LONGEST, shown_names
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration that cannot be meant: unknown names, wrong types, numbers that do not fit."""
+    """An invalid configuration: unknown names, wrong types, numbers that do not fit."""
 
 
 class Notice(UserWarning):
-    """Something a person should know, though the program goes on. The message is one sentence."""
+    """Something a person should know, although the program continues. The message is one
+    sentence."""
 
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Every configuration field as a command-line flag.
 
 A field answers to its dotted name, such as `--training.optimizer.learning_rate.maximum`, and the
-most used ones to an alias. Dashes and underscores are equal. Aliases are a list and no rule, so
+most used ones to an alias. Dashes and underscores are equal. Aliases are listed, not derived, so
 that a new field cannot change what an old command means.
 """
 
@@ -31,6 +31,7 @@ ALIASES = {
     "warmup_proportion": "training.optimizer.learning_rate.warmup_proportion",
     "stochastic_rounding": "training.stochastic_rounding",
     "max_skipped_steps": "training.max_skipped_steps",
+    "master_weights": "execution.master_weights",
     "micro_batch_size": "execution.micro_batch_size",
     "data_parallel": "execution.data_parallel",
     "tensor_parallel": "execution.tensor_parallel",
@@ -63,7 +64,7 @@ ALIASES = {
     "no_repeat_ngram_size": "generation.no_repeat_ngram_size",
     "stop_strings": "generation.stop_strings",
 }
-"""Short flags, for good: a line here may be added, but not changed."""
+"""Short flags, permanent: lines may be added here, but not changed."""
 
 GROUPS = {
     "data": "the task",

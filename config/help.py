@@ -27,7 +27,7 @@ ALSO_SHOWN = {
 }
 """Fields of the short help that have no alias."""
 NOT_USED = {"finetuning": "generation", "inference": "training"}
-"""By what presets are for: the section that the short help leaves out."""
+"""By purpose of the presets: the section that the short help leaves out."""
 
 
 def field_help(
@@ -38,7 +38,7 @@ def field_help(
     Args:
         data: of the preset; fields that it lacks have the class's values.
         presets: "finetuning", "inference", or another file's path.
-        all_fields: say all of all fields; otherwise a line each, of the most used ones.
+        all_fields: describe every field in full; otherwise the most used ones, in a line each.
     """
     defaults, shown = config_class(), ALSO_SHOWN | set(ALIASES.values())
     left_out = NOT_USED.get(presets, "")

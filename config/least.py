@@ -1,7 +1,7 @@
-"""What a run takes of memory at the least, by arithmetic alone.
+"""A lower bound on the memory that a run takes, by arithmetic alone.
 
-Nothing is made of the sizes yet, so that numbers which no memory can hold are refused in an
-instant. What a program needs exactly is computed from the program (docs/planning.md).
+Nothing is built from the sizes yet, so sizes that no memory can hold are refused at once. What a
+program needs exactly is computed from the program (docs/planning.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from config.errors import ConfigError
 
 MOST_BYTES = 2**50
-"""A petabyte: what no host has, and no plan is asked for."""
+"""A petabyte: more than any host has, or anybody plans for."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check_any_memory(needs: Mapping[str, int]) -> None:
-    """Raise ConfigError if one of the needs, in bytes by name, is past any machine's memory."""
+    """Raise ConfigError if one of the needs, in bytes by name, exceeds any machine's memory."""
     what, most = max(needs.items(), key=lambda item: item[1])
     if most > MOST_BYTES:
         raise ConfigError(

@@ -14,7 +14,7 @@ import yaml
 from config.errors import UserError, nearest
 from files.shown import shown, shown_name
 
-if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read before
+if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read first
     from popxl.plan import Rates
 
 TABLE = Path(__file__).with_name("machines.yml")
@@ -24,7 +24,7 @@ _OF_HOST = ("host_memory", "disk")
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of device, and the hosts it comes in. Rates are per second and of one direction.
+    """A kind of device, and the hosts it comes in. Rates are per second, in one direction.
 
     Attributes:
         flops: operations on operands of a type, of one device. Without float8, such products run
@@ -57,7 +57,7 @@ class Machine:
     kind: str = ""
 
     def check(self) -> None:
-        """Raise ValueError if a field has no value that a machine can have."""
+        """Raise ValueError if a field has a value that no machine can have."""
         if "float32" not in self.flops or not {"float16", "bfloat16"} <= set(self.flops):
             raise ValueError("flops must have the rates of float32, float16 and bfloat16")
         if self.platform not in ("gpu", "tpu", "cpu"):
@@ -82,7 +82,7 @@ class Machine:
         return 1 if self.devices is None else -(-replicas // self.devices)
 
     def for_replicas(self, replicas: int) -> Machine:
-        """The machine as one of `replicas` devices has it."""
+        """One of `replicas` devices' share of the machine."""
         if self.devices is not None:
             return self
         share = {name: getattr(self, name) / replicas for name in _RATES}

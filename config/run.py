@@ -41,7 +41,7 @@ MetricName = Literal["loss", "perplexity", "accuracy", "exact_match", "rouge_l",
 
 @dataclass(frozen=True)
 class LearningRate(Section):
-    """How the learning rate goes over the steps: up from 0 in the warm-up, then as `function`."""
+    """The learning rate over the steps: up from 0 in the warm-up, then as `function`."""
 
     function: Literal["linear", "constant", "cosine", "relative"] = "linear"
     """Course after the warm-up: linear or cosine down to `minimum` at the last step, constant, or
@@ -70,6 +70,10 @@ class LearningRate(Section):
             raise ConfigError(
                 f"learning_rate.minimum {self.minimum} must be at most its maximum {self.maximum}"
             )
+
+
+MASTER = "master"
+"""State of a 16-bit weight with execution.master_weights, among that of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,11 @@ class Training(Section):
 
     stochastic_rounding: bool | None = None
     """Round updated 16-bit weights up or down at random, so that small updates are not lost. null:
-    do so where weights have 16 bits."""
+    do so where weights have 16 bits and no execution.master_weights."""
 
     max_skipped_steps: NonNegativeInt = 10
-    """Steps in a row that are skipped, as loss or gradients are not finite, before the run ends."""
+    """Most steps in a row that may be skipped because loss or gradients are not finite; one more
+    ends the run."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
@@ -205,6 +210,10 @@ class Execution(Section):
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If
     given, placement is host."""
+
+    master_weights: bool = False
+    """Keep a float32 copy of 16-bit weights, which the optimizer updates; the weights are the copy,
+    rounded to nearest. It takes 4 bytes a weight, and replaces stochastic rounding."""
 
     rts_weights_threshold: NonNegativeInt = 1024
     """Variables of at least so many elements are sharded over the replicas that hold them alike."""

@@ -12,6 +12,7 @@ from config.model import Embedding as Embedding
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
 from config.run import FP8 as FP8
+from config.run import MASTER
 from config.run import METRICS as METRICS
 from config.run import Adafactor as Adafactor
 from config.run import Checkpoint as Checkpoint
@@ -64,9 +65,22 @@ class RunConfig(Section):
 
     @property
     def rounds_stochastically(self) -> bool:
-        """Whether updated weights are rounded at random: null is true for weights of 16 bits."""
+        """Whether updated weights are rounded at random: null is true for weights of 16 bits that
+        have no master."""
         wanted = self.training.stochastic_rounding
-        return self.model.precision != "float32" if wanted is None else wanted
+        if wanted is None:
+            return self.model.precision != "float32" and not self.has_masters
+        return wanted
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimizer keeps a float32 copy of each weight."""
+        return self.execution.master_weights and self.model.precision != "float32"
+
+    def optimizer_state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the float32 state of a weight of `shape` by name, without the step's number."""
+        masters = {MASTER: shape} if self.has_masters else {}
+        return self.training.optimizer.state(shape) | masters
 
     @property
     def tied(self) -> bool:
@@ -115,7 +129,7 @@ class RunConfig(Section):
 
     def _least_state(self) -> int:
         """Bytes of a weight's float32 gradient and of moments as large as the weights."""
-        moments = self.training.optimizer.state((1,) * 2)
+        moments = self.optimizer_state((1,) * 2)
         return 4 * (1 + sum(not slot.endswith(("_rows", "_columns")) for slot in moments))
 
     def least_weights(self) -> int:
@@ -135,6 +149,11 @@ class RunConfig(Section):
             raise ConfigError(
                 f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
                 f"{self.execution.tensor_parallel} must be at most {MOST_REPLICAS:,} devices"
+            )
+        if self.has_masters and self.training.stochastic_rounding:
+            raise ConfigError(
+                "execution.master_weights and training.stochastic_rounding are two ways to keep "
+                "small updates of 16-bit weights: choose one of them"
             )
         if self.execution.update == "behind" and not self.rounds_behind:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""Examples, prompts, token arrays and their order: from text to what a program is fed with."""
+"""Examples, prompts, token arrays and their order: from text to a program's inputs."""

@@ -1,8 +1,8 @@
-"""Batches: in which order samples come, and how a batch is dealt to the replicas of a program.
+"""Batches: the order of samples, and how a batch is dealt to the replicas of a program.
 
-Our own loader and not grain: the data are token ids in memory, so there is no reading or decoding
-for worker processes to speed up, and what is left of a loader is a permutation and a position,
-which a checkpoint holds in four numbers.
+Our own loader, not Grain: the data are token ids in memory, so worker processes would have nothing
+to read or decode. What remains of a loader is a permutation and a position, which take four numbers
+in a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from files.json_files import Fields
 def order(seed: int, epoch: int, count: int) -> np.ndarray:
     """The order of `count` samples in an epoch: int64 [count], a function of the arguments alone.
 
-    By sorting raw output of the Philox generator and not by `permutation`: numpy guarantees the
-    former to stay the same in later versions, but not the latter.
+    It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees
+    that the former stays the same in later versions, but not the latter.
     """
     keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(count)
     return np.argsort(keys, kind="stable")
@@ -33,7 +33,7 @@ def order(seed: int, epoch: int, count: int) -> np.ndarray:
 class Loader:
     """Endless global batches: every epoch has each sample once, in an order of its own.
 
-    A batch that an epoch cannot fill goes on in the next epoch, so that all batches are full and
+    A batch that an epoch cannot fill continues in the next epoch, so that all batches are full and
     no sample is left out. Batches do not depend on how the devices share the work.
     """
 
@@ -44,7 +44,7 @@ class Loader:
 
         Args:
             batch_size: samples in a global batch.
-            own: which of them, int [n], are wanted here; None: all.
+            own: indices in the batch, int [n], of the samples wanted here; None: all.
 
         Raises:
             ValueError: there are no samples.
@@ -201,7 +201,8 @@ class Deal:
         return self._by_copy(samples)[:, self._copies - self._copies[0]]
 
     def once(self, batch: Batch) -> Batch:
-        """This process's samples without those that an earlier one has too: each counts once."""
+        """This process's samples without those that an earlier process has too, so that each counts
+        once."""
         first = self.own.start or 0
         if first % self.tensor_parallel == 0:
             return batch

@@ -89,11 +89,13 @@ class ChatTemplate:
         """Raise ConfigError unless there is a template that can be read."""
         from jinja2 import TemplateSyntaxError
 
-        if self.base.chat_template is None:
+        try:
+            self._source()
+        except ValueError:  # none, or several of which none is the default
             raise ConfigError(
                 "the tokenizer has no chat template: give one with --data.chat_template FILE, such "
                 "as the chat_template.jinja of a model that has one"
-            )
+            ) from None
         try:
             self._render([said("user", "a")], True)
         except TemplateSyntaxError as error:
@@ -131,6 +133,7 @@ class ChatTemplate:
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
             raise Refused("it has no turn of the assistant")
+        turns = turns[-1:] if self.loss == "last" else turns
         text, blocks = self._rendered(conversation, messages, False)
         written = Turns(lambda part, asks: self._text(conversation, part, asks), messages, text,
                         self.stop)  # fmt: skip
@@ -144,10 +147,9 @@ class ChatTemplate:
         target = self._visible(text[start : max(ranges[-1].end, start)])
         if len(ranges) == len(turns):
             ranges = [r for r, i in zip(ranges, turns, strict=True) if messages[i].get(WEIGHT) != 0]
-        learned = ranges[-1:] if self.loss == "last" else ranges
-        if not any(r.end > r.start for r in learned):
+        if not any(r.end > r.start for r in ranges):
             raise Refused("nothing of it is learned")
-        return Example(prompt, target, _spans(text, learned))
+        return Example(prompt, target, _spans(text, ranges))
 
     def notes(self) -> Iterable[str]:
         """What is to be said of the conversations that were read."""
@@ -162,11 +164,6 @@ class ChatTemplate:
             )
         if self.unknown_tools:
             yield "warning: the chat template writes no tools: those of the rows are left out"
-        if self.stop is None:
-            yield (
-                "warning: the chat template ends answers with no special token: the model will not "
-                "learn where to stop"
-            )
 
     # ---- what the template writes after an answer -------------------------------------------
     @cached_property
@@ -222,14 +219,13 @@ class ChatTemplate:
             chat_template=source,
             return_assistant_tokens_mask=_BLOCKS.search(source) is not None,
             add_generation_prompt=asks,
-            **self.base.special_tokens_map,
-            **self.variables,
+            **{**self.base.special_tokens_map, **self.variables},
         )
         return texts[0], [Range(*block) for block in blocks[0]] if blocks else []
 
     def _source(self, tools: object = None) -> str:
         """The template; of several, as transformers chooses."""
-        source: str = self.base.get_chat_template(None, tools)  # type: ignore[arg-type]
+        source: str = self.base.get_chat_template(None, tools)
         return _with_day(source) if self._frozen and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
@@ -249,9 +245,10 @@ class ChatTemplate:
     def _ranges(
         self, written: Turns, turns: Sequence[int], blocks: Sequence[Range], place: str
     ) -> list[Range]:
-        """What the assistant wrote, in order."""
+        """What the assistant wrote in these turns, in order."""
         if not blocks:
             return [written.answer(turn) for turn in turns]
+        blocks = blocks[-1:] if self.loss == "last" else blocks
         text = written.text
         try:
             expected = [text[slice(*written.answer(turn))] for turn in turns]

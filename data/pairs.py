@@ -37,7 +37,7 @@ PAD, EOS, FIRST_WORD = 0, 1, 3
 """Tokens of generated samples."""
 
 SPREAD = 0.45
-"""Standard deviation of the logarithm of a generated prompt's tokens, where they have a mean."""
+"""Standard deviation of the logarithm of a generated prompt's length, where a mean is given."""
 
 
 @dataclass(frozen=True)
@@ -160,16 +160,18 @@ class Pairs(Shape):
             model.sequence_length,
             model.decoder_sequence_length,
             config.data.long_targets,
+            keeps_end=config.data.format == "chat",
         )
         return found if most == 1 else PackedExamples.of(found, most)
 
     def prompts(
         self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[Any, Prompts]:
-        """Those longer than `sequence_length` lose their end, as in training."""
+        """Those longer than `sequence_length` lose their end, as in training; conversations, their
+        beginning."""
         most = config.model.sequence_length
         multiple = most if config.data.examples_per_row > 1 else length_multiple(config)
-        rows, cut = _prompts(texts, tokenizer, most)
+        rows, cut = _prompts(texts, tokenizer, most, config.data.format == "chat")
         words, mask = padded(rows, most, multiple, tokenizer.pad)
         return _with_length(config, words), Prompts(texts, words, mask, cut)
 
@@ -189,7 +191,7 @@ class Pairs(Shape):
         return int(config.model.decoder_sequence_length * config.data.examples_per_row)
 
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
-        """Samples of several examples have equal parts of them, unless their mean is given."""
+        """Each of a sample's examples gets an equal part of it, unless a mean is given."""
         model, most = config.model, config.data.examples_per_row
         room = model.sequence_length if mean_tokens else model.sequence_length // most
         found = generated_examples(
@@ -240,11 +242,13 @@ def encode(
     sequence_length: int,
     decoder_sequence_length: int,
     long_targets: LongTargets = "refuse",
+    keeps_end: bool = False,
 ) -> EncodedExamples:
     """Tokenise prompts and targets. Prompts longer than `sequence_length` are cut and counted.
 
     Args:
         long_targets: what becomes of targets longer than `decoder_sequence_length`.
+        keeps_end: a prompt that is cut loses its beginning, not its end.
 
     Raises:
         ValueError: a target does not fit, and `long_targets` is "refuse"; a target that was cut
@@ -261,7 +265,8 @@ def encode(
     labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):
         row[: len(ids)] = ids
-    prompts, cut = _prompts([examples[i].prompt for i in kept], tokenizer, sequence_length)
+    texts = [examples[i].prompt for i in kept]
+    prompts, cut = _prompts(texts, tokenizer, sequence_length, keeps_end)
     return EncodedExamples(
         tokens=np.concatenate([np.zeros(0, np.int32), *prompts]),
         starts=np.cumsum([0, *map(len, prompts)]),
@@ -323,14 +328,15 @@ def _distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
 
 
 def _prompts(
-    texts: Sequence[str], tokenizer: Tokenizer, length: int
+    texts: Sequence[str], tokenizer: Tokenizer, length: int, keeps_end: bool
 ) -> tuple[list[np.ndarray], int]:
     """The ids of each text, at most `length`, and how many were cut to that."""
     rows, cut = list(tokenizer.ids(texts)), 0
     for i, ids in enumerate(rows):
         if len(ids) > length:
             cut += 1
-            rows[i] = np.asarray([*ids[: length - 1], tokenizer.end], np.int32)
+            cut_off = ids[-length:] if keeps_end else [*ids[: length - 1], tokenizer.end]
+            rows[i] = np.asarray(cut_off, np.int32)
     return rows, cut
 
 

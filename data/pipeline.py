@@ -46,7 +46,7 @@ class Pipeline:
         """The configured tokenizer, by default that of the task for the model's family.
 
         Raises:
-            UserError: it cannot be had, lacks what training needs, or has tokens that the model
+            UserError: it is unavailable, lacks what training needs, or has tokens that the model
                 does not.
         """
         data, rows = self.given.data, self.given.model.embedding.vocab_size
@@ -55,9 +55,11 @@ class Pipeline:
             default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
         base = hub.load_tokenizer(data.tokenizer or default)
         chat = self._chat_template(base) if self.is_chat else None
-        end = None if chat is None else chat.end
         try:
-            found = Tokenizer(base, rows, self.shape.takes_chats and chat is not None, end)
+            if chat is not None and self.shape.takes_chats:
+                found = Tokenizer(base, rows, chat=True, end=chat.end)
+            else:
+                found = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if found.rows > rows:
@@ -92,8 +94,8 @@ class Pipeline:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The configuration, of a model that has the tokenizer's end and padding tokens, and of
-        data whose format is known."""
+        """The configuration, with the tokenizer's end and padding tokens in the model's section,
+        and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
         data = replace(self.given.data, format="chat" if self.is_chat else self.given.data.format)
         model = replace(self.given.model, end_token=end, pad_token=pad)
@@ -103,7 +105,7 @@ class Pipeline:
         """The examples of a split, with prompts as the model is given them.
 
         Raises:
-            UserError: the data cannot be had, or do not fit the task.
+            UserError: the data are unavailable, or do not fit the task.
         """
         task = task_of(self.given.data)
         if not self.is_chat:
@@ -113,6 +115,11 @@ class Pipeline:
         corpus = task.corpus(split, chat)
         for note in chat.notes():
             say(note)
+        if chat.stop is None and self.shape.takes_chats:
+            say(
+                "warning: the chat template ends answers with no special token: the model will not "
+                "learn where to stop"
+            )
         if not corpus.examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
         return corpus
@@ -136,7 +143,7 @@ class Pipeline:
         """The samples of the training split; says on the screen what it leaves out or cuts.
 
         Raises:
-            UserError: the data or the tokenizer cannot be had, or do not fit the model.
+            UserError: the data or the tokenizer are unavailable, or do not fit the model.
         """
         corpus = self.corpus("train")  # first: its advice helps offline
         self.agree(corpus.examples)
@@ -205,7 +212,7 @@ class Pipeline:
         labels = task_of(self.given.data).labels
         texts = labels or [example.target for example in examples]
         tokens, room = self.shape.answers(texts, self.tokenizer), self.shape.room(self.given)
-        # A reference that is longer than what can be written only costs score, if that is wanted.
+        # A reference too long to be written only lowers the score, if the user accepts that.
         try:
             fitted_targets(
                 tokens, texts, room, self.given.data.long_targets, self.shape.output_field

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from data.samples import Samples
 from data.shapes import Marked, Shape
 from data.tokens import Tokenizer
@@ -24,7 +26,7 @@ def preview(
     how = "green" if coloured else "in {} {}".format(*PLAIN)
     yield f"the first samples: {BETWEEN} separates tokens, learned ones are {how}"
     for number, index in enumerate(indices, 1):
-        batch = samples.take([index])
+        batch = samples.take(np.asarray([index]))
         texts = shape.marked(batch)
         tokens = sum(len(text) for text in texts)
         learned = sum(mark for text in texts for _, mark in text)
@@ -49,7 +51,7 @@ def shown(text: Sequence[Marked], tokenizer: Tokenizer, coloured: bool) -> str:
         for mark, words in runs
     ]
     lines = other.join(parts).replace("\\n", "\\n\n").splitlines()
-    return "\n".join(f"  {line}" for line in lines)
+    return "\n".join(f"  {line.removeprefix(other).removeprefix(between)}" for line in lines)
 
 
 def _readable(token: int, tokenizer: Tokenizer) -> str:

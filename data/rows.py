@@ -17,7 +17,7 @@ from huggingface import hub
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 _OTHER_FILES = (".gz", ".txt", ".xlsx", ".zip")
-"""Suffixes of files that are not read: such a name is no data set of the hub."""
+"""Suffixes of files that we do not read; such a name is not a data set of the hub either."""
 
 
 class Source(Protocol):
@@ -85,7 +85,7 @@ def source_of(given: str, split: str) -> Source:
         split: of the hub's data set, where none is given.
 
     Raises:
-        DataError: no file fits a pattern, or it can be neither.
+        DataError: no file fits a pattern, or the name can be neither.
     """
     if _is_file(given):
         return File(given)

@@ -1,8 +1,8 @@
-"""Samples: rows of tokens of one length, ready to be put together to batches.
+"""Samples: rows of tokens of equal length, ready to be batched.
 
-Several token sequences may share a sample, so that less of a batch is padding. Each keeps to itself
-by a number, its segment, which attention compares; so a sample computes what its sequences would,
-each alone (Raffel et al., arXiv:1910.10683, section 3.1.2, pack theirs the same way).
+Several token sequences may share a sample, so that less of a batch is padding. Each has a number,
+its segment, and attends to tokens of its own segment only; so a sample computes what its sequences
+would compute alone (Raffel et al., arXiv:1910.10683, section 3.1.2, pack theirs the same way).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Samples(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of all samples: equal ones have the same tokens in the same order."""
+        """Digest of all samples: equal digests mean the same tokens in the same order."""
         ...
 
     def __len__(self) -> int: ...
@@ -93,7 +93,7 @@ class Cuts:
         )
 
     def notes(self, length: int) -> list[str]:
-        """For people; nothing where nothing was cut. `length`: tokens of a sample."""
+        """Notes for the user; none if nothing was cut. `length`: tokens of a sample."""
         found = (
             (self.prompts, f"{self.prompts} cut to {length} tokens"),
             (self.targets, f"{self.targets} with a target cut"),
@@ -146,7 +146,7 @@ def fitted_targets(
 
 # ---- packing ------------------------------------------------------------------------------------
 EMPTY = -1
-"""In place of a sequence's index: nothing is there."""
+"""Stands for no sequence, in place of an index."""
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, most: int) -> np.ndarray:

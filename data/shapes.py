@@ -24,7 +24,7 @@ Marked = tuple[int, bool]
 
 @dataclass(frozen=True)
 class Shape(ABC):
-    """How texts become samples, and samples what a program reads.
+    """How texts become samples, and samples a program's inputs.
 
     Attributes:
         name: for people.
@@ -106,8 +106,8 @@ class Shape(ABC):
     def room(self, config: RunConfig) -> int:
         """Most tokens that the configured model writes, the end token included.
 
-        A preset's limit belongs to its task. For other data it is as long as a text may be, unless
-        `generation.max_tokens` says it.
+        A preset's limit is for its own task. For other data the model may write as many tokens as a
+        text may have, or `generation.max_tokens`.
         """
         limit = int(getattr(config.model, self.output_field))
         own = config.data.train is not None or config.data.validation is not None
@@ -126,7 +126,8 @@ class Shape(ABC):
 
 
 def length_multiple(config: RunConfig) -> int:
-    """What lengths of prompts are rounded up to, so that fewer different programs are compiled."""
+    """Lengths of prompts are rounded up to a multiple of this, so that fewer programs are
+    compiled."""
     return math.lcm(LENGTH_MULTIPLE, config.execution.attention_serialisation)
 
 

@@ -1,4 +1,4 @@
-"""Streams, for a decoder alone: one text, of which all or some is learned.
+"""Streams, for decoder-only models: one text, all or part of which is learned.
 
 Batches are dicts of int32 arrays, [n, sequence_length]:
     input_ids, labels                  labels being the tokens that follow
@@ -56,8 +56,8 @@ class TokenStream:
 class PackedTokens:
     """A stream cut into samples of equal length: nothing is padded, and texts see earlier ones.
 
-    Label and input are the same stream, one token apart, so that each token of it is predicted
-    once; the end that fills no sample is left out.
+    Label and input are the same stream, one token apart, so that each token is predicted once; a
+    remainder that fills no sample is left out.
 
     Attributes:
         tokens: int32, the stream.
@@ -198,7 +198,7 @@ class Streams(Shape):
     ) -> tuple[Any, Prompts]:
         """Those longer than `sequence_length` lose their beginning: the end asks for the answer.
 
-        An empty one becomes the end token, with which texts of the model's training began too.
+        An empty prompt becomes the end token, which also preceded texts in the model's pretraining.
         """
         most, start = config.model.sequence_length, np.asarray([tokenizer.end], np.int32)
         rows = [ids if len(ids) else start for ids in tokenizer.ids(texts)]
@@ -225,7 +225,7 @@ class Streams(Shape):
         return int(config.model.sequence_length)
 
     def generated(self, config: Any, count: int, mean_tokens: float | None) -> PackedTokens:
-        """Of the configured length, which is that of all: texts are packed."""
+        """All of the configured length, since texts are packed."""
         model = config.model
         rng = np.random.default_rng(model.seed)
         length = count * model.sequence_length + 1
@@ -267,7 +267,7 @@ STREAMS = Streams()
 
 
 def starts_of(segments: np.ndarray) -> np.ndarray:
-    """Where in its sample the text of each token starts: its number, and what positions count from.
+    """For each token, where its text starts in the sample; positions count from there.
 
     Args:
         segments: int32 [n, length], see `lay_out`; padding counts as a text.

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tqdm import tqdm
+
 from config.sections import Data
 from data.conversations import (
     Conversation,
@@ -20,6 +22,7 @@ from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, NullError, Template
 from data.texts import MOST_CHARACTERS, Corpus, Example
 from files.shown import shown, shown_name
+from terminal.screen import is_heard
 
 Split = Literal["train", "validation"]
 
@@ -29,7 +32,7 @@ UNLABELLED = -1
 """Label of examples without one, in data sets that count labels."""
 
 NULL = -2
-"""In place of an example whose row has no value where one is needed."""
+"""Stands for an example whose row lacks a value that is needed."""
 
 
 class Reader(Protocol):
@@ -111,7 +114,11 @@ class Task:
             )
         source = self.sources[where]
         if chat is not None:
-            read = (chat.read(*found) for found in self._conversations(source))
+            talks_there = tqdm(
+                self._conversations(source), unit=" conversations", delay=2, leave=False,
+                disable=not is_heard() or None,
+            )  # fmt: skip
+            read = (chat.read(*found) for found in talks_there)
             talks = [example for example in read if example is not None]
             return Corpus(self._of_split(talks, split) if talks else [], 0)
         found = list(self._examples(source))
@@ -129,8 +136,10 @@ class Task:
                     found = conversation_of(row, self.messages)
                 else:
                     forms = forms or self._forms(place, row)
-                    prompt, target = (form.render(row) for form in forms)
-                    found = question_and_answer(row, prompt, target)
+                    example = self._example(row, *forms)
+                    if not isinstance(example, Example):
+                        continue  # it has no label
+                    found = question_and_answer(row, example.prompt, example.target)
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
             yield place, found.with_system(self.system)
@@ -153,7 +162,8 @@ class Task:
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
     def _of_split(self, examples: list[Example], split: Split) -> list[Example]:
-        """Those of a split, where both are in one source: a prompt is in one of them only."""
+        """The examples of one split, where both share a source: each prompt belongs to only one
+        split."""
         if self.held_out is None:
             return examples
         held_out = self.held_out
@@ -213,7 +223,7 @@ class Task:
         return _bounded((self.prompt or forms[0]).render(row))
 
     def _forms(self, place: str, row: Row) -> tuple[Form, Form]:
-        """The task's forms, or where it has none those of the row's columns."""
+        """The task's forms, or, if it has none, those that fit the row's columns."""
         if self.prompt is not None and self.target is not None:
             return self.prompt, self.target
         for prompt, target in USUAL_FORMS:
@@ -308,7 +318,7 @@ def _fraction(validation: str | None) -> float | None:
 
 
 def _place_of(example: Example) -> float:
-    """A number from 0 to 1 that follows from the prompt alone, and looks random."""
+    """A pseudo-random number from 0 to 1 that depends on the prompt alone."""
     digest = hashlib.sha256(example.prompt.encode(errors="surrogatepass")).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 

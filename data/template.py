@@ -15,7 +15,7 @@ _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 
 
 class ColumnError(ValueError):
-    """A row that lacks a column, or has something else than text or a number in it."""
+    """A row that lacks a column, or holds something other than text or a number there."""
 
 
 class NullError(ColumnError):

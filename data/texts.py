@@ -1,4 +1,4 @@
-"""Texts: what a model reads and what it should write, with what of it is learned."""
+"""Texts: what a model reads, what it should write, and which parts are learned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Example(NamedTuple):
         return self.whole or (Span(self.prompt, False), Span(self.answer(), True))
 
     def answer(self) -> str:
-        """The target as it continues the prompt."""
+        """The target in the form that continues the prompt."""
         apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if apart else f" {self.target}"
 

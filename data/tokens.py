@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from data.texts import Span
+from files.writing import sync, writing
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -19,7 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CHUNK = 4096
-"""Texts given to the tokenizer at once: bounds the memory its Python objects take."""
+"""Texts given to the tokenizer at once; bounds the memory of its Python objects."""
+KEPT = "tokenizer"
+"""Folder of a run with its tokenizer."""
 PADDING = "<|extratoken_1|>"
 """The padding token of a vocabulary that has none: the name that GPT-J's has."""
 
@@ -110,11 +116,9 @@ class Tokenizer:
                 chunk, found["input_ids"], found["offset_mapping"], strict=True
             ):
                 learned = _learned(spans, np.asarray(offsets, np.int64).reshape(-1, 2))
-                if self.chat:
-                    pass
-                elif not ids or ids[-1] != self.end:
-                    ids, learned = [*ids, self.end], [*learned, spans[-1].learned]
-                elif len(ids):
+                if not self.chat:
+                    if not ids or ids[-1] != self.end:
+                        ids, learned = [*ids, self.end], [*learned, False]
                     learned[-1] = spans[-1].learned
                 yield Tokens(np.asarray(ids, np.int32), np.asarray(learned, bool))
 
@@ -140,7 +144,7 @@ class Tokenizer:
         return found
 
     def lost(self, texts: Iterable[str]) -> list[str]:
-        """The characters of texts that do not survive being made tokens and text again."""
+        """The characters of texts that are lost when texts become tokens and text again."""
         found = sorted(set[str]().union(*texts) - {" "})
         told = self.texts(
             [ids.tolist() for ids in self.ids(f"a{character}a" for character in found)]
@@ -157,9 +161,41 @@ class Tokenizer:
         return found
 
 
-def say_cut(answers: np.ndarray, tokenizer: Tokenizer) -> None:
-    """Say how many answers, int32 [n, length], end without an end token: they were cut."""
-    cut = int(np.count_nonzero(~(answers == tokenizer.end).any(axis=1)))
+def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
+    """Put a tokenizer beside the checkpoints of a run, unless one is there.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    path, draft = run / KEPT, run / f".{KEPT}.draft"
+    if path.exists():
+        return
+    with writing("the tokenizer", path):
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        tokenizer.base.save_pretrained(draft)
+        sync(draft)
+        os.rename(draft, path)
+
+
+def kept_tokenizer(step: Path) -> Path | None:
+    """The tokenizer of the run that has the folder `step`, itself or in best/; None: it has none,
+    since an older version made the run."""
+    run = step.absolute().parent
+    path = (run.parent if run.name == "best" else run) / KEPT
+    return path if path.is_dir() else None
+
+
+def say_cut(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    """Say how many answers, int32 [n, length], were cut.
+
+    An answer is whole if it has an end token, or ends with one of the stop texts.
+    """
+    whole = (answers == tokenizer.end).any(axis=1)
+    if stops:
+        whole |= answers[:, -1] == tokenizer.pad  # something ended it before the limit
+        last = tokenizer.texts(answers[~whole])
+        whole[~whole] = [any(stop in text for stop in stops) for text in last]
+    cut = int(np.count_nonzero(~whole))
     if cut:
         say(
             f"{cut} of {len(answers)} answers were cut at {answers.shape[1]} tokens: "

@@ -244,7 +244,7 @@ def _memory(row: Row) -> tuple[str, str, str]:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+    return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
 
 
 def _three_digits(number: float) -> str:
@@ -271,7 +271,7 @@ def _other(other: Published, row: Row) -> tuple[str, ...]:
 
 def _measured(_: Sequence[Row]) -> str:
     head = ("Run", "Limit", "Resident, planned", "On disk", "Read and written", "Seconds",
-            "Matrix rate", "Kernel")  # fmt: skip
+            "Bound", "Matrix rate", "Kernel")  # fmt: skip
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
     records = (json.loads(line) for line in lines)
     return _markdown(head, (_record(facts) for facts in records if "disk_bytes" in facts))
@@ -279,6 +279,7 @@ def _measured(_: Sequence[Row]) -> str:
 
 def _record(facts: Mapping[str, Any]) -> tuple[str, ...]:
     rate, kernel = facts.get("of_matrix_rate"), facts.get("kernel_fraction")
+    bound = facts.get("bound_seconds")
     seconds = facts.get("seconds_per_step") or facts["seconds_per_run"]
     return (
         f"`{facts['command'].split()[3]}`",
@@ -287,6 +288,7 @@ def _record(facts: Mapping[str, Any]) -> tuple[str, ...]:
         f"{facts['disk_bytes'] / 1e9:.1f} GB",
         f"{facts['disk_read'] / 1e9:.1f}, {facts['disk_written'] / 1e9:.1f} GB",
         f"{seconds:.1f}",
+        "" if bound is None else f"{bound:.1f}, {facts['bound_by']}",
         "" if rate is None else f"{rate:.0%}",
         "" if kernel is None else f"{kernel:.0%}",
     )

@@ -1,1 +1,1 @@
-"""What a model is worth: answers to the validation split, and their metrics."""
+"""Evaluation: answers to the validation split, and their metrics."""

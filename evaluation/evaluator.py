@@ -25,10 +25,8 @@ LOSS_METRICS = ("loss", "perplexity")
 
 
 class Evaluator:
-    """Programs and data of an evaluation, ready for weights.
-
-    What it computes follows from the metrics: a program for the loss, one that generates, or both.
-    The vocabulary and the split are read, and the programs compiled, when it is made.
+    """Programs and data of an evaluation, ready for weights. The metrics decide what is computed:
+    the loss, answers, or both. The constructor reads the data and compiles the programs.
     """
 
     def __init__(
@@ -36,8 +34,8 @@ class Evaluator:
     ) -> None:
         """
         Args:
-            lender: the model whose weights are evaluated while it is entered, if there is one: its
-                weights are not copied where the programs keep them alike.
+            lender: the model whose weights are evaluated while it is entered, if there is one.
+                Weights that both programs store alike are not copied.
 
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
@@ -52,6 +50,7 @@ class Evaluator:
         data.agree(examples)
         self._labels, self._targets = task.labels, [example.target for example in examples]
         self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
+        self._stops = config.generation.stops()
         self._losses: Losses | None = None
         self._inference: Inference | None = None
         if any(name in LOSS_METRICS for name in self.metrics):
@@ -85,7 +84,7 @@ class Evaluator:
             prompts = self._prompts
             with self._inference, _bar("answers", len(prompts), quiet) as bar:
                 tokens = self._inference.generate(prompts.words, prompts.mask, bar.update)
-            say_cut(tokens, self._tokenizer)
+            say_cut(tokens, self._tokenizer, self._stops)
             texts = self._tokenizer.texts(tokens)
             for name in self.metrics:
                 if name in TEXT_METRICS:
@@ -115,7 +114,7 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
 
 
 def _bar(what: str, total: int, quiet: bool) -> tqdm:
-    """Without a terminal there is no bar: a log of its states would tell nobody anything."""
+    """There is no bar without a terminal: its states would only clutter a log."""
     return tqdm(
         desc=what, total=total, unit="sample", disable=quiet or not is_heard() or None,
         leave=False,

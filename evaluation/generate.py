@@ -80,7 +80,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     )  # fmt: skip
     with model, bar:
         tokens = model.generate(encoded.words, encoded.mask, bar.update)
-    say_cut(tokens, data.tokenizer)
+    say_cut(tokens, data.tokenizer, config.generation.stops())
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
@@ -122,17 +122,14 @@ def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Aske
     Args:
         raw: as they are, without template and separator.
     """
-    if config.data.format == "chat":
-        talks = [Conversation([said("user", text)]) for text in texts]
-        rows = [{"prompt": text} for text in texts]
-        return _asked_talks(config, [(f"prompt {i}", t) for i, t in enumerate(talks, 1)], rows)
     form = task_of(config.data).prompt
     one = None if form is None or raw or len(form.columns) != 1 else form
-    read = (one.render({one.columns[0]: text}) if one else text for text in texts)
-    return [
-        Asked({"prompt": text}, _read(config, prompt, raw))
-        for text, prompt in zip(texts, read, strict=True)
-    ]
+    read = [one.render({one.columns[0]: text}) if one else text for text in texts]
+    rows = [{"prompt": text} for text in texts]
+    if config.data.format == "chat":
+        talks = (Conversation([said("user", text)]) for text in read)
+        return _asked_talks(config, [(f"prompt {i}", t) for i, t in enumerate(talks, 1)], rows)
+    return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
 
 
 def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
@@ -229,7 +226,7 @@ def _read(config: RunConfig, prompt: str, raw: bool) -> str:
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:
-    """The configuration with a micro-batch no larger than the prompts fill: a power of two."""
+    """The configuration with a micro-batch no larger than the prompts need, a power of two."""
     e = config.execution
     needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
     size = min(e.micro_batch_size, needed)

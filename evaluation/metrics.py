@@ -8,7 +8,7 @@ Texts = Sequence[str]
 
 
 def exact_match(generated: Texts, expected: Texts) -> float:
-    """Part of the texts that are exactly what is expected, but for space around them."""
+    """Fraction of the texts that are exactly what is expected, apart from surrounding space."""
     equal = [a.strip() == b.strip() for a, b in zip(generated, expected, strict=True)]
     return sum(equal) / len(equal)
 

@@ -1,4 +1,4 @@
-"""What an evaluation found: metrics, which labels are taken for which, examples of errors."""
+"""What an evaluation found: metrics, confused labels, examples of errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from files.shown import shown_number
 from files.writing import write_text
+from records.run_directory import VALIDATION_FILE
 
-FILE_NAME = "validation.json"
 NO_LABEL = "no label"
 MOST_EXAMPLES = 20
 
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Whether it is exactly what is expected, but for space around it."""
+        """Whether it is exactly what is expected, apart from surrounding space."""
         return self.generated.strip() == self.expected.strip()
 
 
@@ -90,13 +90,13 @@ class Outcome:
         Raises:
             WriteError: it cannot be written.
         """
-        path = directory / FILE_NAME
+        path = directory / VALIDATION_FILE
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
         write_text("the report", path, text + "\n")
         return path
 
     def summary(self) -> str:
-        """A line for each metric; that of exact answers with their number."""
+        """A line for each metric; exact answers are counted too."""
         lines = []
         for name, value in self.metrics.items():
             counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""

@@ -43,7 +43,7 @@ class Pair:
         return self.ours.tokens == self.theirs.tokens
 
     def text(self) -> str:
-        """For a person, a few lines."""
+        """A few lines for people."""
         lines = [f"prompt:       {self.prompt}", f"expected:     {self.expected}"]
         for name, answer in (("ours:", self.ours), ("Hugging Face:", self.theirs)):
             lines.append(f"{name:13} {answer.text.strip()}  {answer.tokens}")
@@ -57,7 +57,7 @@ class SideBySide:
     pairs: list[Pair]
 
     def text(self) -> str:
-        """For a person: each prompt with both answers, and how many agree."""
+        """Text for people: each prompt with both answers, and how many agree."""
         agreeing = sum(pair.agrees for pair in self.pairs)
         summary = f"the tokens agree for {agreeing} of {len(self.pairs)} prompts"
         return "\n\n".join([*(pair.text() for pair in self.pairs), summary])

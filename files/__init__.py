@@ -1,5 +1,5 @@
 """Everything the application reads from outside and writes, in one place for each kind.
 
-Readers take nothing for granted: whatever is in a file ends in plain data or in one sentence that
-names the file, the line and the field. Writers leave a whole file or none.
+Readers take nothing for granted: a file yields plain data, or one sentence that names the file, the
+line and the field. Writers leave a whole file or none.
 """

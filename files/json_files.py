@@ -124,7 +124,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 class Fields:
-    """A JSON object, whose fields are read by the kind they must be.
+    """A JSON object, whose fields are read by the type they must have.
 
     Every method raises FileError, naming file and field, if the field is missing or of another
     kind.
@@ -225,6 +225,6 @@ class Fields:
         return self.data[name]
 
     def error(self, name: str, noun: str) -> FileError:
-        """What to raise where a field is not what it must be; `noun` completes "must be"."""
+        """The error for a field of the wrong type; `noun` completes "must be"."""
         value = shown(self.data[name])
         return FileError(f"{self._where}: {shown_name(name)} is {value}, but must be {noun}")

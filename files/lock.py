@@ -27,9 +27,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into the folder, which is made if it is not there.
-
-    On a file system that has no locks nothing is kept.
+    """Keep other processes from writing into the folder, which is made if need be. A file system
+    without locks does not stop them.
 
     Raises:
         InUseError: another process writes into it.

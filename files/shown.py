@@ -1,4 +1,4 @@
-"""Values from outside as they stand in messages: short, on one line, whatever they are."""
+"""How values from outside appear in messages: short, and on one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_NAMES = 12
 
 
 class _Short(reprlib.Repr):
-    """`repr` within limits, also of what contains itself or has more digits than Python prints."""
+    """`repr` within limits, which also handles data that contain themselves, and huge numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def shown_path(path: str | Path) -> str:
 
 
 def shown_number(value: float) -> str:
-    """Four decimals; what is too small or too large for them has a power of ten."""
+    """Four decimals, or a power of ten for numbers too small or too large for that."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
 
 

@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, and known to be possible before the work begins."""
+"""Writing files: whole or not at all, and checked before the work begins."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_text(what: str, path: Path, text: str) -> None:
 
 
 def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file and the folders it is in. A file that is there is replaced at once, or stays.
+    """Write a file, and its folders if need be. An existing file is replaced atomically, or stays.
 
     Args:
         what: it is, for messages.

@@ -1,8 +1,8 @@
 """Reading and writing YAML: plain data, each value with the place it stands at.
 
-A part of YAML is enough for configurations, and the rest is where files from outside do harm:
+Configurations need only a part of YAML, and the rest is where foreign files do harm. Left out are
 anchors and aliases (a kilobyte that unfolds to a gigabyte), tags (objects, code), several
-documents, and values that turn into dates are left out.
+documents, and values that turn into dates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DEEPEST = 20
 
 _PREFIX = "tag:yaml.org,2002:"
 _SCALARS = ("null", "bool", "int", "float", "str")
-# libyaml's parser gives events one by one and does not call itself; PyYAML's own is the stand-in.
+# libyaml's parser yields events and does not recurse; PyYAML's own is the fallback.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER, _CONSTRUCTOR = yaml.resolver.Resolver(), yaml.constructor.SafeConstructor()
 
 
 class Located(dict[str, Any]):
-    """A mapping that knows where its values stand.
+    """A mapping that knows where in a file its values are.
 
     Attributes:
         places: "file, line n" by key, as far as they come from a file.
@@ -77,7 +77,7 @@ def yaml_text(data: Mapping[str, Any]) -> str:
 
 
 class _Open(NamedTuple):
-    """A list or mapping whose end was not read yet. `keys` holds the key whose value is next."""
+    """A list or mapping that is still open. `keys` holds the key whose value is next."""
 
     into: list[Any] | Located
     keys: list[str]

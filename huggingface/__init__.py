@@ -1,1 +1,1 @@
-"""Hugging Face: models written for it, and its own model compared with ours."""
+"""Hugging Face: the hub, model folders and cards, and its own models on torch."""

@@ -25,7 +25,8 @@ def convert(folder: Path, new: Path) -> None:
     """Write the model in `folder` to a new one.
 
     Raises:
-        UserError: there are no such files, they cannot be read, or the new folder not be written.
+        UserError: there are no such files, they cannot be read, or the new folder cannot be
+            written.
     """
     check_is_free(new)
     tensors = tensors_of(folder)

@@ -39,8 +39,7 @@ def is_hf_directory(path: str | Path) -> bool:
 def read_hf_directory(path: str | Path) -> TensorFiles:
     """The weights of a model by their Hugging Face names; each access reads one from disk.
 
-    Weights that the model ties, such as `encoder.embed_tokens.weight` of T5, may be absent: the
-    folder holds one of the names only.
+    Tied weights, such as `encoder.embed_tokens.weight` of T5, may be there under one name only.
 
     Raises:
         CheckpointError: if there is no folder, or no complete set of safetensors files in it.
@@ -162,7 +161,7 @@ def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes:
         write_shard(folder / str(len(shards)), shard)
         shards.append(list(shard))
         total += sum(array.nbytes for array in shard.values())
-    # How many there are, which their names tell, is known only now.
+    # Their names contain their number, which is known only now.
     if len(shards) == 1:
         os.rename(folder / "0", folder / WEIGHTS)
         return

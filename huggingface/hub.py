@@ -1,7 +1,7 @@
-"""The Hugging Face hub: what it can give or has cached, or one sentence that says why not.
+"""The Hugging Face hub: downloads and cached files, or one sentence that says why not.
 
-Its libraries retry an unreachable hub for up to a minute. We ask once first, and without an answer
-let them look into their cache only.
+Its libraries retry an unreachable hub for up to a minute. We ask once first; without an answer they
+only look into their cache.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ TOKENIZER_FILES = (
 
 
 class DataUnavailable(UserError, ValueError):
-    """A data set or tokenizer that is neither here nor to be had from the hub."""
+    """A data set or tokenizer that is neither here nor available from the hub."""
 
 
 def is_reachable() -> bool:
-    """Whether the hub answers. False, without asking, where HF_HUB_OFFLINE=1 forbids to ask."""
+    """Whether the hub answers. False, without asking, if HF_HUB_OFFLINE=1 is set."""
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=SECONDS_TO_ANSWER)
-    except Exception:  # whichever HTTP library the hub's uses, or its own if it is forbidden
+    except Exception:  # any error of the HTTP library in use, or of the hub's library if offline
         return False
     return True
 
@@ -53,7 +53,7 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
     try:
         with _cache_only(not reachable):
             return datasets.load_dataset(path, name, split=split)
-    except Exception as error:  # its library raises what it likes
+    except Exception as error:  # its library raises exceptions of many kinds
         raise DataUnavailable(
             f"cannot get data set {path}{f'/{name}' if name else ''} from the Hugging Face hub"
             f"{_why(reachable, error)}: connect to the network, or use --data.dataset sample, or "
@@ -78,9 +78,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(
             name, local_files_only=not reachable, trust_remote_code=False
         )
-        tokenizer(["a", ""])  # settings of a wrong type show only when it is used
+        tokenizer(["a", ""])  # settings of a wrong type fail only when it is used
         return tokenizer
-    except Exception as error:  # the library of tokenizers raises just that for damaged files
+    except Exception as error:  # the tokenizers library raises plain Exception for damaged files
         if local:
             raise DataUnavailable(
                 f"folder {shown_path(name)} holds no tokenizer that transformers can load "

@@ -1,4 +1,4 @@
-"""Hugging Face's model on torch with our weights: what ours stands beside."""
+"""Hugging Face's model on torch with our weights, for comparison."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _bin_files(folder: Path) -> tuple[list[Path], set[str]]:
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
-    """Without running code that is in it: torch builds tensors and plain values only."""
+    """Runs no code from the file: torch builds tensors and plain values only."""
     import torch
 
     check_regular(path)

@@ -267,8 +267,8 @@ def _bytes_of_sample(config: RunConfig, shape: Shape) -> float:
     """About what a layer's backward pass, or the loss, takes for a sample, in float32."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
-    attention: Any = getattr(m, "attention")  # noqa: B009 - each family has a section of its own
-    scores = 3 * attention.heads * m.sequence_length**2 // config.execution.attention_serialisation
+    heads = config.tensor_parallel_sizes().get("model.attention.heads", 1)
+    scores = 3 * heads * m.sequence_length**2 // config.execution.attention_serialisation
     logits = 3 * shape.predicted(config) * m.embedding.vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 

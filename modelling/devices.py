@@ -26,7 +26,7 @@ def platform(config: RunConfig) -> str:
 
 
 def announce_devices(config: RunConfig) -> None:
-    """Say what the program runs on, before anything that takes long.
+    """Say what the program runs on, before anything slow.
 
     Raises:
         DeviceError: fewer devices than data_parallel × tensor_parallel.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from checkpoints import has_checkpoint, load_checkpoint
 from config.sections import RunConfig
 from data.pipeline import Pipeline
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
 from huggingface.models import RANDOM
+from modelling.card import RunRecord, write_card
 from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.start import load_weights
@@ -16,27 +18,40 @@ from modelling.weights import Arrays
 from terminal.screen import is_heard, say
 
 
-def export(config: RunConfig, family: ModelFamily, weights: Arrays, folder: str | Path) -> None:
-    """Write weights, configuration and tokenizer to a folder that transformers loads.
+def export(
+    config: RunConfig,
+    family: ModelFamily,
+    weights: Arrays,
+    folder: str | Path,
+    run: RunRecord | None = None,
+) -> None:
+    """Write weights, configuration, tokenizer and model card to a folder that transformers loads.
 
     Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
     several processes, the first one writes.
 
     Args:
         weights: whole weights by logical name; each is read once.
+        run: the run that they are from; None: they are from what `checkpoint.load` names.
 
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
-    if not is_heard():  # values that devices of all processes hold are read by all of them
+    if not is_heard():  # all processes take part in reading values that are spread over them
         for name in weights:
             weights[name]
         return
-    data, complete = Pipeline(config, family.shape), None
+    data, tokenizer, load = Pipeline(config, family.shape), None, config.checkpoint.load
     try:
-        complete, config = data.tokenizer.base.save_pretrained, data.config
+        tokenizer, config = data.tokenizer, data.config
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
+
+    def complete(draft: Path) -> None:
+        if tokenizer is not None:
+            tokenizer.base.save_pretrained(draft)
+        write_card(draft, Path(folder).resolve().name, family.shape, load, run)
+
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
     write_hf_directory(folder, files, description, complete=complete)
@@ -55,6 +70,18 @@ def export_checkpoint(config: RunConfig, folder: str) -> None:
     check_least(config)
     family = family_of(config)
     table = family.weights(config)
-    is_random = config.checkpoint.load == RANDOM
-    weights = table.initial(config.model.seed) if is_random else load_weights(config, table).tensors
-    export(config, family, weights, folder)
+    if config.checkpoint.load == RANDOM:
+        export(config, family, table.initial(config.model.seed), folder)
+        return
+    start = load_weights(config, table)
+    export(config, family, start.tensors, folder, _record(config, start.step))
+
+
+def _record(config: RunConfig, step: int) -> RunRecord | None:
+    """What is known of the run in `checkpoint.load`; None: it is no run."""
+    load = config.checkpoint.load
+    if load is None or not has_checkpoint(load):
+        return None
+    saved = load_checkpoint(load).metadata.get("config")
+    known = saved if isinstance(saved, dict) else config.to_dict()
+    return RunRecord.of_checkpoint(load, step, known)

@@ -22,10 +22,10 @@ def recipe_of(config: RunConfig) -> Recipe | None:
 
 
 def linear_layers(config: RunConfig) -> AbstractContextManager[None]:
-    """Where a model's layers are made: its linear layers become what the configuration says."""
+    """A context in which a model's layers are made; linear layers then multiply as configured."""
     return addons.fp8_autocast(recipe_of(config))
 
 
 def linear_head(config: RunConfig) -> AbstractContextManager[None]:
-    """Where a head is made, which is in FP8 only if asked for."""
+    """A context in which a head is made, which uses FP8 only if asked for."""
     return nullcontext() if config.fp8.head else addons.fp8_autocast(None)

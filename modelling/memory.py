@@ -15,11 +15,11 @@ from modelling import devices
 from popxl.session import DeviceDesc
 
 MOST_VIRTUAL = 1024
-"""Virtual CPU devices; each has threads of its own, and 8,000 take seconds and a gigabyte."""
+"""Most virtual CPU devices. Each has threads of its own; 8,000 take seconds and a gigabyte."""
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
-_FAR = 4  # with so much more memory than the state needs, there is no need to plan the rest
+_FAR = 4  # where memory exceeds the state by this factor, the rest need not be planned
 
 
 class NotEnoughMemoryError(Exception):
@@ -37,7 +37,7 @@ class NotEnoughMemoryError(Exception):
 
 
 def check_least(config: RunConfig) -> None:
-    """Check, before anything is built, that bounds from below fit the host.
+    """Check lower bounds against the host's memory, before anything is built.
 
     Raises:
         NotEnoughMemoryError: they do not.
@@ -57,7 +57,7 @@ def check_least(config: RunConfig) -> None:
 
 
 def _free(folder: str | None) -> int:
-    """Bytes that a disk has left, the one that holds `folder` or will."""
+    """Bytes left on the disk that holds `folder`, or will hold it."""
     if folder is None:
         return 0
     path = Path(folder).absolute()
@@ -122,9 +122,8 @@ def _compare(place: str, needs: dict[str, int], available: int) -> None:
 
 
 def host_memory() -> int | None:
-    """Bytes that this process can still take, also within a container; None if not known.
-
-    Processes of a host share what it has.
+    """Bytes that this process can still allocate, within its container if it has one; None if
+    unknown. Processes of a host share its memory.
     """
     found = [_physical(), _within_limit()]
     shared = popdist.neighbours()
@@ -143,7 +142,7 @@ def _physical() -> int | None:
 
 
 def _within_limit() -> int | None:
-    """What the control group of the process has left; files in memory can be thrown out."""
+    """What the control group of the process has left; cached files count as free."""
     try:
         limit, used = (int((_GROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
         facts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())

@@ -15,6 +15,7 @@ from config.base import Section, field_annotations, is_section
 from config.errors import ConfigError
 from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
+from data.tokens import kept_tokenizer
 from files.json_files import Fields
 from files.shown import shown, shown_name, shown_names
 from huggingface.folders import CONFIG as MODEL_CONFIG
@@ -33,11 +34,12 @@ class SavedOrModel:
     """See `terminal.command_line.Origins`."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
-        """The configuration beside the newest intact step; None if there is no checkpoint.
+        """The configuration beside the newest intact step, with the tokenizer that the run keeps;
+        None if there is no checkpoint.
 
         Raises:
-            UserError: there is no Hugging Face model either. Said here, it is not hidden by what
-                the default preset needs.
+            UserError: there is no Hugging Face model either. Raised here, so that errors of the
+                default preset do not hide it.
         """
         if not has_checkpoint(load) and load != RANDOM:
             local_model(load, [MODEL_CONFIG])
@@ -54,10 +56,14 @@ class SavedOrModel:
                 manifest = Manifest.read(step)
                 manifest.check_texts(step)
             except CheckpointError:
-                continue  # what is damaged is said when the weights are read
+                continue  # damage is reported when the weights are read
             if CONFIG in manifest.texts:
                 found = preset_data("finetuning", str(step / CONFIG))
-                return {name: found[name] for name in found if name not in OF_ONE_RUN}
+                inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
+                kept = kept_tokenizer(step)
+                # The tokenizer that was kept has the chat template of a file that may be gone.
+                own = {"tokenizer": str(kept), "chat_template": None}
+                return merge(inherited, {"data": own} if kept else {})
         return None
 
     def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -71,11 +77,11 @@ class SavedOrModel:
                 f"{shown_names(known, 120)}"
             )
         family = known[kind]
-        # It brings JAX, which takes seconds: mistakes in the command line are said before.
+        # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
 
         data = {"family": family} if data is None else data
-        if data.get("family") != family:  # what only the other family has does not apply
+        if data.get("family") != family:  # settings of the other family do not apply
             data = _known(FAMILIES[family].config, data)
         model = {
             "family": family,
@@ -103,7 +109,7 @@ ORIGINS = SavedOrModel()
 
 
 def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
-    """What of some data a section has fields for."""
+    """The part of some data that a section has fields for."""
     found: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():
         if name in data:

@@ -17,13 +17,13 @@ from modelling.devices import device_desc
 from modelling.memory import host_memory, weights_of
 
 KINDS = ("moments", "gradients", "", "weights")
-"""`RemoteBuffer.kind` in the order in which they go to disk; "": others, activations and inputs."""
+"""`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
 
 LEAST_ENTRY = 2**16
-"""Bytes of an entry that is worth a request to a disk."""
+"""Size from which an entry is worth a request to a disk, in bytes."""
 
 PROCESS = 7 * 10**8
-"""Bytes that Python, JAX and the compiled program of a model take by themselves."""
+"""Bytes that Python, JAX and a compiled program take without any state."""
 
 WINDOWS = 3 * popxl.plan.DISK_WINDOW
 """Bytes that are read ahead, written behind, and kept to be used again."""
@@ -63,7 +63,7 @@ def spill(ir: popxl.Ir, room: int, replicas: int, borrows: bool = False) -> None
 
 
 def planned_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
-    """Bytes that a process takes, whose devices are virtual.
+    """Bytes that a process with virtual devices takes.
 
     Args:
         replicas: of this process.

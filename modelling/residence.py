@@ -11,7 +11,7 @@ from modelling.placement import host_room
 from popxl import hardware
 from terminal.screen import say
 
-_SPARE_HOST = 0.1  # of its free memory, for what else runs there
+_SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 
 
 def is_automatic(config: RunConfig) -> bool:

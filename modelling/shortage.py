@@ -1,4 +1,4 @@
-"""Too few devices or too little memory, said in terms of presets and flags."""
+"""Errors about too few devices or too little memory, in terms of presets and flags."""
 
 from __future__ import annotations
 

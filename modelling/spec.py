@@ -61,7 +61,7 @@ def family_named(name: str) -> ModelFamily:
 def check_values(
     data: Mapping[str, Any], needed: Mapping[str, tuple[Any, Any]], known: str
 ) -> None:
-    """Raise ConfigError if a config.json has a value that a family does not compute with.
+    """Raise ConfigError if a config.json has a setting that a family does not support.
 
     Args:
         needed: by name, the value it must have, and Hugging Face's where it is left out.

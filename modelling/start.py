@@ -40,11 +40,11 @@ _NO_MATTER = {
     "embd_pdrop", "eos_token_id", "initializer_range", "n_positions", "pad_token_id",
     "resid_pdrop", "tie_word_embeddings",
 }  # fmt: skip
-"""Entries of a description that say nothing of what the weights compute."""
+"""Entries of a description that do not affect what the weights compute."""
 
 
-_COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer")
-"""Names of the same data may be spelled in several ways."""
+_COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer", "data.chat_template")
+"""These may name the same data in several ways."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Start:
 def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
     """Where a training run starts.
 
-    If `checkpoint.save` has a run, that is continued: the same command does so again and again.
+    If `checkpoint.save` has a run, it is continued, by the same command any number of times.
     Otherwise it is the state that `checkpoint.load` names, or random weights if that names none or
     "random". A checkpoint there continues its run, at the step and the sample it was saved at; with
     `checkpoint.load_optimizer` false, a new run starts from its weights.
@@ -149,7 +149,7 @@ def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, fo
     needed = {
         f"{OPTIMIZER}/{name}/{weight.name}": shape
         for weight in table.weights
-        for name, shape in optimizer.state(weight.shape).items()
+        for name, shape in config.optimizer_state(weight.shape).items()
     }
     for name, shape in needed.items():
         if name in tensors and _is_state(tensors.spec(name), shape):
@@ -175,7 +175,7 @@ def _mapping(metadata: Fields, name: str) -> dict[str, Any] | None:
 
 
 def _is_within(load: str | None, save: str) -> bool:
-    """Whether a place to start from is named that is the run in `save`, or one of its steps."""
+    """Whether `load` names the run in `save`, or one of its steps."""
     return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
 
 

@@ -1,9 +1,9 @@
 """One table of weights, read in both directions.
 
 A model's weights have names and shapes of their own, independent of how a program lays them out:
-the *logical* weights, with Hugging Face's names. A row of the table says of which logical weights
-a variable of ours is made. The same rows convert weights, and everything of the same shape such as
-the optimizer's moments, to variables and back, and hold the rules for initial values.
+the *logical* weights, with Hugging Face's names. A row of the table says which logical weights make
+up a variable of ours. The same rows convert weights, and tensors of the same shapes such as the
+optimizer's moments, to variables and back, and hold the rules for initial values.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from checkpoints.parts import CutTensor, InRanges, Layout
 from config.errors import UserError
+from config.run import MASTER
 from files.shown import shown_name
 from modelling.quantisation import quantised
 from modelling.row_parts import RowPart, parts_in_row
@@ -43,7 +44,7 @@ FP8 = "fp8"
 
 
 class WeightsError(UserError, ValueError):
-    """Weights, or state beside them, of another model or program than the configured one."""
+    """Weights or state that belong to another model or program than the configured one."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Row:
 
     Attributes:
         path: of the variable in its layer's tree of variables.
-        weights: joined along `axis`, on each replica its parts of them. More than one need `axis`.
+        weights: joined along `axis`; each replica joins its own parts. Several weights need `axis`.
         transpose: whether the variable is (in, out), while the logical weights are (out, in).
         axis: of the variable, cut over tensor parallelism; the last part is padded with zeros if
             it is shorter. None: the whole is on every replica.
@@ -184,7 +185,7 @@ def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
 
 
 class Computed(Mapping[str, np.ndarray]):
-    """Arrays that are made when they are asked for, so that not all have to be in memory."""
+    """Arrays made on demand, so that not all of them have to be in memory."""
 
     apart: ClassVar[bool] = True
     """Several threads may ask for some at a time."""
@@ -206,14 +207,14 @@ class Computed(Mapping[str, np.ndarray]):
 
 
 class _Place(NamedTuple):
-    """A variable, and the row that says of which logical tensors it is made."""
+    """A variable, and the row that says which logical tensors make it up."""
 
     row: Row
     variable: Any
-    """Of a weight in 4 bits, which is only ever written, the tree of its parts."""
+    """For a weight in 4 bits, which is written only, the tree of its parts."""
 
     prefix: str
-    """What their names begin with, before those of the weights."""
+    """Prefix of the tensors' names, before the names of the weights."""
 
     common: bool = False
     """Whether all weights of the row share the data, as they share a step counter."""
@@ -248,10 +249,9 @@ class HeldParts(NamedTuple):
 
 
 class _Logical(Mapping[str, np.ndarray]):
-    """Logical tensors, each made of a variable's data when it is asked for.
-
-    Their order is that of the variables: those of one variable follow each other, and of them only
-    those are kept that were not asked for yet.
+    """Logical tensors, made from a variable's data on demand. They come in the order of the
+    variables: tensors of one variable follow each other, and are kept until each was asked for
+    once.
     """
 
     def __init__(
@@ -429,7 +429,7 @@ class WeightTable:
         return Computed(makers)
 
     def _splits(self) -> dict[str, tuple[str, slice]]:
-        """For each logical weight that files have with others, whose rows of which tensor it is."""
+        """For each logical weight that files join with others: the tensor, and its rows there."""
         shapes = {w.name: w.shape for w in self.weights if self.fused}
         found: dict[str, tuple[str, slice]] = {}
         for name, owns in self.fused.items():
@@ -439,7 +439,7 @@ class WeightTable:
         return found
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
-        """Names in a file, with those of the parts in place of what is joined."""
+        """Names in a file, with joined tensors replaced by the names of their parts."""
         return [own for name in names for own in self.fused.get(name, (name,))]
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -485,16 +485,18 @@ class WeightTable:
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
-                FP8 state, and in the program, it is converted too.
+                FP8 state, and in the program, it is converted too. Without optimizer state, the
+                masters of weights begin with the weights.
 
         Raises:
             ValueError: a tensor is missing.
         """
         with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
         out: dict[Variable, Callable[[], np.ndarray]] = {}
-        fp8 = self._fp8_places(self._rows(variables))
+        rows = self._rows(variables)
         places = self._places(variables, with_state, fp8=False)
-        places += [p for p in fp8 if p.prefix + p.row.weights[0].name in tensors]
+        places += [] if with_state else _master_places(rows)
+        places += [p for p in self._fp8_places(rows) if p.prefix + p.row.weights[0].name in tensors]
         for place in places:
             for weight in place.row.weights:
                 _check_presence(place.prefix + weight.name, tensors)
@@ -573,8 +575,8 @@ class WeightTable:
         return found
 
     def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[_Place]:
-        """Weights, then optimizer state and with it FP8 state; entries of a remote buffer follow
-        each other."""
+        """Weights, then optimizer state and FP8 state; entries of a remote buffer follow each
+        other."""
         rows = self._rows(variables)
         places = [_Place(row, tree.fwd.get(row.path), "") for row, tree in rows]
         if optimizer:
@@ -608,9 +610,17 @@ def _state_place(row: Row, slot: str, variable: Variable) -> _Place:
     return _Place(row, variable, f"{OPTIMIZER}/{slot}/", variable.shape == ())
 
 
+def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[_Place]:
+    """The masters of weights, with the names of the weights."""
+    found = []
+    for row, tree in rows:
+        state = tree.optim.get(row.path).to_dict() if "optim" in tree else {}
+        found += [_Place(row, state[MASTER], "")] if MASTER in state else []
+    return found
+
+
 def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Amax histories, latest first, cut or filled up with zeros to another length; others as they
-    are."""
+    """Amax histories, latest first, cut or zero-padded to another length; other data unchanged."""
     if data.ndim < 2 or data.shape == shape:
         return data
     missing = max(shape[1] - data.shape[1], 0)
@@ -642,7 +652,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def without_optimizer(tensors: Arrays) -> Arrays:
-    """All but the optimizer's state, each made when it is asked for."""
+    """All but the optimizer's state, on demand."""
     if isinstance(tensors, _Logical):
         return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
@@ -650,7 +660,7 @@ def without_optimizer(tensors: Arrays) -> Arrays:
 
 
 def nbytes_of(tensors: Arrays) -> int:
-    """Bytes of tensors; those of a program are not read for it."""
+    """Bytes of tensors, without reading those of a program."""
     if isinstance(tensors, _Logical):
         return tensors.nbytes
     return sum(array.nbytes for array in tensors.values())

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import popxl
 from config.errors import ConfigError
 from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
@@ -136,9 +138,7 @@ def as_lines(made: Report, tokens: float) -> list[str]:
         *(f"{name:12}{_share(*share)}" for name, share in _shares(made)),
     ]
     if needs.placement is not None:
-        kept = [k for k in needs.placement.kinds if k.nbytes >= 5e7]
-        what = ", ".join(f"{gigabytes(k.nbytes)} of {k.label}" for k in kept)
-        lines.append(f"placement   on each device, all the time: {what or 'nothing'}")
+        lines.append(f"placement   on each device, all the time: {_kept(needs.placement)}")
     if not made.fits:
         return lines
     batch = c.training.global_batch_size
@@ -164,6 +164,16 @@ def generation_lines(made: Report) -> list[str]:
         f"generation  on one device, {where}: {memory}; {made.tokens_per_second:,.0f} tokens/s for "
         f"{made.needs.samples} prompts at once"
     ]
+
+
+def _kept(placement: popxl.plan.Placement) -> str:
+    """The four largest kinds of entries that stay on the device, and how much of the others."""
+    sums: Counter[str] = Counter()
+    for kind in placement.kinds:
+        sums[kind.label.removesuffix(" that many layers read")] += kind.nbytes
+    largest = sums.most_common(4)
+    largest += [("others", sums.total() - sum(n for _, n in largest))]
+    return ", ".join(f"{n / 1e9:.1f} GB of {what}" for what, n in largest if n >= 1e8) or "nothing"
 
 
 def _machine(found: Machine) -> str:

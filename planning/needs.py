@@ -1,4 +1,4 @@
-"""What a configured model's program needs, in the terms of the application."""
+"""What a configured model's program needs, in the application's terms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Needs:
         kind: "finetuning" or "inference".
         traced: the program, for its timeline.
         parameters: number of weights of the model.
-        state: bytes of weights, and in fine-tuning of their gradients and moments, once.
+        state: bytes of weights, and in fine-tuning of gradients, moments and masters, once.
         moments: bytes of the moments.
         placement: which entries the plan chose to stay on the device.
         samples: samples that a run of the program takes, over all replicas.
@@ -83,8 +83,8 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     traced = popxl.plan.trace(program.ir, platform)
     count, optimizer = _parameters(table), config.training.optimizer
     shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
-    moments = FLOAT32 * sum(map(math.prod, shapes))
-    state = count * (_itemsize(config) + FLOAT32) + moments
+    moments, masters = FLOAT32 * sum(map(math.prod, shapes)), FLOAT32 * count * config.has_masters
+    state = count * (_itemsize(config) + FLOAT32) + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_of_sample(config)
     return Needs(

@@ -1,4 +1,4 @@
-"""The command line of plans: `--plan`, and where else than to the screen it goes."""
+"""The command line of plans: `--plan`, and where a plan goes besides the screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from terminal.command_line import CommandLine
 from terminal.parser import path_option
 from terminal.screen import is_heard
 
-if TYPE_CHECKING:  # what makes plans takes seconds to import, and the options are read before
+if TYPE_CHECKING:  # planning takes seconds to import, and the options are read first
     from planning.needs import Needs
     from planning.report import Report
 
@@ -111,7 +111,7 @@ def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
 
 
 def default_machine(config: RunConfig) -> Machine:
-    """Where such a configuration is likely to run."""
+    """The machine that such a configuration is likely to run on."""
     small = config.replicas == 1 and config.model.precision == "float32"
     return machine("laptop" if small else "h100")
 

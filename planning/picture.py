@@ -1,4 +1,4 @@
-"""A plan as a picture: what each phase needs of each resource."""
+"""A plan as a picture: each phase's use of each resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a plan: rows of a table, and the facts of the whole, ready to be shown."""
+"""The report of a plan: the rows of its table, and totals."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Report:
 
     @property
     def utilisation(self) -> float:
-        """Fraction of that time in which the matrix units work at their peak."""
+        """Fraction of that bound in which the matrix units work at their peak."""
         return self._utilisation(self.seconds)
 
     @property

@@ -35,7 +35,7 @@ class _Units:
 
 
 def as_text(report: Report) -> str:
-    """The facts of the whole, a table of the phases with its legend, what the collectives are."""
+    """Totals, a table of the phases with its legend, and the collectives."""
     closing = [*_collectives(report), *_hints(report)]
     blocks = [_facts(report), _table(report), _legend(report), closing]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -60,7 +60,7 @@ def _facts(report: Report) -> list[str]:
             f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp",
             f"state        {gigabytes(needs.state)} = parameters × "
             f"{needs.state / needs.parameters:.4g} bytes (weight, gradient 4, moments "
-            f"{needs.moments / needs.parameters:.2g})",
+            f"{needs.moments / needs.parameters:.2g}{', master 4' * c.has_masters})",
             f"buffers      {gigabytes(stored)}: the state and {gigabytes(activations)} of "
             "activations and inputs",
             f"host memory  {gigabytes(plan.host)} of them; "
@@ -128,7 +128,7 @@ def _on_device(report: Report) -> list[str]:
 
 
 def _placement(report: Report) -> list[str]:
-    """What the plan lets stay on the device, and why."""
+    """What the plan keeps on the device, and why."""
     placement = report.needs.placement
     if placement is None:
         return []
@@ -195,7 +195,7 @@ def _cells(row: Row, report: Report, units: _Units) -> tuple[str, ...]:
 
 
 def _legend(report: Report) -> list[str]:
-    """What the columns are, and those rows that are no phases."""
+    """What the columns mean, and the rows that are not phases."""
     names = {row.phase for row in report.rows}
     lines = [_LEGEND]
     if "inputs" in names:

@@ -1,1 +1,1 @@
-"""What a run leaves and shows: metrics, curve, progress, and logs of other tools."""
+"""The records of a run: metrics, curve, progress, and logs for other tools."""

@@ -32,9 +32,8 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int = 0) -> None:
         """Make the file ready for a run that has done `first_step` steps.
 
-        Rows of later ones, which a run left that is now resumed from before them,
-        are dropped: the resumed run writes them again. Lines that are no rows, since something
-        damaged the file, go to a file beside it, and a notice says so.
+        Rows of later steps are dropped: the resumed run writes them again. Damaged lines go to a
+        file beside it, and a notice says so.
 
         Raises:
             WriteError: the file cannot be written.
@@ -68,7 +67,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a file, none if it does not exist; lines that are no rows are passed over.
+    """The rows of a file, none if it does not exist; damaged lines are skipped.
 
     Raises:
         OSError: the file is there, but cannot be read.
@@ -87,9 +86,8 @@ class _Content(NamedTuple):
 
 
 def _read(path: Path) -> _Content:
-    """The rows of a file, and the lines that are none.
-
-    After the last newline stands what a killed run left incomplete: it is neither.
+    """The rows of a file, and its damaged lines. An incomplete last line, which a killed run left,
+    is neither.
     """
     found = _Content([], [])
     if path.exists():

@@ -53,7 +53,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """What the use of a machine is measured by: its peak, and the work.
+    """What utilisation is measured against: the machine's peak, and the work of a step.
 
     Attributes:
         flops_per_step: operations that the model needs for an optimizer step, nothing computed

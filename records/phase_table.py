@@ -22,7 +22,7 @@ def phase_table(title: str, running: Timing, apart: Timing) -> str:
 
     Args:
         title: what was measured, and on what.
-        running: of runs as they are.
+        running: of ordinary runs.
         apart: of runs in which every step waits for the one before.
     """
     rows = [_HEAD, *(_row(label, running, apart) for label in apart.parts), _sum(running, apart)]

@@ -16,7 +16,7 @@ from records.pace import Throughput
 VALIDATION = "validation_"
 """What the names of an evaluation's metrics begin with."""
 WANTED = ("loss", "left", "validation", "speed", "skipped", "rate")
-"""Facts in the order in which a narrow bar has room for them."""
+"""Facts by priority: a narrow bar shows the first ones."""
 
 
 class Progress:
@@ -88,7 +88,7 @@ class Progress:
         return False
 
     def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
-        """What there is to say, by what it is about."""
+        """The facts to show, by topic."""
         facts = {"loss": f"loss {shown_number(row['loss'])}"}
         facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
         if row.get("skipped_steps"):

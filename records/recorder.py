@@ -13,13 +13,14 @@ from records.metrics import Sample
 from records.pace import Throughput, Utilisation, pace
 from records.progress import Progress
 from records.run_directory import RunDirectory
+from records.sessions import Session
 from records.tensorboard_log import TensorBoardLog
 from records.wandb_log import WandbLog
 from terminal.screen import say
 
 
 class Lenient:
-    """Lets a run go on without a record that cannot be written, and says so once for each."""
+    """Lets a run continue without a record that cannot be written, and says so once for each."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
@@ -37,10 +38,13 @@ class Lenient:
 
 
 class RecordOptions(Protocol):
-    """What else than the run directory a run is reported to; see `training.options`."""
+    """Where a run is reported besides its directory; see `training.options`."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def command(self) -> str: ...
 
     @property
     def wandb(self) -> bool: ...
@@ -79,15 +83,17 @@ class Recorder:
         options: RecordOptions,
         first_step: int = 0,
         use: Utilisation | None = None,
+        hardware: str = "",
     ) -> None:
-        """Open the run directory `path`, and what else the options ask for.
+        """Open the run directory `path`, and the other logs that the options ask for.
 
         Raises:
-            UserError: if the directory cannot be written, or what is asked for not be used.
+            UserError: if the directory cannot be written, or one of the other logs cannot be used.
         """
         self._lenient = Lenient()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
-        self._directory = RunDirectory(path, config, first_step)
+        session = Session(first_step, options.command, hardware)
+        self._directory = RunDirectory(path, config, session)
         self._wandb = WandbLog(config, options.wandb_name, path) if options.wandb else None
         self._tensorboard = TensorBoardLog(path, first_step) if options.tensorboard else None
         self._use = use or Utilisation()

@@ -1,4 +1,4 @@
-"""The directory of a run: config.yml, metrics.jsonl and loss_curve.png."""
+"""The directory of a run: config.yml, run.json, metrics.jsonl and loss_curve.png."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from files.writing import check_folder, write_text, writing
 from files.yaml_files import yaml_text
 from records.loss_curve import draw_loss_curve
 from records.metrics import MetricsFile, Sample, read_metrics
+from records.sessions import Session, add_session
 
 CONFIG, METRICS, LOSS_CURVE = "config.yml", "metrics.jsonl", "loss_curve.png"
+VALIDATION_FILE = "validation.json"
+"""What run_validation.py writes beside them."""
 
 
 class RunDirectory:
     """Holds the records of one run. A directory that an earlier run left is continued."""
 
-    def __init__(self, path: Path, config: RunConfig, first_step: int = 0) -> None:
+    def __init__(self, path: Path, config: RunConfig, session: Session) -> None:
         """Create the directory and write config.yml, which `--config` reads back.
 
         Args:
             path: the directory; missing parents are created.
             config: the run's configuration.
-            first_step: steps that are done; metrics of later ones are dropped.
+            session: this one; metrics of steps after its first are dropped.
 
         Raises:
             UserError: if nothing can be written there.
@@ -33,8 +36,9 @@ class RunDirectory:
         self.path = path
         with writing("the run directory", path):
             path.mkdir(parents=True, exist_ok=True)
-            self._metrics = MetricsFile(path / METRICS, first_step)
+            self._metrics = MetricsFile(path / METRICS, session.first_step)
             write_text("the configuration", path / CONFIG, yaml_text(config.to_dict()))
+            add_session(path, session)
 
     def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
         """Append one step to metrics.jsonl. Raises WriteError if it cannot be."""
@@ -54,7 +58,7 @@ class RunDirectory:
 def check_path(path: Path) -> None:
     """Raise UserError unless a run's records can be written into the directory.
 
-    Metrics that are a pipe or a device would be read without end.
+    A metrics file that is a pipe or a device would be read forever.
     """
     check_folder("the run directory", path)
     if (path / METRICS).exists():

@@ -19,8 +19,8 @@ class TensorBoardLog:
         """
         Args:
             directory: of the run.
-            first_step: steps that are done; TensorBoard passes over events of later ones, which a
-                run left that is now continued from before them.
+            first_step: steps that are done; TensorBoard skips events of later steps, which the run
+                now repeats.
 
         Raises:
             UserError: tensorboardX is not installed.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ from config.errors import UserError
 from config.sections import RunConfig
 from files.shown import shown_name
 from records.metrics import SAMPLES, Sample
-
-VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
+from records.sessions import versions
 
 
 class WandbLog:
     """One Weights & Biases run. `WANDB_MODE=offline` keeps it in the run directory.
 
-    wandb has a process of its own, which keeps what it is given while there is no network. When
-    that process is gone, killed or out of disk, the first call says so and later ones do nothing.
+    wandb runs a process of its own, which buffers while there is no network. If that process is
+    gone (killed, or out of disk), the first call fails and later ones do nothing.
     """
 
     def __init__(self, config: RunConfig, name: str | None, directory: Path) -> None:
@@ -44,9 +42,9 @@ class WandbLog:
                 project=f"popxl-{config.family}",
                 name=name,
                 dir=directory,
-                config=config.to_dict() | {"versions": _versions()},
+                config=config.to_dict() | {"versions": versions()},
             )
-        except Exception as error:  # for settings of the environment it raises others than its own
+        except Exception as error:  # bad environment settings raise others than wandb's own
             reason = shown_name(" ".join(str(error).split()).rstrip("."), 120)
             raise UserError(
                 f"Weights & Biases cannot be used: {reason}; "
@@ -74,7 +72,7 @@ class WandbLog:
             raise
 
     def _give_up(self) -> None:
-        """Leave wandb's process: else the end of Python would wait for it, or show a traceback."""
+        """Leave wandb's process; otherwise Python's exit would wait for it, or show a traceback."""
         import wandb
 
         self._run = None
@@ -88,13 +86,3 @@ def _table(samples: Sequence[Sample]) -> Any:
 
     names = list(samples[0])
     return wandb.Table(columns=names, data=[[sample[name] for name in names] for sample in samples])
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in VERSIONED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
-            found[name] = "not installed"
-    return found

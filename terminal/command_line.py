@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Origins(Protocol):
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line, read. Only scripts see it: they hand on what it holds, by name and type."""
+    """A parsed command line. Only scripts see it; they pass on its parts as typed values."""
 
     config: RunConfig
     """The preset with the flags over it."""
@@ -123,8 +124,8 @@ def read_command_line(
 def _start(
     arguments: Sequence[str], presets: str | Path, default_preset: str, origins: Origins | None
 ) -> tuple[str, Mapping[str, Any], bool]:
-    """What the flags are laid over, its name, and whether it leaves open how the model is run. It
-    decides what other flags there are."""
+    """The configuration under the flags, its name, and whether it leaves open how the model is run.
+    It decides which flags exist."""
     parser = Parser(add_help=False, allow_abbrev=False)
     _add_config_options(parser, origins)
     parser.add_argument("--load", "--checkpoint.load", dest="load", type=path_option)
@@ -177,3 +178,15 @@ def _add_config_options(parser: argparse.ArgumentParser, origins: Origins | None
             "sizes, weights and "
             "tokenizer; --config then says how to run it, else the program chooses",
         )
+
+
+def typed(script: str, arguments: Sequence[str] | None) -> str:
+    """A command in the form in which it can be typed again.
+
+    Args:
+        script: its file.
+        arguments: None: those of this process.
+    """
+    return shlex.join(
+        ["python3", Path(script).name, *(sys.argv[1:] if arguments is None else arguments)]
+    )

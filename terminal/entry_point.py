@@ -101,7 +101,7 @@ def entry_point(
 
 
 def _run(main: Main, arguments: Sequence[str] | None) -> None:
-    """Run it, and write what it printed: the disk, or what reads it, may refuse."""
+    """Run it and flush its output, which may fail: the disk may be full, or the reader gone."""
     try:
         main(arguments)
     except SystemExit:  # --help
@@ -124,7 +124,7 @@ def _say(text: str, code: int) -> int:
 
 
 def _failure(error: OSError) -> str:
-    """One sentence about a file, disk or connection that fails where nobody foresaw it."""
+    """One sentence about a file, disk or connection that failed unexpectedly."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     return f"{shown_path(error.filename)}: {reason}" if error.filename else reason
 
@@ -159,10 +159,10 @@ def _plain_notices() -> Iterator[None]:
 
 
 def _meet(arguments: Sequence[str]) -> None:
-    """Meet the other processes, if the arguments or the environment say that there are some.
+    """Connect to the other processes, if the arguments or the environment name any.
 
     Raises:
-        ConfigError, DistributedError: what they say cannot be, or the others do not come.
+        ConfigError, DistributedError: these are invalid, or the others do not come.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     add_process_options(parser)

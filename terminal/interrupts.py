@@ -5,8 +5,8 @@ the devices may keep it away for minutes, so a second thread watches: if the han
 after a moment, it ends the process in its place. What is written half then has a hidden name, as
 after a kill.
 
-Python drops what a handler raises inside a destructor or a callback of the garbage collector, such
-as JAX has: then the signal is sent once more.
+Python drops exceptions that a handler raises inside a destructor or a callback of the garbage
+collector, and JAX has both; in that case the signal is sent once more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Interrupted(BaseException):
 
 
 def sentence(number: int) -> str:
-    """What is said at the end."""
+    """The last line on the screen."""
     return f"interrupted by {signal.Signals(number).name}: what was saved before is intact"
 
 
@@ -53,8 +53,8 @@ def exit_code(number: int) -> int:
 def interruptible() -> Iterator[None]:
     """Within the context SIGINT, SIGTERM and SIGUSR1 raise `Interrupted`, or end the process.
 
-    They do the latter where Python does not come to raise anything. Whoever sets another handler
-    inside, such as `training.signals.StopSignal`, has it respected. Outside the main thread, and
+    They end the process where Python cannot raise in time. A handler set inside the context, such
+    as that of `training.signals.StopSignal`, takes precedence. Outside the main thread, and
     for signals that are ignored, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -121,7 +121,8 @@ def _watch(reader: int, handle: object, answered: threading.Event) -> None:
         if number not in SIGNALS:
             continue
         received += 1
-        # A handler that only notes the first signal, to end soon, is left to it; not the second.
+        # A handler that notes the first signal and ends soon may finish; a second signal ends the
+        # process.
         if (signal.getsignal(number) is handle or received > 1) and not answered.wait(
             SECONDS_TO_ANSWER
         ):

@@ -9,7 +9,7 @@ import popdist
 
 
 def is_heard() -> bool:
-    """Whether this process tells what all of several do alike: the first one does."""
+    """Whether this process speaks for all of them: the first one does."""
     try:
         return popdist.getInstanceIndex() == 0
     except popdist.DistributedError:  # this process has to report it
@@ -17,9 +17,8 @@ def is_heard() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error, at once; above a progress bar, if there is one.
-
-    Of several processes the first one does.
+    """Print a line to standard error at once, above a progress bar if there is one. Only the first
+    of several processes prints.
     """
     if not is_heard():
         return
@@ -39,10 +38,8 @@ def is_coloured() -> bool:
 
 
 def hold_standard_streams() -> None:
-    """Open streams that are closed, as `2>&-` leaves them, to nothing.
-
-    Else the next file that is opened, such as a checkpoint, would be standard error, and XLA would
-    write its messages into it.
+    """Point closed standard streams (`2>&-`) at the null device. Otherwise the next file to be
+    opened, such as a checkpoint, would become standard error, and XLA would write messages into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoTokenizer
 
 import run_export
 import run_finetuning
@@ -28,8 +30,9 @@ from benchmarks import inference as inference_benchmark
 from checkpoints import load_checkpoint
 from data.pipeline import Pipeline
 from data.samples import Samples
+from data.task import SAMPLE_FOLDER
 from records.metrics import read_metrics
-from tests.data.corpora import sample_examples
+from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.small_runs import MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
@@ -377,15 +380,18 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     assert "evaluation.patience needs evaluations while training: set evaluation.steps" in said
 
 
-def test_answers_are_recorded_while_a_model_is_trained(tmp_path):
-    """Those to the first examples; stop texts hold for them, here so that they print a letter."""
+def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys):
+    """Answers to the first examples are recorded while a model is trained; stop texts hold for
+    them, here so that they print a word at most. The run keeps its tokenizer, and exports have a
+    card written from the run's record."""
+    given, run = tmp_path / "tokenizer", tmp_path / "run"
+    shutil.copytree(SAMPLE_FOLDER / "t5_tokenizer", given)
     letters = ",".join("abcdefghijklmnopqrstuvwxyz")
-    flags = ["--evaluation.steps", "2", "--evaluation.samples", "8"]
-    flags += ["--evaluation.metrics", "accuracy", "--evaluation.log_samples", "3"]
-    command = [*TRAINING, "--steps", "4", *flags, "--run-dir", str(tmp_path)]
-    command += ["--stop_strings", letters]
-    assert run_finetuning.main(command) == 0
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    command = [*TRAINING, "--steps", "4", "--tokenizer", str(given), "--save", str(run)]
+    command += ["--evaluation.steps", "2", "--evaluation.samples", "8", "--stop_strings", letters]
+    command += ["--evaluation.metrics", "accuracy", "--evaluation.log_samples", "3"]
+    assert run_finetuning.main([*command, "--save-hf", str(tmp_path / "hf")]) == 0
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     found = [json.loads(line).get("samples") for line in lines]
     assert [bool(samples) for samples in found] == [False, True, False, True]
     examples = sample_examples("validation", 3)
@@ -393,6 +399,21 @@ def test_answers_are_recorded_while_a_model_is_trained(tmp_path):
         assert [s["prompt"] for s in samples] == [example.prompt for example in examples]
         assert [s["expected"] for s in samples] == [example.target for example in examples]
         assert all(len(re.findall("[a-z]+", s["generated"])) <= 1 for s in samples)
+    shutil.rmtree(given)
+    assert run_export.main(["--load", str(run), "--save-hf", str(tmp_path / "again")]) == 0
+    cards = [ModelCard.load(tmp_path / name / "README.md") for name in ("hf", "again")]
+    for card in cards:
+        assert [r.metric_type for r in card.data.eval_results] == ["accuracy"]
+        assert "--steps 4 --tokenizer tokenizer" in card.text
+    assert cards[0].text.partition("## Use")[2] == cards[1].text.partition("## Use")[2]
+    for name in ("hf", "again"):
+        assert (tmp_path / name / "loss_curve.png").stat().st_size > 10_000
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert tokenizer("Nina slept.").input_ids == sample_tokenizer()("Nina slept.").input_ids
+    capsys.readouterr()
+    ask = ["--load", str(run), "--generation.max_tokens", "4", "Nina slept."]
+    assert run_generation.main(ask) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 @pytest.mark.slow  # four runs

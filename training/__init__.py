@@ -1,1 +1,1 @@
-"""The loop over optimizer steps, and what belongs to it."""
+"""The training loop, and what it needs."""

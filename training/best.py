@@ -21,8 +21,8 @@ FOLDER, CONFIG = "best", "config.yml"
 class Best:
     """Watches one metric: `checkpoint.keep_best`, else the loss.
 
-    With `checkpoint.keep_best`, the weights of the best evaluation are in `best/` of the folder of
-    checkpoints, as one of weights alone. A metric that is no number is never the best.
+    With `checkpoint.keep_best`, the weights of the best evaluation are kept as a checkpoint without
+    optimizer state, in `best/` of the folder of checkpoints. NaN is never the best.
     """
 
     def __init__(self, config: RunConfig, state: Mapping[str, Any] | None) -> None:
@@ -40,7 +40,7 @@ class Best:
         self._folder = Path(save or "") / FOLDER if kept else None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs, so that the watch goes on where it was."""
+        """What a checkpoint stores, so that a continued run keeps watching."""
         return {
             "metric": self._metric,
             "value": self._value,
@@ -68,7 +68,7 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether there was no better one for `evaluation.patience` evaluations."""
+        """Whether the last `evaluation.patience` evaluations brought no better one."""
         patience = self._config.evaluation.patience
         return patience is not None and self._since >= patience
 

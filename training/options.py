@@ -1,4 +1,4 @@
-"""What a training run is told besides its configuration."""
+"""Options of a training run besides its configuration."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class RunOptions:
         save_hf: folder for a model in Hugging Face's form, at the end.
         wandb, wandb_name: log to Weights & Biases, and under which name.
         tensorboard: write events for TensorBoard into the run directory.
+        command: the whole command as typed; "": the run was not started by one.
         preview: samples to print before anything is compiled.
         profile: steps for each measurement of `--profile`; None: do not measure.
     """
@@ -28,4 +29,5 @@ class RunOptions:
     wandb_name: str | None = None
     tensorboard: bool = False
     profile: int | None = None
+    command: str = ""
     preview: int = 0

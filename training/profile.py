@@ -1,8 +1,7 @@
 """`--profile`: what training steps spend their time on, measured while training goes on.
 
-After one run of the program to warm up come as many as were asked for as they are, as many in which
-the host waits for each piece of work before the next, and as many with JAX's profiler. They train
-as all others do, with the same bits.
+One run of the program warms up. Then come N ordinary runs, N in which the host waits for each piece
+of work before the next, and N with JAX's profiler. All of them train, with the same bits as ever.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Profile:
 
 
 def profiled_runs(steps: int | None, config: RunConfig, first_step: int) -> int:
-    """Runs of the program for each measurement of as many steps; 0 if none are wanted.
+    """Runs of the program for each measurement; 0 if none is wanted.
 
     Raises:
         ConfigError: the run has too few steps left.

@@ -17,12 +17,14 @@ from config.sections import RunConfig
 from data.batches import Loader
 from data.pipeline import Pipeline
 from data.preview import preview
+from data.tokens import Tokenizer, keep_tokenizer
 from evaluation.evaluator import Evaluator
 from files.lock import locked
 from files.shown import shown_path
 from files.writing import check_folder
 from huggingface.folders import check_is_free
-from modelling.devices import announce_devices
+from modelling.card import RunRecord
+from modelling.devices import announce_devices, described_devices
 from modelling.export import export
 from modelling.memory import check_least
 from modelling.sessions.running import compiled
@@ -67,7 +69,7 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
 
 
 def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
-    """What can be said before any work is done."""
+    """Checks that need no work."""
     if config.model.eval:
         raise ConfigError(
             "model.eval is true, which is for generation: a model that trains has it false"
@@ -106,10 +108,10 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     if start.data is not None:
         _continue(loader, start.data)
     if start.step >= config.training.steps:
-        _say_done(config, family, start, options)
+        _say_done(config, family, start, options, path)
         return
     profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
-    _Run.of(config, family, options, loader, start, path).train()
+    _Run.of(config, family, options, loader, start, path).train(data.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,17 @@ class _Run:
             Best(config, start.best), skipped, path,
         )  # fmt: skip
 
-    def train(self) -> None:
-        """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face."""
+    def train(self, tokenizer: Tokenizer) -> None:
+        """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
+
+        Args:
+            tokenizer: of the data; kept beside the checkpoints.
+        """
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_heard():
             remove_run(Path(config.checkpoint.save))
+        if config.checkpoint.save is not None and is_heard():
+            keep_tokenizer(tokenizer, Path(config.checkpoint.save))
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
             records = self._records()
@@ -175,7 +183,9 @@ class _Run:
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
             last = self._loop(records, checkpoints, profile, stop)
             if options.save_hf is not None and not stop.requested:
-                export(config, self.family, self._to_export(), options.save_hf)
+                step, weights = self._to_export(last)
+                record = RunRecord(config.to_dict(), step, self.path)
+                export(config, self.family, weights, options.save_hf, record)
         if stop.requested:
             say(f"stopped by {stop.name} after step {last}")
             if options.save_hf is not None:
@@ -185,22 +195,23 @@ class _Run:
                 )
         say(f"records of the run are in {self.path}")
 
-    def _to_export(self) -> Arrays:
-        """The best weights if they are kept, else the last ones."""
+    def _to_export(self, last: int) -> tuple[int, Arrays]:
+        """The best weights if they are kept, else the last ones, and their step."""
         config = self.config
         best = Path(config.checkpoint.save or "") / BEST
         if config.checkpoint.keep_best is None or not has_checkpoint(best):
-            return self.model.tensors(optimizer=False)
+            return last, self.model.tensors(optimizer=False)
         found = load_checkpoint(best)
         say(f"the weights of step {found.step}, the best by {config.checkpoint.keep_best}, go out")
-        return found.tensors
+        return found.step, found.tensors
 
     def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
         if not is_heard():
             return Silence()
         config, options = self.config, self.options
-        return Recorder(config, self.path, options, self.start.step, utilisation_of(config))
+        use, hardware = utilisation_of(config), described_devices(config)
+        return Recorder(config, self.path, options, self.start.step, use, hardware)
 
     def _loop(
         self,
@@ -264,14 +275,18 @@ class _Run:
         return {**found, SAMPLES: [answer.to_dict() for answer in logged]}
 
 
-def _say_done(config: RunConfig, family: ModelFamily, start: Start, options: RunOptions) -> None:
+def _say_done(
+    config: RunConfig, family: ModelFamily, start: Start, options: RunOptions, path: Path
+) -> None:
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
         f"{config.training.steps}; raise --training.steps to go on, or give --fresh to start over"
     )
     if options.save_hf is not None:
         names = [weight.name for weight in family.weights(config).weights]
-        export(config, family, {name: start.tensors[name] for name in names}, options.save_hf)
+        weights = {name: start.tensors[name] for name in names}
+        record = RunRecord(config.to_dict(), start.step, path)
+        export(config, family, weights, options.save_hf, record)
 
 
 def _continue(loader: Loader, state: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ SHARD_OF_DISK = 2**27
 
 
 class Checkpoints:
-    """Saves now and then, and at the end. Does nothing without `checkpoint.save`."""
+    """Saves as `checkpoint` says, and at the end. Does nothing without `checkpoint.save`."""
 
     def __init__(
         self,

@@ -26,9 +26,9 @@ class StopSignal:
                 save()
                 break
 
-    A second signal does what it did before this: it ends the program at once; not the same one
-    again within `TWICE` seconds, as a launcher sends it. Outside the main
-    thread, where Python gives no signals, the flag stays down.
+    A second signal ends the program at once, unless it is the same signal again within `TWICE`
+    seconds, as launchers send it. Outside the main thread, where Python delivers no signals, the
+    flag stays down.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,8 @@ class StopSignal:
             save: this process finds that it is time to save; so `self.save`.
         """
         received, overs, saves = zip(*popdist.gather([self._received, over, save]), strict=True)
-        # Not what this process alone has received since: the others do not know of it yet.
+        # Signals that only this process has received since do not count: the others do not know of
+        # them.
         self._agreed = next((name for name in received if name is not None), None)
         self.over, self.save = any(overs), any(saves)
         return self._agreed is not None

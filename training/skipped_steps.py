@@ -1,4 +1,4 @@
-"""Steps that the devices left out, since their loss or gradients were not finite."""
+"""Steps that the devices skipped because loss or gradients were not finite."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class SkippedSteps:
     def __init__(self, most_in_a_row: int, total: int = 0) -> None:
         """
         Args:
-            most_in_a_row: more than so many are too many.
-            total: count that an earlier run left.
+            most_in_a_row: most skipped steps in a row that are allowed.
+            total: count so far, of a run that is continued.
         """
         self.total, self.in_a_row = total, 0
         self._most = most_in_a_row
@@ -37,10 +37,10 @@ class SkippedSteps:
         return self.in_a_row > self._most
 
     def error(self, kept: str) -> UserError:
-        """What to tell when there are too many.
+        """The error to raise when there are too many.
 
         Args:
-            kept: where the state is that they left unchanged.
+            kept: where the last good state is.
         """
         assert self._last is not None
         steps = "a step was" if self.in_a_row == 1 else f"{self.in_a_row} steps in a row were"

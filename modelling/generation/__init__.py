@@ -1,4 +1,4 @@
-"""Generating text, once for all families: the loop over positions, the choice of tokens, sessions.
+"""Text generation for all families: the loop over positions, and the choice of tokens.
 
 A family brings the graphs that encode a prompt and that read one token (see `Generator`).
 """

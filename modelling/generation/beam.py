@@ -1,10 +1,10 @@
 """Beam search: the likeliest sequences found, as transformers' `generate` finds them.
 
 Each prompt has `beams` running sequences, and as many finished ones with scores: the sum of the
-tokens' log probabilities, divided by length ** length_penalty. At a position the 2 x beams best
-continuations of all running sequences are looked at, more if several tokens end a sequence. Those
-among the first `beams` that end are finished; the best that do not end run on. A prompt is done
-when its best running sequence, scored at its present length, is worse than all finished ones
+tokens' log probabilities, divided by length ** length_penalty. At each position it considers the 2
+x beams best continuations of all running sequences, more if several tokens end a sequence. Those
+among the first `beams` that end are finished; the best that do not end keep running. A prompt is
+done when its best running sequence, scored at its present length, is worse than all finished ones
 (transformers' `early_stopping=False`).
 """
 
@@ -25,7 +25,7 @@ from modelling.layers import cast
 from popxl import Tensor, ops
 
 NEVER = -1.0e9
-"""Score of what must not be chosen; transformers' number."""
+"""Score of sequences that must not be chosen; transformers' value."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class BeamSearch:
     def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
         prompts, beams, length = prompted.shape[0], self.strategy.beams, self.context.length
         tokens = np.full((prompts, beams * length), self.context.special.pad)
-        first = np.where(np.arange(beams) == 0, 0.0, NEVER)  # all beams are the same as yet
+        first = np.where(np.arange(beams) == 0, 0.0, NEVER)  # all beams are still the same
         stops, stays = self.context.rules.start(read)
         states = [repeated(state, beams).reshape((prompts, beams)) for state in stops]
         return [

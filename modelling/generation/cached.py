@@ -1,10 +1,10 @@
-"""Generation with a decoder alone: read the prompts once, then decode with key/value caches.
+"""Generation with decoder-only models: read the prompts once, then decode with key/value caches.
 
-Prompts are padded on the right and have different lengths. Where keys and values are kept, `Slots`
-says. Attention goes by positions; those of slots with padding are beyond any query's.
+Prompts are padded on the right and have different lengths. `Slots` says where keys and values are
+kept. Attention goes by positions; slots with padding have one beyond any query's.
 
-The loop reads the last token of a prompt as its first one. So all positions are alike: they read a
-token and choose the next, and reading the prompts needs no head.
+The loop reads the last token of a prompt as its first one. So all positions work alike: read a
+token, choose the next. Reading the prompts needs no head.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class PromptStack(Stack):
     def build(self, x: Tensor, last: Tensor, wanted: Tensor) -> list[Tensor]:
         """x: (batch, length, hidden) -> each layer's caches; zeros unless `wanted`, a bool scalar.
 
-        Under a condition, since XLA otherwise puts off filling the caches until all layers are
-        done, and keeps the projections of all of them until then, one and a half times the caches.
+        Each layer is a conditional call. Otherwise XLA puts off filling the caches until all layers
+        are done, and keeps their projections until then, one and a half times the caches.
         """
         layers, slots = self.model.prompt, self.model.slots
         made = [k.create_graph(x, last, s) for k, s in zip(layers.kinds, slots, strict=True)]
@@ -217,7 +217,7 @@ class DecoderOnlyGenerator:
         self, config: RunConfig, groups: Groups, cached: CachedModel, sequences: int = 1
     ) -> None:
         """Create the graphs in the current Ir. `config.model.eval` must be set."""
-        model: Any = config.model  # a decoder alone has an output_length and tokens
+        model: Any = config.model  # decoder-only models have an output_length and tokens
         batch = config.execution.micro_batch_size
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.prompts_per_sample = 1
@@ -245,7 +245,7 @@ class DecoderOnlyGenerator:
         """See `modelling.generation.Generator`."""
         first, last, prompted = last_words(words, mask)
         read = self._read.bind(weights).call(words, last, is_any(prompted, self._groups))
-        # Each sequence has a copy of its prompt's caches: they are one with those of its own words.
+        # Each sequence gets a copy of its prompt's caches, to which it adds its own tokens.
         caches = [repeated(cache, self._sequences) for cache in read]
         first, last = repeated(first, self._sequences), repeated(last, self._sequences)
         return decode(

@@ -1,4 +1,4 @@
-"""Which of the two programs generates: with the weights on the device, or layer by layer."""
+"""Choosing between the two programs that generate: resident weights, or layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are made only if somebody needs them."""
+"""Calls that run only if their results are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl_addons import BoundGraph
 def is_any(samples: Tensor, groups: Groups) -> Tensor:
     """Whether there is any sample in the batch of any replica, bool scalar.
 
-    It decides whether collectives run, so that it must be the same on all replicas.
+    It decides whether collectives run, so it must be the same on all replicas.
 
     Args:
         samples: bool (batch,).
@@ -25,9 +25,8 @@ def is_any(samples: Tensor, groups: Groups) -> Tensor:
 def call_if(wanted: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Call a graph if `wanted`; otherwise its outputs are zeros.
 
-    XLA runs what a condition guards as a whole and keeps its outputs only. The ops of other calls
-    it puts where it likes: of a layer that fills caches, it leaves the last step for later, and
-    keeps what that step is computed from.
+    XLA runs a conditional as a unit and keeps its outputs only. It schedules the ops of other calls
+    freely: it puts off the last step of a layer that fills caches, and keeps that step's inputs.
 
     Args:
         wanted: bool scalar; the same on all replicas if the graph has collectives.

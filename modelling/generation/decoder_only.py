@@ -1,4 +1,4 @@
-"""Generation layer by layer with a decoder alone. `modelling.generation.cached` explains caches."""
+"""Generation layer by layer, for decoder-only families; `cached.py` explains the caches."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class GreedySearch(OneByOne):
 
     def _best(self, logit: Tensor, token: Tensor) -> Tensor:
         """The best of the group's tokens, from each member's best one; both (batch,)."""
-        # One message for both: the time of one so small is all latency.
+        # One message for both: messages this small cost only latency.
         pair = ops.concat([_row(logit), _row(cast(token, popxl.float32))])
         pairs = ops.collectives.replicated_all_gather(
             pair, group=self.groups.tp, output_shape="new_axis"

@@ -1,4 +1,4 @@
-"""Searches that choose one token after the other for each prompt: the loop's part of them."""
+"""Searches that keep one sequence per prompt: what they share in the loop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OneByOne:
 
 
 class WithoutInputs:
-    """What strategies have in common that need nothing but logits."""
+    """Common parts of strategies that need nothing but logits."""
 
     def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
         return {}

@@ -1,8 +1,8 @@
-"""Generation layer by layer: what visits the device, and the weights that it brings along.
+"""Generation layer by layer: the passes over micro-batches, and their weights.
 
 As in training, a layer's weights are loaded from remote buffers once, and all micro-batches pass
-through it. What a micro-batch keeps from one layer to the next, and from one position to the next
-(activations, key/value caches, what the search knows), lies in remote buffers of its own.
+through it. A micro-batch's state between layers and between positions (activations, key/value
+caches, state of the search) is in remote buffers of its own.
 """
 
 from __future__ import annotations

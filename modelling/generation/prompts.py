@@ -1,4 +1,4 @@
-"""What generation needs of prompts that are padded on the right."""
+"""What generation needs to know of right-padded prompts."""
 
 from __future__ import annotations
 

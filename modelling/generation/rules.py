@@ -1,9 +1,9 @@
 """Rules that hold for every search: tokens that are made less likely, or forbidden, and stop texts.
 
-The first two are the processors of transformers' `generate`: the repetition penalty of CTRL (Keskar
+The first two are processors of transformers' `generate`: the repetition penalty of CTRL (Keskar
 et al., arXiv:1909.05858), and n-grams that must not come twice (Paulus et al., arXiv:1705.04304).
-As there, they look at all that the decoder has read: of a decoder alone the prompt too, of an
-encoder-decoder its start token; and beams apply them to log probabilities.
+As there, they consider all tokens that the decoder has read, which include the prompt of a
+decoder-only model and the start token of an encoder-decoder; beams apply them to log probabilities.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Rules:
         return stops, [read] if self.look_back else []
 
     def parts(self, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """What a search keeps for them, from the front of a list: the states of the stop texts,
-        and what stays; and the rest."""
+        """Split the end of a search's state: the states of the stop texts, what stays, and the
+        rest."""
         stops = self.stops is not None
         stays = stops + self.look_back
         return state[:stops], state[stops:stays], state[stays:]
@@ -135,8 +135,9 @@ def _present(tokens: Tensor, scores: Tensor, groups: Groups) -> Tensor:
 def _would_repeat(seen: Tensor, count: Tensor, size: int) -> Tensor:
     """Tokens that would complete an n-gram which is there already: as `seen`, -1 for none.
 
-    A place is one where the `size` - 1 tokens before it are those at the end. What lies in front of
-    the first token is -1 too, but is followed by it once only: at the end itself.
+    A token would, if the `size` - 1 tokens before one of its places equal those at the end.
+    Positions in front of the first token count as -1; that cannot match by mistake, as they precede
+    it once.
 
     Args:
         count: int32 scalar, the columns of `seen` that are filled.
@@ -144,7 +145,7 @@ def _would_repeat(seen: Tensor, count: Tensor, size: int) -> Tensor:
     sequences, width = seen.shape
     before = popxl.constant(np.full((sequences, size - 1), -1), popxl.int32, "before")
     padded = ops.concat([before, seen], 1) if size > 1 else seen
-    same = popxl.constant(np.ones((sequences, width)), popxl.bool, "same")
+    same: Tensor = popxl.constant(np.ones((sequences, width)), popxl.bool, "same")
     for back in range(1, size):
         start = size - 1 - back
         last = ops.dynamic_slice(padded, count + start, [1], [1], no_overlap=True)

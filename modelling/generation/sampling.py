@@ -5,8 +5,8 @@ tokens, then the likeliest ones that have the probability `top_p` together (the 
 et al., arXiv:1904.09751).
 
 A token is drawn by inverting the distribution function at one uniform number, which is a function
-of the seed, the prompt's number and the position. So a text does not depend on how prompts are
-shared out to batches and devices, but for the rounding of the logits.
+of the seed, the prompt's number and the position. So a text does not depend on batches and devices,
+apart from the rounding of the logits.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _inverse(cumulative: Tensor, drawn: Tensor) -> Tensor:
     """
     total = ops.max(cumulative, 1, keepdims=True)
     passed = ops.logical_not(ops.greater(cumulative, total * drawn))
-    # The product may be rounded up to the total; and the last tokens may have no weight.
+    # The product may round up to the total, and the last tokens may have no weight.
     possible = ops.greater(total, cumulative)
     return ops.sum(ops.cast(ops.logical_and(passed, possible), popxl.int32), 1)
 

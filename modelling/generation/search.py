@@ -1,4 +1,4 @@
-"""What a search strategy is: it chooses tokens, and keeps what it needs from one to the next."""
+"""Search strategies: they choose tokens, and carry state from one position to the next."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Advance(NamedTuple):
 class Search(Protocol):
     """Chooses the tokens of a batch of prompts; its methods add ops to the current graph.
 
-    It decodes `Strategy.sequences` sequences for each prompt, one after the other in the batch. All
-    it knows lies in its state: tensors that the loop over positions carries. Replicas of a
-    tensor-parallel group choose the same.
+    It decodes `Strategy.sequences` sequences for each prompt, one after the other in the batch. Its
+    state is tensors that the loop over positions carries. Replicas of a tensor-parallel group
+    choose the same tokens.
     """
 
     def start(self, prompted: Tensor, read: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -113,7 +113,7 @@ class Search(Protocol):
 
 
 class Strategy(Protocol):
-    """How to search: plain data, from which the search of a program is made."""
+    """How to search: plain data, from which a program makes its search."""
 
     @property
     def sequences(self) -> int:

@@ -14,7 +14,7 @@ Inputs = Sequence[Tensor | list[Tensor]]
 
 
 def joined(*trees: NamedVariableFactories) -> NamedVariableFactories:
-    """The variables of all trees, whose levels they may share; one of several has it alike."""
+    """The variables of all trees, merged; a name that is in several must mean the same variable."""
     return NamedVariableFactories.from_dict(
         {name: factory for tree in trees for name, factory in tree.to_dict().items()}
     )

@@ -1,4 +1,4 @@
-"""What a step of generation begins and ends with."""
+"""The beginning and end of a generation step."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Texts that end an answer, found token by token.
 
 The automaton of Aho and Corasick (Communications of the ACM 18, 1975) reads the bytes that tokens
-print, and remembers how much of each text it has just read. As a text may begin and end inside a
-token, the automaton takes a whole token at once, from a table; most tokens do the same, and share a
-column of it.
+print, and remembers how much of each text it has just read. A text may begin and end inside a
+token, so a table has the automaton's state after each whole token. Most tokens act alike and share
+a column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BYTES = 256
 
 @dataclass(frozen=True, eq=False)
 class Stops:
-    """What tokens do to the automaton, as data.
+    """The automaton's transitions by token, as data.
 
     Attributes:
         columns: int32 (tokens + 1,), the column of each token; the last one is that of no token.
@@ -84,8 +84,8 @@ class Stops:
 
 
 def _shortened(pieces: Sequence[bytes], alphabet: set[int]) -> list[bytes]:
-    """The pieces with what no text contains as one byte, of which one in a row is enough: so that
-    few pieces are different."""
+    """The pieces, with each run of bytes that no text contains replaced by one such byte, so that
+    few different pieces are left."""
     other = next((byte for byte in range(BYTES) if byte not in alphabet), None)
     if other is None:
         return list(pieces)

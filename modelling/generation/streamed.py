@@ -31,7 +31,7 @@ from popxl_addons.patterns import apply_pre_alias_patterns
 
 
 class Begun(NamedTuple):
-    """What generation begins with, of a micro-batch.
+    """Where generation of a micro-batch begins.
 
     Attributes:
         prompted: bool (prompts,), false for those that only fill up the batch.
@@ -232,8 +232,8 @@ class _Program:
         state: Sequence[Tensor],
         facts: Sequence[Tensor] = (),
     ) -> list[Tensor]:
-        """What a micro-batch keeps from one position to the next, and `facts`: each a tensor of
-        its own, so that each can be stored in a place of its own."""
+        """A micro-batch's state between positions, and `facts`, as distinct tensors, since each is
+        stored in a buffer of its own."""
         going_on = is_any(self.search.unfinished(list(state)), self.groups)
         first = [words, going_on]
         if self.reorders:
@@ -298,11 +298,12 @@ class _Program:
             return popxl.constant(0, popxl.int32)
 
         def one_position(position: Tensor, going_on: Tensor, same: list[Tensor]) -> list[Tensor]:
-            then = ir.create_graph(advance, position, same)
-            otherwise = ir.create_graph(finished, position, same)
-            wanted = ops.cast(going_on, popxl.bool)
+            nothing = ir.create_graph(finished, position, same)
+            going = ir.create_graph(advance, position, same)
+            done = ops.logical_not(ops.cast(going_on, popxl.bool))
             given = [position, *same]
-            (left,) = ops.conditional(wanted, then, otherwise, given, given)
+            # In this order: plans, which do not know the condition, take it for false.
+            (left,) = ops.conditional(done, nothing, going, given, given)
             return [position + 1, left]
 
         first, going_on = popxl.constant(0, popxl.int32), self._any_going_on()

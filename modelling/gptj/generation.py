@@ -1,4 +1,4 @@
-"""Generation with GPT-J: that of a decoder alone."""
+"""Generation with GPT-J, a decoder-only model."""
 
 from __future__ import annotations
 

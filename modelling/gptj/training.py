@@ -1,4 +1,4 @@
-"""GPT-J's phases in training: those of a decoder alone."""
+"""GPT-J's phases in training: those of decoder-only models."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def fused_attention(config: RunConfig) -> bool | None:
 
 
 class AttentionHeads(Layer):
-    """What attention layers have in common: this replica's heads, and the way back out of them.
+    """The common part of attention layers: this replica's heads, and the output projection.
 
     Subclasses project to queries, keys and values. All of it is inside a sharded computation.
 

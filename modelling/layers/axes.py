@@ -14,7 +14,7 @@ class Axes:
     """Activations are (batch, length, hidden), or (length, batch, hidden) if `transposed`.
 
     Where a docstring says (batch, length, hidden), it means either. Tokens, labels, masks, heads
-    and the caches of generation have the batch first, always.
+    and the caches of generation always have the batch first.
     """
 
     transposed: bool = False

@@ -50,7 +50,7 @@ class VocabularyEmbedding(Layer):
 
 
 class Embeddings(Layer):
-    """What a stack begins with: embeddings of tokens, times a factor, and dropout.
+    """The beginning of a stack: embeddings of tokens, times a factor, and dropout.
 
     Variables: `tokens.weight`, see `VocabularyEmbedding`.
 

@@ -23,7 +23,7 @@ class Layer(addons.Module):
 
         The factory's data are zeros that take no memory: initial values are random numbers that
         belong to the whole model and not to a shard of it (see modelling.weights), and a graph can
-        be built, and its memory planned, for weights that no machine here could hold.
+        be built, and its memory planned, for weights too large for this machine.
 
         Args:
             shape: of a replica's part.

@@ -65,7 +65,8 @@ class Groups:
         )
 
     def shard(self, size: int, what: str) -> int:
-        """A replica's part of `size`, the number of `what`. Raises ValueError if it is no whole."""
+        """A replica's part of `size`, the number of `what`. Raises ValueError if it is not an
+        integer."""
         if size % self.tensor_parallel:
             raise ValueError(
                 f"{size} {what} cannot be cut into tensor_parallel {self.tensor_parallel} equal "

@@ -1,4 +1,4 @@
-"""The sum that leads around a layer."""
+"""The residual connection around a layer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FLOAT16_LIMIT = float(np.finfo(np.float16).max) - 1000
 def add_residual(x: Tensor, y: Tensor) -> Tensor:
     """x + y, kept in the range of float16.
 
-    Models trained in bfloat16, T5 before all, have a few activations beyond it. One infinity
-    would make everything after it NaN; cut off, it does no harm (Hugging Face does the same). The
+    Models trained in bfloat16, T5 above all, have a few activations beyond it. One infinity would
+    turn everything after it into NaN; clipped, it does no harm (Hugging Face does the same). The
     gradient passes through, for which see `saturate`.
     """
     total = x + y

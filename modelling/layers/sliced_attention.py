@@ -4,8 +4,8 @@ The scores of all queries, (b, h, q, k), are the largest tensors of a layer, and
 square of the sequence. A loop over slices of the queries keeps those of one slice, forwards and
 backwards: its gradient is a loop of its own, which computes a slice's scores again.
 
-It is a loop, and not one call after the other, because a compiler that sees all calls is free to
-run them together, and to keep what it was meant to compute again: XLA does.
+It is a loop rather than a series of calls, because a compiler that sees all calls may run them
+together, and keep what should be computed again. XLA does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The phases of Llama-shaped models in training: those of a decoder alone."""
+"""The phases of Llama-shaped models in training: those of decoder-only models."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from popxl_addons.transforms.batch_serialisation import RemoteHandle
 def fixed_row(
     buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
 ) -> RemoteHandle:
-    """A row of a buffer, whichever row a phase is at."""
+    """A row of a buffer that does not depend on the phase's row."""
     offset = (lambda _: popxl.constant(row, popxl.int32)) if row else None
     return RemoteHandle(buffer, offset, shard_group)
 

@@ -1,4 +1,4 @@
-"""The phases of a decoder alone, and their order in training.
+"""The phases of a decoder-only model, and their order in training.
 
 Row 0 of the activation rows is the embeddings' output, row i + 1 that of layer i.
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import popxl
 import popxl_addons as addons
+from modelling.phases.masters import AdafactorOnMaster, AdamOnMaster
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore, name_kind
 from modelling.phases.step import Update
@@ -114,7 +115,8 @@ _Step = tuple[addons.Module, dict[str, Any]]
 
 def _adam(settings: Settings) -> _Step:
     optimizer = settings.config.training.optimizer
-    return AdamOptimizerStep(), {
+    step = AdamOnMaster() if settings.config.has_masters else AdamOptimizerStep()
+    return step, {
         "beta1": optimizer.beta1,
         "beta2": optimizer.beta2,
         "eps": optimizer.eps,
@@ -125,7 +127,8 @@ def _adam(settings: Settings) -> _Step:
 def _adafactor(settings: Settings, row: Row) -> _Step:
     """Each weight of a variable counts as a matrix of its own, whether it is sharded or not."""
     own = settings.config.training.optimizer.adafactor
-    return AdafactorOptimizerStep(), {
+    step = AdafactorOnMaster() if settings.config.has_masters else AdafactorOptimizerStep()
+    return step, {
         "beta1": own.beta1,
         "decay_rate": -own.decay_rate,
         "eps": (own.eps, own.least_scale),

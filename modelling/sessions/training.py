@@ -101,9 +101,9 @@ class FineTuning(RunningModel):
         self.finish_update()
         super().write(tensors)
 
-    def lent(self, borrowers: Variables) -> dict[popxl.Variable, Callable[[], np.ndarray]]:
+    def borrowed(self, borrowers: Variables) -> dict[popxl.Variable, Callable[[], np.ndarray]]:
         self.finish_update()
-        return super().lent(borrowers)
+        return super().borrowed(borrowers)
 
     def finish_update(self) -> None:
         """Do the update that waits for the next step, if one does (`execution.update` behind).

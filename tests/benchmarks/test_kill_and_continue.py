@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks import kill_and_continue
 from benchmarks.limits import limited
+from checkpoints.folders import step_folders
+from tests.planning.test_against_references import preset
 
 ALLOCATE = "import numpy as np, sys; print(np.ones(int(sys.argv[1]), np.uint8).sum())"
 
@@ -25,6 +29,35 @@ def test_the_limit_is_hard():
             codes.append(done.returncode)
     assert codes[0] == 0
     assert codes[1] != 0
+
+
+@pytest.mark.slow
+def test_what_the_processes_do(tmp_path, capsys):
+    """With a tiny model, one after the other in this process; the second step is lost."""
+    folders = kill_and_continue.Folders(tmp_path)
+    config = preset(
+        "tiny",
+        model={"layers": 1, "hidden_size": 64, "d_ff": 64},
+        training={"global_batch_size": 4},
+        execution={"micro_batch_size": 2, "disk": folders.disk, "host_memory": 0.001},
+        checkpoint={"save": str(folders.run)},
+    )
+    said = {}
+    for name, child in kill_and_continue.CHILDREN.items():
+        child(config, folders)
+        lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("{")]
+        said[name] = [json.loads(line) for line in lines]
+        if name == "train":
+            newest = step_folders(folders.run)[0]
+            assert newest.step == 2
+            shutil.rmtree(newest.path)
+    first, second = (fact for fact in said["train"] if "loss" in fact)
+    (again,) = (fact for fact in said["resume"] if "loss" in fact)
+    assert {**again, "peak": 0} == {**second, "peak": 0}
+    assert first["loss"] != second["loss"]
+    (back,) = said["read_back"]
+    assert back["wrong"] == []
+    assert back["tensors"] > 20
 
 
 @pytest.mark.slow

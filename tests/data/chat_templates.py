@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from functools import cache
 
+from tokenizers import processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data.task import SAMPLE_FOLDER
@@ -126,11 +127,15 @@ def _tokens() -> PreTrainedTokenizerFast:
     base = AutoTokenizer.from_pretrained(SAMPLE_FOLDER / "gptj_tokenizer")
     base.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
     base.add_tokens(["<think>", "</think>", "[INST]", "[/INST]"])
+    begins = base.bos_token, base.bos_token_id
+    base.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begins[0]} $A", special_tokens=[begins]
+    )
     return base
 
 
 def chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with this template."""
+    """A byte-level tokenizer with this template; to texts without one it adds a first token."""
     base = deepcopy(_tokens())
     base.chat_template = template
     return base

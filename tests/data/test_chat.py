@@ -16,7 +16,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.chat import ChatTemplate, Refused, chat_template_of
 from data.conversations import Conversation, conversation_of
-from data.pairs import PAIRS
+from data.pairs import PAIRS, encode
 from data.pipeline import Pipeline
 from data.rows import DataError
 from data.streams import STREAMS
@@ -97,16 +97,12 @@ def ours(base: Any, example: Example) -> tuple[list[int], list[int]]:
     return found.ids.tolist(), found.learned.astype(int).tolist()
 
 
-@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}], ids=["", "no thoughts"])
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("form", [plain, marked])
-def test_tokens_and_masks_are_those_of_transformers(form, name, variables):
-    """With prefixes, which transformers has not, they are those of the template with blocks."""
-    rng, template = random.Random(f"{name}{variables}"), TEMPLATES[name]
+def compare(form: Any, name: str, variables: dict[str, Any], draws: int, seed: int = 0) -> None:
+    rng, template = random.Random(f"{name}{variables}{seed}"), TEMPLATES[name]
     base = chat_tokenizer(form(template))
     chat = ChatTemplate(base, variables)
-    checked = refused = 0
-    for _ in range(200):
+    checked = lost = 0
+    for _ in range(draws):
         drawn = conversation(rng)
         if name != "tools" and any("tool_calls" in m for m in drawn.messages):
             continue  # these become text
@@ -116,15 +112,30 @@ def test_tokens_and_masks_are_those_of_transformers(form, name, variables):
         try:
             found = ours(base, chat.example(drawn))
         except Refused as error:
-            refused += 1
-            no_answer = expected is not None and not any(expected[1])
-            unexpected = not (expected is None or no_answer or is_lost(error))
-            assert not unexpected, (drawn, error)  # noqa: PT017
+            if expected is not None and any(expected[1]):
+                assert is_lost(error), (drawn, error)  # noqa: PT017
+                lost += 1
             continue
         assert found == expected, drawn
         checked += 1
-    assert checked > 40, (checked, refused)
+    assert checked > draws / 6
+    assert lost < checked / 10
     assert chat.doubted == []
+
+
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}], ids=["", "no thoughts"])
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("form", [plain, marked])
+def test_tokens_and_masks_are_those_of_transformers(form, name, variables):
+    """With prefixes, which transformers has not, they are those of the template with blocks."""
+    compare(form, name, variables, draws=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("form", [plain, marked])
+def test_tokens_and_masks_of_many_conversations(form, name):
+    compare(form, name, {}, draws=2000, seed=1)
 
 
 def is_lost(error: Refused) -> bool:
@@ -156,6 +167,23 @@ def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
     ):
         with pytest.raises(Refused, match=why):
             ChatTemplate(base).example(nothing)
+
+
+TOOLS_LATE = (
+    "{%- set last = messages | selectattr('role', 'equalto', 'user') | list | last %}"
+    "{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{%- if m is sameas last %}[TOOLS]{%- endif %}"
+    "{{- '[INST]' + m.content + '[/INST]' }}{%- else %}{{- m.content + eos_token }}{%- endif %}"
+    "{%- endfor %}"
+)
+"""Writes tools before the last question, as Mistral's does."""
+
+
+def test_the_last_answer_is_found_where_earlier_ones_cannot_be():
+    base, two = chat_tokenizer(TOOLS_LATE), talk("a", "b", "c", "d")
+    with pytest.raises(Refused, match="message 2 differently .*: try --data.loss last"):
+        ChatTemplate(base).example(two)
+    assert learned(ChatTemplate(base, loss="last"), two) == ["d<|endoftext|>"]
 
 
 def test_the_prompt_asks_and_the_target_is_what_people_see():
@@ -348,5 +376,8 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
     assert example[:2] == (
         "user: Who took the lamp?\nassistant: Anna\nuser: Who took the lamp?\nassistant: ", "Anna",
     )  # fmt: skip
+    short = encode([example], data.tokenizer, 8, 8, keeps_end=True).take([0])["input_ids"]
+    whole = next(data.tokenizer.ids([example.prompt]))
+    np.testing.assert_array_equal(short[0], whole[-8:])
     batch = data.samples([example]).take([0])
     assert data.tokenizer.texts(batch["labels"].clip(0))[0].startswith("Anna")

@@ -23,6 +23,7 @@ from data.tokens import say_cut
 from files.json_files import Fields
 from modelling.gptj.config_json import from_config_json as gptj_sizes
 from modelling.t5.config_json import from_config_json as t5_sizes
+from terminal.command_line import read_command_line
 from tests.data.corpora import run_tokenizer
 
 CLASSES = {"tiny": (T5Config, PAIRS), "gptj_tiny": (GPTJConfig, STREAMS)}
@@ -176,10 +177,23 @@ def test_a_missing_file_is_not_a_data_set_of_the_hub(name):
         list(source_of(name, "train").rows())
 
 
-@pytest.mark.parametrize("base", ["0x" + "f" * 100_000, "0b" + "1" * 100_000])
-def test_numbers_of_many_digits_are_one_sentence(tmp_path, base):
-    for text in (f"family: t5\nmodel: {{layers: {base}}}", f"family: t5\nmodel: {{{base}: 1}}"):
-        (tmp_path / "c.yml").write_text(text)
+NUMBERS = [
+    *("0x" + "f" * 100_000, "0b" + "1" * 100_000, "0" + "7" * 100_000, "0o" + "7" * 100_000),
+    *("9" * 100_000, "-0x" + "f" * 100_000, "1:" * 2000 + "1", "1_" * 50_000 + "1", "0b", "0o8"),
+    *("9" * 4300, "9" * 4301, "1e" + "9" * 5000, "1" * 100_000 + ".5", "0x" + "f" * 16),
+]
+"""In every base and notation: Python reads 4,300 decimal digits."""
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number[:4]}-{len(number)}")
+def test_numbers_of_many_digits_are_one_sentence(tmp_path, number):
+    places = ["model: {layers: %s}", "model: {dropout_prob: %s}", "model: {%s: 1}", "training: %s"]
+    for place in places:
+        (tmp_path / "c.yml").write_text(f"family: t5\n{place % number}")
         with pytest.raises(ConfigError) as error:
             load_config(T5Config, "finetuning", str(tmp_path / "c.yml"))
+        assert len(str(error.value)) < 300
+    for flag in ("--layers", "--dropout_prob", "--precision"):
+        with pytest.raises(ConfigError) as error:
+            read_command_line("", "finetuning", "tiny", [f"{flag}={number}"])
         assert len(str(error.value)) < 300

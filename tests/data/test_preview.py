@@ -7,11 +7,17 @@ import re
 import numpy as np
 import pytest
 
+from config.llama import LlamaConfig
+from config.presets import load_config
+from data.batches import Loader
 from data.pairs import PAIRS, PackedExamples, encode
+from data.pipeline import Pipeline
 from data.preview import preview, shown
 from data.streams import STREAMS, PackedTexts, joined, tokenised
+from data.task import SAMPLE_FOLDER
 from data.texts import Example, Span
 from tests.data.corpora import run_tokenizer
+from tests.pages import ROOT, blocks
 
 WHOLE = (Span("Anna:\n", False), Span("the lamp", True), Span(" ☃", False))
 
@@ -48,15 +54,11 @@ def test_pairs_show_prompt_and_target(places):
     if places > 1:
         samples = PackedExamples.of(samples, places)
     batch = samples.take(np.arange(len(samples)))
-    texts = PAIRS.marked(batch)
-    assert len(texts) == 2
-    if places > 1:  # longest first
-        texts.sort(key=len)
-        examples.sort(key=lambda example: len(example.prompt))
-    for text, example in zip(texts, examples, strict=True):
-        for wanted, mark in ((example.prompt, False), (example.target, True)):
-            tokens = [token for token, learned in text if learned == mark]
-            assert tokenizer.texts([tokens]) == [wanted]
+    found = []
+    for text in PAIRS.marked(batch):
+        parts = [[token for token, learned in text if learned == mark] for mark in (False, True)]
+        found.append(Example(*tokenizer.texts(parts)))
+    assert sorted(found) == sorted(examples)
 
 
 def test_every_token_that_follows_is_shown_once():
@@ -66,3 +68,21 @@ def test_every_token_that_follows_is_shown_once():
     (text,) = STREAMS.marked(samples.take([0]))
     assert [token for token, _ in text] == samples.tokens[:17].tolist()
     assert [learned for _, learned in text] == [False] + [True] * 16
+
+
+def test_the_tutorial_shows_what_its_command_prints():
+    given = {
+        "data": {
+            "train": str(SAMPLE_FOLDER / "conversations" / "train.jsonl"),
+            "tokenizer": str(SAMPLE_FOLDER / "chat_tokenizer"),
+            "examples_per_row": 4,
+        },
+        "model": {"embedding": {"vocab_size": 640}, "sequence_length": 128},
+        "training": {"global_batch_size": 16},
+        "execution": {"micro_batch_size": 16},
+    }
+    data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), STREAMS)
+    samples = data.training_samples()
+    first = Loader.of(data.config, samples).first(1).tolist()
+    said = "\n".join(preview(samples, first, STREAMS, data.tokenizer, coloured=False))
+    assert f"{said}\n" in blocks(ROOT / "docs" / "chat.md", "text")

@@ -11,7 +11,7 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from data.sample import generate, train_tokenizer
+from data.sample import generate, generate_conversations, train_chat_tokenizer, train_tokenizer
 from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS
 from data.task import NLI_LABELS, SAMPLE_FOLDER
 from tests.data.corpora import sample_examples, sample_tokenizer
@@ -124,3 +124,28 @@ def test_training_the_tokenizer_again_gives_the_committed_vocabulary() -> None:
     lines = train_tokenizer.training_lines(sample_examples("train"))
     again = train_tokenizer.build_tokenizer(train_tokenizer.train_pieces(lines))
     assert again.get_vocab() == sample_tokenizer().get_vocab()
+
+
+# ---- conversations ------------------------------------------------------------------------------
+def test_generating_conversations_again_gives_the_committed_files(tmp_path: Path) -> None:
+    generate_conversations.write(tmp_path)
+    train_chat_tokenizer.write(tmp_path / "tokenizer")
+    for split in LEAST_PAIRS:
+        committed = SAMPLE_FOLDER / "conversations" / f"{split}.jsonl"
+        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
+    for file in (SAMPLE_FOLDER / "chat_tokenizer").iterdir():
+        assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_answers_of_conversations_are_in_what_was_told() -> None:
+    """And no question of the validation split has been seen with what was told before it."""
+    found: dict[str, set[str]] = {}
+    for split in LEAST_PAIRS:
+        for row in generate_conversations.conversations(split):
+            texts = [m["content"] for m in row["messages"] if m["role"] != "system"]
+            told = texts[0].casefold()
+            for answer in texts[1::2]:
+                *_, last = answer.rstrip(".").removesuffix(" did").split()
+                assert last.casefold() in told or answer in ("You did not say.", "unknown")
+            found.setdefault(split, set()).add(texts[0].partition(".")[0])
+    assert not found["train"] & found["validation"]

@@ -19,7 +19,7 @@ from tests.training.test_killed_runs import digests
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
-STEPS = 400
+STEPS = 200
 FLAGS = [*GPTJ, *RATE, "--checkpoint.steps", "20", "--to_keep", "99"]
 ENDED = "records of the run are in"  # the last line of a run that was not killed
 
@@ -83,6 +83,10 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     found = Cluster(folder)
     yield found
     subprocess.run(["scancel", "--user", "root"], env=found.env, check=False)
+    for _ in range(300):  # else what the daemons have started outlives them
+        if not subprocess.run(["squeue", "-h"], env=found.env, capture_output=True).stdout:
+            break
+        time.sleep(0.1)
     for file in folder.glob("*.pid"):
         os.kill(int(file.read_text()), signal.SIGKILL)
 
@@ -146,7 +150,9 @@ def test_a_node_that_is_lost_puts_the_job_into_the_queue_again(cluster, whole):
     subprocess.run(["slurmd", "-N", "n2"], env=cluster.env, check=True)
     cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     cluster.release(job)
-    cluster.wait_for("lost", ENDED)
+    cluster.wait_for("lost", f"step {STEPS}/{STEPS}:")
+    while cluster.run("squeue", "--noheader", "--job", job):
+        time.sleep(0.2)
     assert "starting from step" in cluster.said("lost")
     found = cluster.steps("lost")
     assert all(whole[step] == found[step] for step in whole.keys() & found.keys())

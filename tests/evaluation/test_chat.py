@@ -7,14 +7,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import run_export
 import run_generation
+from checkpoints import CheckpointStore
+from config.llama import LlamaConfig
+from config.presets import load_config
+from data.conversations import Conversation
+from data.pipeline import Pipeline
+from data.streams import STREAMS
+from data.tokens import keep_tokenizer
 from evaluation import converse
 from evaluation.generate import asked_rows
+from modelling.origins import ORIGINS
 from terminal.command_line import read_command_line
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 
@@ -101,7 +111,7 @@ class Listener(converse.Partner):
 
     def __init__(self, config: Any) -> None:
         self._config, self._said, self._room = config, [], 0
-        self._data = converse.Pipeline(config, converse_shape())
+        self._data = converse.Pipeline(config, STREAMS)
         self._chat = self._data.chat
 
     def asked(self, text: str) -> str:
@@ -112,15 +122,7 @@ class Listener(converse.Partner):
         return prompt
 
 
-def converse_shape() -> Any:
-    from data.streams import STREAMS
-
-    return STREAMS
-
-
 def config_of(folder: Path, *flags: str) -> Any:
-    from modelling.origins import ORIGINS
-
     given = [*command(folder), *flags]
     return read_command_line("", "inference", "tiny", given, None, ORIGINS).config
 
@@ -146,3 +148,28 @@ def test_a_file_can_be_one_conversation(folder, tmp_path):
 def test_what_does_not_go_together_is_said(folder, capsys):
     assert run_generation.main([*command(folder), "--chat", "a prompt"]) == 2
     assert "--chat reads what is typed" in capsys.readouterr().err
+
+
+def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
+    (tmp_path / "gone.jinja").write_text(plain(TEMPLATES["gemma"]))
+    chat_tokenizer(None).save_pretrained(tmp_path / "tokenizer")
+    over = {
+        "data": {
+            "format": "chat",
+            "tokenizer": str(tmp_path / "tokenizer"),
+            "chat_template": str(tmp_path / "gone.jinja"),
+        },
+        "model": {"embedding": {"vocab_size": 640}},
+    }
+    config = load_config(LlamaConfig, "finetuning", "qwen3_tiny", over)
+    tokenizer = Pipeline(config, STREAMS).tokenizer
+    with CheckpointStore(tmp_path / "run") as store:
+        texts = {"config.yml": yaml.safe_dump(config.to_dict())}
+        store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
+    keep_tokenizer(tokenizer, tmp_path / "run")
+    for name in ("gone.jinja", "tokenizer"):
+        (tmp_path / name).rename(tmp_path / f"moved-{name}")
+    found = LlamaConfig.from_dict(ORIGINS.saved(str(tmp_path / "run")) or {})
+    again = Pipeline(found, STREAMS)
+    assert again.chat.prompt(Conversation([ASKED])).startswith("<|endoftext|><start_of_turn>user")
+    assert again.config.model.end_token == tokenizer.end

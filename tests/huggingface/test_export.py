@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -113,6 +114,37 @@ def test_the_trained_model_answers_alike_in_all_layouts(preset, tmp_path):
     assert run_finetuning.main(train) == 0
     report = check(preset, tmp_path / "run", [], tmp_path, LAYOUTS, None)
     assert report.metrics["accuracy"] >= 0.85
+
+
+def test_a_tokenizer_without_padding_and_a_vocabulary_without_room(tmp_path):
+    """As GPT-2 has them: batches that transformers pads are answered, and as one by one."""
+    letters = {letter: i for i, letter in enumerate(["<end>", *"abcdefghijklmnopqrstuvwx", "Ġ"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    base = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    base.save_pretrained(tmp_path / "tokenizer")
+    sizes = ["--layers", "1", "--hidden_size", "32", "--heads", "2", "--vocab_size", "26"]
+    sizes += ["--model.attention.rotary_dim", "4"]
+    arguments = command("gptj_tiny", tmp_path / "run", *sizes)
+    arguments += ["--tokenizer", str(tmp_path / "tokenizer")]
+    with CheckpointStore(tmp_path / "run") as store:
+        store.save(1, noisy(config_of(arguments)), {}, wait=True)
+    assert run_export.main([*arguments, "--save-hf", str(tmp_path / "hf")]) == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf", padding_side="left")
+    assert len(tokenizer) == 26
+    ids = {model.generation_config.eos_token_id, model.generation_config.pad_token_id}
+    assert ids == {tokenizer.eos_token_id} == {tokenizer.pad_token_id}
+
+    def answers(prompts: list[str]) -> list[str]:
+        batch = tokenizer(prompts, padding=True, return_tensors="pt")
+        found = model.generate(**batch, do_sample=False, max_new_tokens=6)
+        new = found[:, batch["input_ids"].shape[1] :]
+        return tokenizer.batch_decode(new, skip_special_tokens=True)
+
+    prompts = ["abc", "a", "fed cab"]
+    assert answers(prompts) == [answers([prompt])[0] for prompt in prompts]
 
 
 def test_without_the_hubs_tokenizer_the_model_is_written(tmp_path, capsys):

@@ -25,6 +25,7 @@ def train_half(
     loss_of: Callable[[dict[str, torch.Tensor]], torch.Tensor],
     rate: float,
     loss_scaling: float = 1.0,
+    masters: bool = False,
 ) -> Reference:
     """Train a model that computes in `dtype` and whose weights are rounded to it after each step.
 
@@ -34,6 +35,7 @@ def train_half(
     Args:
         model: with weights of `dtype` in float32 (see `rounded`); it is converted.
         loss_of: the model's loss of a batch.
+        masters: whether the float32 weights stay as the optimizer leaves them; those are returned.
     """
     model.to(dtype)
     halves = dict(model.named_parameters())
@@ -57,7 +59,8 @@ def train_half(
         with torch.no_grad():
             for name, p in halves.items():
                 p.copy_(wide[name])
-                wide[name].copy_(p)
+                if not masters:
+                    wide[name].copy_(p)
         losses.append(loss.item())
     return Reference(losses, norms, gradients, {n: as_array(p) for n, p in wide.items()}, {})
 

@@ -25,8 +25,8 @@ LINES = {
     "config/families.py": [
         ("from config.t5 import T5Config", "from config.toy import ToyConfig"),
         (
-            '    "gptj": Family(GPTJConfig, "modelling.gptj.family", "gptj_small"),',
-            '    "toy": Family(ToyConfig, "modelling.toy.family", "toy_tiny"),',
+            '    "gptj": Family(GPTJConfig, "modelling.gptj.family"),',
+            '    "toy": Family(ToyConfig, "modelling.toy.family"),',
         ),
     ],
 }

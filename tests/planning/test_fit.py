@@ -76,6 +76,8 @@ def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None
     device = resident.shares["device memory"][0]
     streamed = generation("tiny", tiny(), replace(ONE, memory=device - 1))
     assert streamed.needs.streamed == streamed.fits
+    # What decides whether a position is written at all is not known to plans.
+    assert streamed.needs.flops_per_sample == pytest.approx(resident.needs.flops_per_sample, 0.1)
     assert streamed.needs.tokens == streamed.needs.samples * 4
 
 

@@ -10,7 +10,7 @@ import popxl
 from popxl import ops
 from popxl.transforms import autodiff
 from popxl.transforms.saveable import products_saveable, saving
-from tests.popxl.programs import store
+from tests.popxl.programs import f32, run, store
 
 W = 4
 ONES = np.ones(W, np.float32)
@@ -261,7 +261,7 @@ def test_chains_of_changes_and_views_may_be_long():
         for _ in range(LONG):
             t += one
         view: popxl.Tensor = v
-        for _ in range(100):  # XLA's own recursion ends at some hundreds
+        for _ in range(LONG):
             view = ops.slice_(view, 1, None, -1)
         ops.add_(view, one)
         out = store(view)
@@ -279,7 +279,39 @@ def test_views_of_views_may_be_many():
             view = ops.slice_(view, 1, None, -1)
         ops.add_(view, popxl.constant(1.0))
     kinds = [node.kind for node in ir.main_graph.functional.nodes]
-    assert kinds == [*["view"] * LONG, "op", *["write"] * LONG]
+    assert kinds[0] == "view"
+    assert kinds[-1] == "write"
+    assert len(kinds) < 64  # XLA's own recursion ends at some hundreds
+
+
+@pytest.mark.parametrize("count", [16, 17, 50])
+def test_views_of_views_show_parts_of_several_owners(count):
+    """Slices, reshapes, transposes and joints in turn, read and written; some of an owner only."""
+    data = [f32(3, 4, seed=1), f32(3, 4, seed=2)]
+
+    def build(a, b):
+        a, b = ops.identity(a), ops.identity(b)
+        v = ops.concat_([a, b], 0)
+        for i in range(count):
+            if i % 3 == 0:
+                v = ops.slice_(v, v.shape[0] - 1, None, -1)
+            elif i % 3 == 1:
+                v = ops.reshape_(v, (v.shape[1], v.shape[0]))
+            else:
+                v = ops.transpose_(v)
+        row = ops.slice_(v, 1, 3)
+        ops.scaled_add_(row, row, b=2.0)
+        return a, b, v
+
+    expected = np.concatenate(data)
+    v = np.arange(24).reshape(6, 4)
+    for i in range(count):
+        v = [lambda v: v[::-1], lambda v: v.reshape(v.shape[::-1]), lambda v: v.T][i % 3](v)
+    flat = expected.reshape(-1)
+    flat[v[1:3]] *= 3
+    found = run(build, *data)
+    for ours, theirs in zip(found, [expected[:3], expected[3:], flat[v]], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_gradients_of_long_chains():

@@ -8,6 +8,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.plan import Collective, Part, Plan, plan_of
+from popxl.plan.walk import Walk
 
 
 def parts(plan: Plan) -> dict[str, Part]:
@@ -40,6 +41,42 @@ def test_loops_count_as_often_as_they_run():
     assert (product.ops["matmul"], rest.ops["remote_store"]) == (5, 5)
     assert plan.remote == plan.host == 5 * 4 * 8 * 4
     assert plan.variables == 8 * 8 * 4
+
+
+def fanned_out(depth: int) -> popxl.Ir:
+    """Each level calls the one below it twice; the last multiplies an entry by itself."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((2, 2), popxl.float32, 1)
+
+        def last(x: popxl.Tensor) -> popxl.Tensor:
+            y = ops.remote_load(buffer, 0)
+            return ops.tanh(x + y @ y)
+
+        x = popxl.variable(np.zeros((2, 2), np.float32))
+        graph = ir.create_graph(last, x)
+        for _ in range(depth):
+
+            def level(x: popxl.Tensor, below: popxl.Graph = graph) -> popxl.Tensor:
+                for _ in range(2):
+                    (x,) = ops.call(below, x)
+                return x * 0.5
+
+            graph = ir.create_graph(level, x)
+        ops.call(graph, x)
+    return ir
+
+
+def test_a_routine_is_walked_once_however_often_it_is_called(monkeypatch):
+    walked = []
+    walk = Walk._routine
+    monkeypatch.setattr(
+        Walk, "_routine", lambda *args: (walked.append(args[1].title), walk(*args))[1]
+    )
+    plan = plan_of(fanned_out(12))
+    assert plan.flops == 2**12 * 2 * 2**3
+    assert sum(part.host_to_device for part in plan.parts) == 2**12 * 2 * 2 * 4
+    assert len(walked) == len(set(walked)) == 14
 
 
 def test_a_session_plans_its_program():

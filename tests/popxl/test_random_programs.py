@@ -110,10 +110,12 @@ class Writer:
 
     def view(self) -> None:
         of = self.any()
-        if self.draw.random() < 0.5:
-            self.views.append(Pair(of.here.T_, of.there.T))
-        else:  # a permutation of rows by a view: reverse them
-            self.views.append(Pair(ops.slice_(of.here, 3, None, -1), of.there[::-1]))
+        for _ in range(self.draw.choice([1, 1, 1, 20])):  # now and then far from the owner
+            if self.draw.random() < 0.5:
+                of = Pair(of.here.T_, of.there.T)
+            else:  # a permutation of rows by a view: reverse them
+                of = Pair(ops.slice_(of.here, 3, None, -1), of.there[::-1])
+        self.views.append(of)
 
     def in_place(self) -> None:
         target, by = self.any(), self.any()

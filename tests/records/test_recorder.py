@@ -80,7 +80,11 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
 def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
     with Recorder(config, tmp_path, RunOptions("tiny")):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yml", "metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.yml",
+        "metrics.jsonl",
+        "run.json",
+    ]
 
 
 def test_a_directory_that_cannot_be(tmp_path, config):

@@ -169,7 +169,7 @@ def test_configurations_in_yaml(cases, forks, tmp_path):
     examine(cases, files(), check)
 
 
-@number(25, 200)
+@number(6, 200)
 def test_environment_variables(cases, forks, tmp_path):
     """What JAX and XLA read is tried in a process of its own, which takes longer."""
     arguments = ["--config", "tiny", "--run-dir", str(tmp_path / "run")]

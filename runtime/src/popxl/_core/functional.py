@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from popxl._core.aliases import viewed
 from popxl._core.effects import Effects
 from popxl._core.known import found_once
+from popxl._core.picking import picked
 from popxl._core.regions import Region, regions
 from popxl._core.rounding import is_rounded
 
@@ -52,6 +52,10 @@ class Value:
 
     def __repr__(self) -> str:
         return f"%{self.tensor.name}" + (f"'{self.version}" if self.version else "")
+
+
+_DEEP = 16
+"""Views of views that are computed one by one: XLA recurses along them, and dies of hundreds."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +166,7 @@ class Functional:
     @cached_property
     def effects(self) -> Effects:
         """State touched by running it once, graphs that it runs included."""
-        found = Effects()
-        for node in self.nodes:
-            found.add(node_effects(node))
-        return found
+        return effects_of(self.nodes)
 
     @cached_property
     def updates(self) -> int:
@@ -218,17 +219,18 @@ class Copy:
 
 
 # ---- what nodes do ------------------------------------------------------------------------------
-def node_effects(node: Node) -> Effects:
-    """State touched by a node, graphs that it runs included."""
+def effects_of(nodes: Iterable[Node]) -> Effects:
+    """State touched by nodes, graphs that they run included."""
     found = Effects()
-    if node.op is None or node.kind != "op":
-        return found
-    if node.op.defn.effects is not None:
-        found.add(node.op.defn.effects(node.op))
-    if node.op.defn.check is not None:
-        found.checks[node.op] = None
-    for region in node.regions:
-        found.add(region.graph.effects)
+    for node in nodes:
+        if node.op is None or node.kind != "op":
+            continue
+        if node.op.defn.effects is not None:
+            found.add(node.op.defn.effects(node.op))
+        if node.op.defn.check is not None:
+            found.checks[node.op] = None
+        for region in node.regions:
+            found.add(region.graph.effects)
     return found
 
 
@@ -257,14 +259,20 @@ class _Writer:
     along them.
     """
 
-    def __init__(self, current: dict[Tensor, Value], stored: dict[Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        current: dict[Tensor, Value],
+        stored: dict[Tensor, Tensor],
+        views: dict[Tensor, Op],
+    ) -> None:
         """
         Args:
             current: values of owners.
             stored: for results in place, the tensor that they are.
+            views: the ops by which tensors are views.
         """
         self.nodes: list[Node] = []
-        self.current, self._stored = current, stored
+        self.current, self._stored, self._view_of = current, stored, views
         self._views: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
         self._versions: dict[Tensor, int] = {}
 
@@ -285,7 +293,8 @@ class _Writer:
 
     def parents(self, t: Tensor) -> list[Tensor]:
         """What `t` is a view of; empty if it owns its storage."""
-        return [self.root(p) for p in viewed(t)]
+        op = self._view_of.get(t)
+        return [] if op is None else list(map(self.root, op.inputs))
 
     def chain(self, t: Tensor) -> Iterator[Tensor]:
         """`t` and all that it is a view of, each after what it is a view of."""
@@ -309,7 +318,7 @@ class _Writer:
                 continue
             if (part, parents) not in self._views:
                 self._views[part, parents] = self.new(part)
-                self.add("view", part._producer, parents, [self._views[part, parents]])
+                self.add("view", self._view_of[part], parents, [self._views[part, parents]])
             found[part] = self._views[part, parents]
         return found[self.root(t)]
 
@@ -323,7 +332,7 @@ class _Writer:
                 self.current[t] = value
                 continue
             before = [self.read(p) for p in parents]
-            node = self.add("write", t._producer, [*before, value], map(self.new, parents))
+            node = self.add("write", self._view_of[t], [*before, value], map(self.new, parents))
             waiting += reversed(list(zip(parents, node.outputs, strict=True)))
 
 
@@ -331,8 +340,9 @@ class _GraphPass(_Writer):
     """Makes the functional form of one graph."""
 
     def __init__(self, graph: Graph) -> None:
-        super().__init__({}, {})
+        super().__init__({}, {}, {})
         self._graph = graph
+        self._depth: dict[Tensor, int] = {}  # views between a view and its owners
 
     def form(self, also: Sequence[Tensor] = ()) -> Functional:
         """The form; values of `also` at the end follow the graph's outputs."""
@@ -341,8 +351,7 @@ class _GraphPass(_Writer):
         inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
-            if not op.view:
-                self._op(op)
+            self._view(op) if op.view else self._op(op)
         outputs = [self.read(t) for t in (*graph._outputs, *also)]
         last = [self.current[v.tensor] for v in inputs]
         changed = tuple(i for i, (a, b) in enumerate(zip(inputs, last, strict=True)) if a is not b)
@@ -351,6 +360,15 @@ class _GraphPass(_Writer):
         if graph._outlined is not None:
             form.is_outlined, form.first = True, tuple(map(self.read, graph._outlined.first))
         return form
+
+    def _view(self, op: Op) -> None:
+        """Note a view; one far from its owners picks their elements."""
+        (t,) = op.outputs
+        self._view_of[t] = op
+        depth = max(self._depth.get(p, 0) for p in self.parents(t)) + 1
+        if depth > _DEEP:
+            self._view_of[t], depth = picked(t, [*self.chain(t)], self._view_of.get, self.root), 1
+        self._depth[t] = depth
 
     # ---- ops ------------------------------------------------------------------------------------
     def _op(self, op: Op) -> None:
@@ -455,7 +473,7 @@ class _GraphPass(_Writer):
     ) -> Functional:
         """A branch that is also given the caller's owners, and returns them."""
         given = [Value(t) for t in owners]
-        writer = _Writer(dict(zip(owners, given, strict=True)), self._stored)
+        writer = _Writer(dict(zip(owners, given, strict=True)), self._stored, self._view_of)
         own = len(region.outputs)
         for k, i in enumerate(form.changed):
             if region.reaches(op, i):

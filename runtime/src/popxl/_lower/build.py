@@ -82,7 +82,13 @@ class _Program:
         arrays: Iterable[int],
         zeros: Sequence[int] = (),
     ) -> Routine:
-        """The routine of a graph: see `RoutineOf`."""
+        """The routine of a graph.
+
+        Args:
+            known: inputs that are numbers which the host knows.
+            arrays: outputs that have to be arrays.
+            zeros: inputs that are zeros, and not passed.
+        """
         key = graph, known, frozenset(arrays), tuple(zeros)
         if key not in self.routines:
             self.routines[key] = _Builder(self, *key).build()

@@ -96,17 +96,29 @@ class Entries:
             return self._load_each(index)
         array = self._arrays.get(index)
         if array is None:
-            return self._moved(self.array(index), self._device, self._taken(index, donate, copies))
+            array, own = self._brought(index, donate)
+            return self._moved(array, self._device, (copies or donate) and not own)
         if donate:
             del self._arrays[index]
         return self._moved(array, self._device, copies)
 
-    def _taken(self, index: int, donate: bool, copies: bool) -> bool:
-        """Whether the array of an entry that was not in memory has to be copied."""
-        if donate and index in self._arrays:  # zeros, just made
-            del self._arrays[index]
-            return copies
-        return copies or donate  # a file may be written from it, or it is another program's
+    def _brought(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
+        """An entry that is not in memory, and whether nobody else has this array.
+
+        What was read from a file lies in memory that is not XLA's, so that a program to which it is
+        donated copies it: in a thread of XLA's, while the walker goes on.
+        """
+        place = None if index in self._borrowed else self.in_file(index)
+        if place is None:
+            array = self.array(index)  # of another program, or zeros
+            if donate:
+                self._arrays.pop(index, None)
+            return array, donate and index not in self._borrowed
+        file, at = place
+        found = file.load(at)
+        if isinstance(found, jax.Array):  # the file is being written from it
+            return found, False
+        return self._zeros(index) if found is None else self._from_bytes(found), True
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
         """Replace the entry.
@@ -180,12 +192,8 @@ class Entries:
         if index in self._borrowed:
             lender, theirs = self._borrowed[index]
             return lender.array(theirs)
-        file, at = self._file, index - self._in_files
-        if file is not None and at >= 0:
-            found = file.load(at)
-            if found is None:
-                return self._zeros(index)
-            return found if isinstance(found, jax.Array) else self._from_bytes(found)
+        if self.in_file(index) is not None:
+            return self._brought(index, donate=False)[0]
         if index not in self._arrays:
             self._arrays[index] = self._zeros(index)
         return self._arrays[index]

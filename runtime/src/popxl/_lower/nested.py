@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from popxl._lower.assembly import Assembly
 from popxl._lower.schedule import Branch, Loop, Passed, Routine, Slot
 
 if TYPE_CHECKING:
-    from popxl._core.functional import Functional, Node, PureRegion
-
-
-class RoutineOf(Protocol):
-    """Makes the routine of a graph, or finds it."""
-
-    def __call__(
-        self,
-        graph: Functional,
-        known: frozenset[int],
-        arrays: Iterable[int],
-        zeros: Sequence[int] = (),
-    ) -> Routine:
-        """
-        Args:
-            known: inputs that are numbers which the host knows.
-            arrays: outputs that have to be arrays.
-            zeros: inputs that are zeros, and not passed.
-        """
-        ...
+    from popxl._core.functional import Node, PureRegion
 
 
 class Nested:
     """Adds such nodes to the steps of a routine."""
 
-    def __init__(self, assembly: Assembly, routine_of: RoutineOf) -> None:
+    def __init__(self, assembly: Assembly, routine_of: Callable[..., Routine]) -> None:
+        """Args: `routine_of`: makes the routine of a graph, or finds it (`_Program.routine`)."""
         self._assembly, self._routine_of = assembly, routine_of
 
     # ---- calls and loops ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from popxl import dtypes
 from popxl._core.effects import Effects
-from popxl._core.functional import count_updates, node_effects
+from popxl._core.functional import count_updates, effects_of
 from popxl._lower.machine import Machine
 from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
@@ -77,10 +77,7 @@ class Segment:
     @cached_property
     def effects(self) -> Effects:
         """Streams it uses, checks, and whether it acts on the outside world."""
-        found = Effects()
-        for node in self.nodes:
-            found.add(node_effects(node))
-        return found
+        return effects_of(self.nodes)
 
     @cached_property
     def streams(self) -> list[Stream]:

@@ -23,7 +23,7 @@ from popxl.ops._windows import (
     padding_pairs,
     per_axis,
 )
-from popxl.ops.float8 import SCALE_CHECK, check_float8, check_scale
+from popxl.ops.float8 import SCALE_CHECK, check_float8, check_scale, times_pow2
 from popxl.tensor import Tensor, TensorSpec
 
 Hints = dict[str, Any]
@@ -89,7 +89,7 @@ def _scaled(fn: Any) -> Any:
         if not (is_float8(x) and is_float8(w)):
             raise TypeError(f"it takes float8 tensors, not {x.dtype} and {w.dtype}")
         product = fn(x.astype(jnp.float32), w.astype(jnp.float32), **attrs)
-        return jnp.ldexp(product, log2_scale.reshape(())).astype(jnp.float16)
+        return times_pow2(product, log2_scale).astype(jnp.float16)
 
     return lower
 

@@ -20,7 +20,8 @@ from popxl.tensor import Tensor
 FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
 
 
-def _times_pow2(x: Any, log2_scale: Any) -> Any:
+def times_pow2(x: Any, log2_scale: Any) -> Any:
+    """x * 2^log2_scale in float32."""
     if log2_scale.size != 1 or not jnp.issubdtype(log2_scale.dtype, jnp.integer):
         raise TypeError(
             f"log2_scale must be one integer, not {log2_scale.dtype} of shape {log2_scale.shape}"
@@ -51,7 +52,7 @@ def check_float8(op: str, *operands: Tensor) -> None:
 # ---- casts --------------------------------------------------------------------------------------
 def _to_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     check_floating(x)
-    return _times_pow2(x, log2_scale).astype(dtype.as_jax())
+    return times_pow2(x, log2_scale).astype(dtype.as_jax())
 
 
 def _scaled_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
@@ -70,7 +71,7 @@ SCALE_CHECK = RuntimeCheck(
     _out_of_range, "log2_scale must be in [-32, 32)", "throwIfLog2ScaleTensorNotInRange"
 )
 _SCALE = define(
-    "pow2scale", lambda x, log2_scale, dtype: _times_pow2(x, log2_scale).astype(dtype.as_jax())
+    "pow2scale", lambda x, log2_scale, dtype: times_pow2(x, log2_scale).astype(dtype.as_jax())
 )
 _TO_FLOAT8 = define("pow2scale_cast_to_fp8", _to_float8, grad=_scaled_grad, check=SCALE_CHECK)
 
@@ -95,7 +96,7 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype
 def _from_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
     if not is_float8(x):
         raise TypeError(f"it takes a float8 tensor, not {x.dtype}")
-    return _times_pow2(x, log2_scale).astype(dtype.as_jax())
+    return times_pow2(x, log2_scale).astype(dtype.as_jax())
 
 
 _FROM_FLOAT8 = define("pow2scale_cast_from_fp8", _from_float8, grad=_scaled_grad, check=SCALE_CHECK)
@@ -128,7 +129,7 @@ def _matmul(
     product = jnp.matmul(
         a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type=jnp.float32
     )
-    return _times_pow2(product, log2_scale).astype(jnp.float16)
+    return times_pow2(product, log2_scale).astype(jnp.float16)
 
 
 def _matmul_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:

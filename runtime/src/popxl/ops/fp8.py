@@ -83,6 +83,14 @@ class ScaleRule:
     margin: int = 0
     power_of_2: bool = True
 
+    @staticmethod
+    def log2(amax: Any, largest: Any) -> Any:
+        """floor(log2(largest / amax)), int32: the powers of two by which `amax` is below `largest`.
+        127 at most, and where `amax` is 0."""
+        ratio = jnp.asarray(largest, jnp.float32) / amax
+        _, exponent = jnp.frexp(ratio)  # ratio = m * 2**exponent, with m in [0.5, 1)
+        return jnp.where(jnp.isinf(ratio), 127, exponent - 1)
+
     def __call__(self, amax: Any, largest: Any, before: Any) -> Any:
         """Scales for arrays of amaxes.
 
@@ -97,9 +105,8 @@ class ScaleRule:
         """
         ratio = jnp.asarray(largest, jnp.float32) / amax
         if self.power_of_2:
-            _, exponent = jnp.frexp(ratio)  # ratio = m * 2**exponent, with m in [0.5, 1)
-            scale = jnp.ldexp(jnp.float32(1), jnp.clip(exponent - 1 - self.margin, -126, 127))
-            scale = jnp.where(jnp.isinf(ratio), jnp.float32(2.0**127), scale)
+            powers = jnp.clip(self.log2(amax, largest) - self.margin, -126, 127)
+            scale = jnp.ldexp(jnp.float32(1), jnp.where(jnp.isinf(ratio), 127, powers))
         else:
             scale = jnp.minimum(ratio * jnp.float32(2.0**-self.margin), jnp.finfo(jnp.float32).max)
         return jnp.where((amax > 0) & jnp.isfinite(amax), scale, before).astype(jnp.float32)

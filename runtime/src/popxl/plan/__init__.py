@@ -18,7 +18,6 @@ takes beside its arguments and results, as long as XLA has not compiled it (`est
 from popxl._lower.placed import variable_parts as variable_parts
 from popxl._lower.traffic import DISK_WINDOW as DISK_WINDOW
 from popxl.context import part as part
-from popxl.plan.memory import device_memory as device_memory
 from popxl.plan.placement import Kept as Kept
 from popxl.plan.placement import Placement as Placement
 from popxl.plan.placement import place as place
@@ -34,7 +33,8 @@ from popxl.plan.records import MemoryUse as MemoryUse
 from popxl.plan.records import Part as Part
 from popxl.plan.records import Plan as Plan
 from popxl.plan.records import Storage as Storage
-from popxl.plan.scratch import scratch_file as scratch_file
+from popxl.plan.resources import device_memory as device_memory
+from popxl.plan.resources import scratch_file as scratch_file
 from popxl.plan.timeline import Exposed as Exposed
 from popxl.plan.timeline import Timeline as Timeline
 from popxl.plan.timeline import timeline as timeline

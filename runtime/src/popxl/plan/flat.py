@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from jax.extend.core import Literal
 
 from popxl._lower.machine import PART
 from popxl.ops.fused_attention import KERNELS
@@ -14,13 +15,20 @@ _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp
 
 
 @dataclass(eq=False)
+class Value:
+    """What a primitive computes, of JAX's type `aval`."""
+
+    aval: Any
+
+
+@dataclass(eq=False)
 class Node:
     """A primitive.
 
     Attributes:
         name: JAX's name of it, or that of a function that is one kernel.
-        inputs, outputs: variables of JAX, without constants.
-        atoms: all operands.
+        atoms: values and literals that it takes.
+        outputs: values that it makes.
         params: as in JAX.
         part: label of the part of the program it belongs to; "": that of what runs the function.
         bodies: what it runs, and how often.
@@ -29,15 +37,15 @@ class Node:
 
     name: str
     atoms: list[Any]
-    outputs: list[Any]
+    outputs: list[Value]
     params: dict[str, Any]
     part: str
     bodies: list[tuple[Flat, int]] = field(default_factory=list)
     branches: list[Flat] = field(default_factory=list)
 
     @property
-    def inputs(self) -> list[Any]:
-        return [v for v in self.atoms if not hasattr(v, "val")]
+    def inputs(self) -> list[Value]:
+        return _values(self.atoms)
 
     @property
     def runs_others(self) -> bool:
@@ -46,37 +54,29 @@ class Node:
 
 @dataclass(eq=False)
 class Flat:
-    """A function.
-
-    Attributes:
-        nodes: in the order of the program.
-        inputs: arguments and constants.
-        results: what it returns; constants may be among it.
-    """
+    """A function: its nodes in the order of the program, its arguments and constants, and what it
+    returns."""
 
     nodes: list[Node]
-    inputs: list[Any]
+    inputs: list[Value]
     results: list[Any]
 
     @property
-    def outputs(self) -> list[Any]:
-        """The results that are no constants."""
-        return [v for v in self.results if _is_variable(v)]
+    def outputs(self) -> list[Value]:
+        """The results that are no literals."""
+        return _values(self.results)
 
 
 def flatten(jaxpr: Any, part: str = "") -> Flat:
-    """The primitives of a jaxpr, those of called functions in their place."""
+    """The primitives of a jaxpr, those of called functions in their place, without those that
+    nothing needs."""
+    inputs = _new([*jaxpr.constvars, *jaxpr.invars])
     nodes: list[Node] = []
-    same: dict[Any, Any] = {}
-    _append(jaxpr, part, nodes, same)
-    flat = Flat(
-        nodes, [*jaxpr.constvars, *jaxpr.invars], [_resolve(v, same) for v in jaxpr.outvars]
-    )
-    flat.nodes = _needed(nodes, flat.outputs)
-    return flat
+    results = _append(jaxpr, inputs, part, nodes)
+    return Flat(_needed(nodes, _values(results)), inputs, results)
 
 
-def _needed(nodes: list[Node], outputs: list[Any]) -> list[Node]:
+def _needed(nodes: list[Node], outputs: list[Value]) -> list[Node]:
     """The nodes whose results reach `outputs`, or that have none."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
@@ -86,7 +86,7 @@ def _needed(nodes: list[Node], outputs: list[Any]) -> list[Node]:
     return kept[::-1]
 
 
-def _needed_inputs(node: Node, wanted: set[Any]) -> list[Any]:
+def _needed_inputs(node: Node, wanted: set[Value]) -> list[Value]:
     """What a node takes to make the outputs that are wanted; leaves out of a loop what it carries
     on for nothing."""
     if node.name != "scan":
@@ -96,7 +96,7 @@ def _needed_inputs(node: Node, wanted: set[Any]) -> list[Any]:
     into, out = body.inputs[-len(node.atoms) :], body.results
     keep = {i for i, v in enumerate(node.outputs) if v in wanted}
     while True:
-        results = [out[i] for i in keep if _is_variable(out[i])]
+        results = _values([out[i] for i in keep])
         needed = _needed(body.nodes, results)
         used = {v for n in needed for v in n.inputs} | set(results)
         more = {i for i in range(carry) if into[consts + i] in used} - keep
@@ -105,93 +105,56 @@ def _needed_inputs(node: Node, wanted: set[Any]) -> list[Any]:
         keep |= more
     node.bodies = [(Flat(needed, body.inputs, results), count)]
     dropped = {consts + i for i in range(carry)} - {consts + i for i in keep}
-    return [v for i, v in enumerate(node.atoms) if _is_variable(v) and i not in dropped]
+    return _values([v for i, v in enumerate(node.atoms) if i not in dropped])
 
 
-def _is_variable(v: Any) -> bool:
-    return not hasattr(v, "val")
+def _new(variables: list[Any]) -> list[Value]:
+    return [Value(v.aval) for v in variables]
 
 
-def _resolve(v: Any, same: dict[Any, Any]) -> Any:
-    while _is_variable(v) and v in same:
-        v = same[v]
-    return v
+def _values(atoms: list[Any]) -> list[Value]:
+    return [v for v in atoms if isinstance(v, Value)]
 
 
-def _append(jaxpr: Any, part: str, nodes: list[Node], same: dict[Any, Any]) -> None:
+def _append(jaxpr: Any, given: list[Any], part: str, nodes: list[Node]) -> list[Any]:
+    """Add the primitives of a jaxpr to `nodes`.
+
+    Args:
+        given: what its constants and arguments are.
+
+    Returns:
+        What it returns.
+    """
+    found = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+
+    def read(variables: list[Any]) -> list[Any]:
+        return [v if isinstance(v, Literal) else found[v] for v in variables]
+
     for eqn in jaxpr.eqns:
-        label = _part_of(eqn) or part
-        atoms = [_resolve(v, same) for v in eqn.invars]
-        if eqn.params.get("name") in KERNELS:
-            nodes.append(Node(eqn.params["name"], atoms, list(eqn.outvars), eqn.params, label))
-            continue
-        if eqn.primitive.name in _INLINED:
-            inner = next(iter(_functions(eqn.params)))
-            # A function may be called twice: its variables are renamed by what they stand for, so
-            # each call must be its own copy.
-            inner = _renamed(inner)
-            same.update(zip(inner.invars, atoms, strict=True))
-            _append(inner, label, nodes, same)
-            same.update(zip(eqn.outvars, (_resolve(v, same) for v in inner.outvars), strict=True))
-            continue
-        node = Node(eqn.primitive.name, atoms, list(eqn.outvars), eqn.params, label)
-        if branches := eqn.params.get("branches"):
-            node.branches = [flatten(_open(b), label) for b in branches]
-        elif eqn.primitive.name in ("scan", "while"):
-            count = eqn.params.get("length", 1)
-            body = eqn.params.get("jaxpr") or eqn.params.get("body_jaxpr")
-            node.bodies = [(flatten(_open(body), label), count)]
-        nodes.append(node)
+        label, name, atoms = _part_of(eqn) or part, eqn.primitive.name, read(eqn.invars)
+        called = eqn.params.get("name")
+        if name in _INLINED and called not in KERNELS:
+            inner = _function(eqn.params, "jaxpr", "call_jaxpr", "fun_jaxpr")
+            results = _append(inner, [*_new(inner.constvars), *atoms], label, nodes)
+        else:
+            results = _new(eqn.outvars)
+            node = Node(called if called in KERNELS else name, atoms, results, eqn.params, label)
+            node.branches = [flatten(_open(b), label) for b in eqn.params.get("branches", ())]
+            if name in ("scan", "while"):
+                body = flatten(_function(eqn.params, "jaxpr", "body_jaxpr"), label)
+                node.bodies = [(body, eqn.params.get("length", 1))]
+            nodes.append(node)
+        found.update(zip(eqn.outvars, results, strict=True))
+    return read(jaxpr.outvars)
 
 
-def _functions(params: dict[str, Any]) -> Iterator[Any]:
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if name in params:
-            yield _open(params[name])
+def _function(params: dict[str, Any], *names: str) -> Any:
+    """The jaxpr that a primitive runs, under the first of the names that is there."""
+    return next(_open(params[name]) for name in names if name in params)
 
 
 def _open(function: Any) -> Any:
     return getattr(function, "jaxpr", function)
-
-
-@dataclass
-class _Copy:
-    """A jaxpr with variables of its own."""
-
-    eqns: Sequence[Any]
-    invars: list[Any]
-    constvars: list[Any]
-    outvars: list[Any]
-
-
-@dataclass(eq=False)
-class _Variable:
-    aval: Any
-
-
-@dataclass
-class _Equation:
-    primitive: Any
-    invars: list[Any]
-    outvars: list[Any]
-    params: dict[str, Any]
-    source_info: Any
-
-
-def _renamed(jaxpr: Any) -> _Copy:
-    new: dict[Any, Any] = {}
-
-    def rename(v: Any) -> Any:
-        return new.setdefault(v, _Variable(v.aval)) if _is_variable(v) else v
-
-    def names(atoms: Sequence[Any]) -> list[Any]:
-        return [rename(v) for v in atoms]
-
-    eqns = [
-        _Equation(e.primitive, names(e.invars), names(e.outvars), e.params, e.source_info)
-        for e in jaxpr.eqns
-    ]
-    return _Copy(eqns, names(jaxpr.invars), names(jaxpr.constvars), names(jaxpr.outvars))
 
 
 def _part_of(eqn: Any) -> str:

@@ -13,7 +13,6 @@ from popxl._lower.schedule import (
     Branch,
     Load,
     Loop,
-    Passed,
     Routine,
     Run,
     Schedule,
@@ -30,23 +29,48 @@ if TYPE_CHECKING:
     from popxl._lower.segment import Segment
 
 _HOST_OPS = {Load: "remote_load", Store: "remote_store"}
+_WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_written")}
 
 
 @dataclass
 class _Sums:
-    """What a part amounts to."""
+    """What a part amounts to.
+
+    Attributes:
+        moved: bytes, by way; of steps whose entries are in several places their mean.
+        device_bytes: most bytes live, besides those that callers keep alive; None: it has no step.
+    """
 
     work: Work = field(default_factory=Work)
-    host_to_device: int = 0
-    device_to_host: int = 0
-    disk_read: int = 0
-    disk_written: int = 0
+    moved: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ops: Counter[str] = field(default_factory=Counter)
-    device_bytes: int = 0
+    device_bytes: int | None = None
+
+    def note(self, live: int) -> None:
+        self.device_bytes = max(self.device_bytes or 0, live)
+
+    def add(self, other: _Sums, times: int, outside: int) -> None:
+        """Add that of a routine that is called, with what the caller keeps alive."""
+        if other.device_bytes is not None:
+            self.note(outside + other.device_bytes)
+        if times:
+            self.work.add(other.work, times)
+            for way, nbytes in other.moved.items():
+                self.moved[way] += times * nbytes
+            for name, count in other.ops.items():
+                self.ops[name] += times * count
+
+
+@dataclass
+class _Visit:
+    """What one execution of a routine amounts to: most bytes live, and the sums of its parts."""
+
+    most: int
+    sums: dict[str, _Sums]
 
 
 class Walk:
-    """Walks a schedule once, however often its loops run.
+    """Walks a schedule, each routine once for each part of the program that calls it.
 
     Args:
         works: what segments do; without it only memory is looked at.
@@ -57,125 +81,104 @@ class Walk:
         self, works: Mapping[Segment, SegmentWork], temporaries: Callable[[Segment], int]
     ) -> None:
         self._works, self._temporaries = works, temporaries
-        self._sums: dict[str, _Sums] = defaultdict(_Sums)
+        self._visits: dict[tuple[Routine, str], _Visit] = {}
         self._placed: _Places | None = None  # of the entries that steps load and store
 
     def run(self, schedule: Schedule) -> int:
         """Walk; returns the most bytes of intermediate values that are live at a time."""
         main, self._schedule = schedule.main, schedule
-        stored = {*main.inputs, *main.outputs}
-        return self._routine(main, "", 1, 0, stored)
+        found = self._routine(main, "", {*main.inputs, *main.outputs})
+        self._sums = found.sums
+        return found.most
 
     # ---- memory ---------------------------------------------------------------------------------
-    def _routine(
-        self, routine: Routine, part: str, times: int, outside: int, borrowed: set[Slot]
-    ) -> int:
-        """Most bytes live while a routine runs, those of `borrowed` slots not included.
-
-        Args:
-            outside: bytes that its callers keep alive.
-        """
+    def _routine(self, routine: Routine, part: str, borrowed: set[Slot]) -> _Visit:
+        """Walk a routine; bytes of `borrowed` slots are the caller's."""
+        sums: dict[str, _Sums] = defaultdict(_Sums)
         owned = [s for s in routine.inputs if s in routine.specs]
         live = {s: 0 if s in borrowed else _size(routine, s) for s in owned}
         total = most = sum(live.values())
         for step in routine.steps:
             label = step.part or part
             made = {s: _size(routine, s) for s in step.writes() if s in routine.specs}
-            now = total + self._during(step, label, times, outside + total, live, made)
+            now = total + self._during(step, label, total, live, made, sums)
             most = max(most, now)
-            self._note(label, outside + now)
+            if self._works:
+                sums[label].note(now)
             live.update(made)
             total += sum(made.values())
             donated = step.body.donated if isinstance(step, Loop) else ()
             for slot in (*step.last, *donated):
                 total -= live.pop(slot, 0)
-        return most
+        return _Visit(most, sums)
 
     def _during(
         self,
         step: Step,
         part: str,
-        times: int,
-        outside: int,
+        total: int,
         live: Mapping[Slot, int],
         made: Mapping[Slot, int],
+        sums: dict[str, _Sums],
     ) -> int:
         """Bytes that a step takes while it runs, besides older slots; counts what it does."""
         if isinstance(step, Run):
-            self._count_run(step.segment, part, times)
+            self._count_run(step.segment, part, sums)
             reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
             return sum(made.values()) - reused + self._temporaries(step.segment)
         if isinstance(step, (Load, Store)):
-            self._count_transfer(step, part, times)
+            self._count_transfer(step, sums[part])
         most = sum(made.values()) if isinstance(step, Load) else 0
         for passed in calls(step):
             # What devices decide is taken to be 0: of two branches the second is what is done.
             done = not isinstance(step, Branch) or passed is step.branches[1]
-            most = max(most, self._call(step, passed, part, times if done else 0, outside, live))
+            times = (step.count if isinstance(step, Loop) else 1) if done else 0
+            routine = passed.routine
+            handed = [i for i in routine.consumed if i not in passed.copies]
+            moved = sum(live.get(passed.args[i], 0) for i in handed)
+            visit = self._visited(routine, part)
+            for label, inner in visit.sums.items():
+                sums[label].add(inner, times, total - moved)
+            most = max(most, visit.most - moved)
         return most
 
-    def _call(
-        self,
-        step: Step,
-        passed: Passed,
-        part: str,
-        times: int,
-        outside: int,
-        live: Mapping[Slot, int],
-    ) -> int:
-        routine = passed.routine
-        handed = [i for i in routine.consumed if i not in passed.copies]
-        moved = sum(live.get(passed.args[i], 0) for i in handed)
-        count = step.count if isinstance(step, Loop) else 1
-        consumed = {routine.inputs[i] for i in routine.consumed}
-        borrowed = {s for s in routine.inputs if s not in consumed}
-        inside = self._routine(routine, part, times * count, outside - moved, borrowed)
-        return inside - moved
+    def _visited(self, routine: Routine, part: str) -> _Visit:
+        """A routine that is called, walked once."""
+        key = routine, part
+        if key not in self._visits:
+            consumed = {routine.inputs[i] for i in routine.consumed}
+            self._visits[key] = self._routine(routine, part, {*routine.inputs} - consumed)
+        return self._visits[key]
 
     # ---- sums -----------------------------------------------------------------------------------
-    def _note(self, part: str, live: int) -> None:
-        if self._works:
-            sums = self._sums[part]
-            sums.device_bytes = max(sums.device_bytes, live)
+    def _count_run(self, segment: Segment, part: str, sums: dict[str, _Sums]) -> None:
+        if segment in self._works:
+            for label, work in self._works[segment].parts.items():
+                sums[label or part].work.add(work)
+            for node in segment.nodes:
+                self._count_node(node, node.part or part, 1, sums)
 
-    def _count_run(self, segment: Segment, part: str, times: int) -> None:
-        if segment not in self._works or not times:
-            return
-        for label, work in self._works[segment].parts.items():
-            self._sums[label or part].work.add(work, times)
-        for node in segment.nodes:
-            self._count_node(node, node.part or part, times)
-
-    def _count_node(self, node: Node, part: str, times: int) -> None:
+    def _count_node(self, node: Node, part: str, times: int, sums: dict[str, _Sums]) -> None:
         op = node.op
         if op is None or node.kind in ("view", "write"):
             return
-        sums = self._sums[part]
-        sums.ops[op.defn.name] += times
+        found = sums[part]
+        found.ops[op.defn.name] += times
         if "stream" in op.attrs:
             nbytes = times * math.prod(op.attrs["stream"].shape) * op.attrs["stream"].dtype.itemsize
-            if op.outputs:
-                sums.host_to_device += nbytes
-            else:
-                sums.device_to_host += nbytes
+            found.moved["host_to_device" if op.outputs else "device_to_host"] += nbytes
         for region in node.regions:
             for inner in region.graph.nodes:
-                self._count_node(inner, inner.part or part, times * region.count)
+                self._count_node(inner, inner.part or part, times * region.count, sums)
 
-    def _count_transfer(self, step: Load | Store, part: str, times: int) -> None:
-        if not self._works or not times:
+    def _count_transfer(self, step: Load | Store, sums: _Sums) -> None:
+        if not self._works:
             return
-        sums = self._sums[part]
-        sums.ops[_HOST_OPS[type(step)]] += times
+        sums.ops[_HOST_OPS[type(step)]] += 1
         resident, on_disk = self._fractions(step)
-        away = round(times * step.nbytes * (1 - resident))
-        filed = round(times * step.nbytes * on_disk)
-        if isinstance(step, Load):
-            sums.host_to_device += away
-            sums.disk_read += filed
-        else:
-            sums.device_to_host += away
-            sums.disk_written += filed
+        to, disk = _WAYS[type(step)]
+        sums.moved[to] += step.nbytes * (1 - resident)
+        sums.moved[disk] += step.nbytes * on_disk
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
         """Of what a step moves: fractions that stay on the device, and that are on disk."""
@@ -194,17 +197,17 @@ class Walk:
                 sums.work.flops,
                 sums.work.arithmetic,
                 sums.work.traffic,
-                sums.host_to_device,
-                sums.device_to_host,
+                round(sums.moved["host_to_device"]),
+                round(sums.moved["device_to_host"]),
                 tuple(
                     Collective(*key, found["count"], found["nbytes"])
                     for key, found in sorted(sums.work.collectives.items())
                 ),
                 dict(sorted(sums.ops.items())),
-                sums.device_bytes,
+                sums.device_bytes or 0,
                 sums.work.float8_flops,
-                sums.disk_read,
-                sums.disk_written,
+                round(sums.moved["disk_read"]),
+                round(sums.moved["disk_written"]),
             )
             for name, sums in self._sums.items()
         )

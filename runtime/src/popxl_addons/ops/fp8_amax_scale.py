@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import popxl
-from popxl import dtypes, ops
+from popxl import dtypes
+from popxl.custom import jax_op
 from popxl.fp8_utils import max_scaling_bias, min_scaling_bias
+from popxl.ops.fp8 import ScaleRule
 from popxl_addons.ops.fp8_utils import fp8_def
 
 __all__ = ["fp8_amax_scale"]
@@ -20,9 +24,12 @@ def fp8_amax_scale(src: popxl.Tensor, dtype: dtypes.dtype = dtypes.float8_143) -
     Returns:
         int32 scalar in [-31, 31]: floor(log2(largest / max(abs(src)))).
     """
-    wide = src if src.dtype == popxl.float32 else ops.cast(src, popxl.float32)
-    # The smallest float32 stands for zeros, which fit with any scale.
-    tiny = popxl.constant(2.0**-126, popxl.float32)
-    largest = ops.maximum(ops.max(ops.abs(wide)), tiny)
-    scale = ops.floor(ops.log2(fp8_def(dtype).max_value / largest))
-    return ops.cast(ops.clip(scale, min_scaling_bias, max_scaling_bias), popxl.int32)
+    largest = fp8_def(dtype).max_value
+    return _log2_scale(src, largest=largest)
+
+
+@jax_op(name="fp8_amax_scale", no_grad="scales are not differentiated")
+def _log2_scale(t: Any, *, largest: float) -> Any:
+    """int32 scalar."""
+    amax = abs(t.astype("float32")).max(initial=0.0)
+    return ScaleRule.log2(amax, largest).clip(min_scaling_bias, max_scaling_bias)

@@ -1,0 +1,131 @@
+"""What is lost of small updates with 16-bit weights: rounded to nearest, stochastically, or with
+float32 masters.
+
+    python3 -m benchmarks.half_weights
+    python3 -m benchmarks.half_weights --config gptj_tiny --rate 1e-5 --steps 100
+
+Each way trains a preset from the same weights on the same batches, at a constant rate. Prints the
+mean loss of the last steps, how much of the way that float32 weights went it missed, and how many
+weights have changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from config.families import config_class_of
+from config.presets import merge, preset_data
+from config.sections import RunConfig
+from data.batches import Loader
+from data.pipeline import Pipeline
+from modelling.sessions.running import compiled
+from modelling.sessions.training import FineTuning
+from modelling.spec import family_of
+from modelling.weights import OPTIMIZER
+from terminal.entry_point import entry_point
+from terminal.parser import count_option
+
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "float32": {},
+    "bfloat16, to nearest": {"training": {"stochastic_rounding": False}},
+    "bfloat16, stochastically": {"training": {"stochastic_rounding": True}},
+    "bfloat16, float32 masters": {"execution": {"master_weights": True}},
+}
+LAST = 30
+"""Steps whose loss is averaged."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a way of training gave.
+
+    Attributes:
+        loss: mean over the last steps.
+        start, weights: at the start and the end, as precise as they are kept.
+    """
+
+    loss: float
+    start: Mapping[str, np.ndarray]
+    weights: Mapping[str, np.ndarray]
+
+    @property
+    def changed(self) -> float:
+        """Fraction of the weights that are not what they were."""
+        differ = sum(np.count_nonzero(w != self.start[n]) for n, w in self.weights.items())
+        return differ / sum(w.size for w in self.weights.values())
+
+    def missed(self, exact: Result) -> float:
+        """The distance between its weights' way and that of another, relative to the latter's
+        length."""
+        wrong = way = 0.0
+        for name, end in exact.weights.items():
+            right = end.astype(np.float64) - exact.start[name]
+            own = self.weights[name].astype(np.float64) - self.start[name]
+            wrong, way = wrong + float(np.sum((own - right) ** 2)), way + float(np.sum(right**2))
+        return float(np.sqrt(wrong / way))
+
+
+def config_of(preset: str, way: str, batch: int) -> RunConfig:
+    """A preset that trains in one of the `WAYS`, on one device."""
+    common = {
+        "model": {"precision": way.partition(",")[0]},
+        "training": {"global_batch_size": batch},
+        "execution": {"micro_batch_size": batch, "data_parallel": 1, "tensor_parallel": 1},
+    }
+    data = merge(merge(preset_data("finetuning", preset), common), WAYS[way])
+    return config_class_of(data, preset).from_dict(data)
+
+
+def train(config: RunConfig, steps: int, rate: float) -> Result:
+    """Train from the configured random weights."""
+    family = family_of(config)
+    data = Pipeline(config, family.shape)
+    loader = Loader.of(config, data.training_samples())
+    model = compiled(lambda: FineTuning(data.config, family), "the training program")
+    model.write(family.weights(config).initial(config.model.seed))
+    with model:
+        start = _weights(model)
+        found = [model.run([loader.next_batch()], [rate], step)[0].loss for step in range(steps)]
+        return Result(float(np.mean(found[-LAST:])), start, _weights(model))
+
+
+def _weights(model: FineTuning) -> dict[str, np.ndarray]:
+    """Weights in float32: the masters, where there are any."""
+    tensors = model.tensors()
+    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
+    masters = {name: f"{OPTIMIZER}/master/{name}" for name in names}
+    best = {name: masters[name] if masters[name] in tensors else name for name in names}
+    return {name: tensors[best[name]].astype(np.float32) for name in names}
+
+
+def table(results: Mapping[str, Result]) -> str:
+    """A line for each way."""
+    lines = ["| weights | loss | missed of float32's way | weights changed |", "|---|---|---|---|"]
+    exact = results["float32"]
+    for way, result in results.items():
+        missed = result.missed(exact)
+        lines.append(f"| {way} | {result.loss:.4f} | {missed:.1%} | {result.changed:.1%} |")
+    return "\n".join(lines)
+
+
+@entry_point(alone=True)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train in each way and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--config", default="tiny", metavar="PRESET", help="what is trained")
+    parser.add_argument("--steps", type=count_option, default=150)
+    parser.add_argument("--batch", type=count_option, default=32, help="samples of a step")
+    parser.add_argument("--rate", type=float, default=1e-5, help="learning rate")
+    given = parser.parse_args(arguments)
+    configs = {way: config_of(given.config, way, given.batch) for way in WAYS}
+    print(table({way: train(c, given.steps, given.rate) for way, c in configs.items()}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""A model card: the README.md of a model folder, with what the hub reads in front of it.
+
+The form is that of https://github.com/huggingface/hub-docs/blob/main/modelcard.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FILE_NAME, CURVE = "README.md", "loss_curve.png"
+
+Facts = Mapping[str, str]
+"""Rows of a table: what, and its value."""
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a card says.
+
+    Attributes:
+        name: of the model.
+        sequence_to_sequence: whether an encoder reads and a decoder writes.
+        base: where the weights came from, for people.
+        base_model: its name on the hub; None: it has none.
+        datasets: names on the hub of the data it was trained on.
+        evaluated_on: name of the data that `metrics` are of.
+        metrics: by name, of the validation data.
+        prompt, target: templates of what it reads and writes; None: none are known.
+        chat: whether it was trained on conversations.
+        data, training: tables.
+        sessions: a table for each time that the run was started or continued.
+        settings: the whole configuration, as YAML.
+        curve: whether there is a picture of the loss.
+    """
+
+    name: str
+    sequence_to_sequence: bool
+    base: str
+    base_model: str | None = None
+    datasets: Sequence[str] = ()
+    evaluated_on: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    prompt: str | None = None
+    target: str | None = None
+    chat: bool = False
+    data: Facts = field(default_factory=dict)
+    training: Facts = field(default_factory=dict)
+    sessions: Sequence[Facts] = ()
+    settings: str = ""
+    curve: bool = False
+
+    def text(self) -> str:
+        """The card, in Markdown."""
+        sections = [f"# {_plain(self.name)}", self._summary(), "## Use", self._use()]
+        if self.metrics:
+            rows = {name: f"{value:.4g}" for name, value in self.metrics.items()}
+            sections += ["## Evaluation", f"On {_plain(self.evaluated_on)}:"]
+            sections.append(_table(rows, "Metric", "Value"))
+        if self.data:
+            sections += ["## Data", _table(self.data)]
+        if self.training:
+            sections += ["## Training", _table(self.training)]
+        if self.curve:
+            sections.append(f"![Loss and learning rate over the optimizer steps.]({CURVE})")
+        if self.sessions:
+            sections += ["## Runs", *map(_table, self.sessions)]
+        if self.settings:
+            sections += ["<details><summary>All settings</summary>", _code("yaml", self.settings)]
+            sections.append("</details>")
+        return f"---\n{self.front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
+
+    def front_matter(self) -> str:
+        """What the hub reads, as YAML."""
+        from huggingface_hub import EvalResult, ModelCardData
+
+        task = "text2text-generation" if self.sequence_to_sequence else "text-generation"
+        known = self.datasets[0] if self.datasets else self.evaluated_on
+        results = [
+            EvalResult(
+                task, known, self.evaluated_on, name, float(value), dataset_split="validation"
+            )
+            for name, value in self.metrics.items()
+        ]
+        given: dict[str, Any] = {
+            "base_model": self.base_model,
+            "datasets": list(self.datasets) or None,
+            "metrics": list(self.metrics) or None,
+        }
+        found = ModelCardData(
+            library_name="transformers", pipeline_tag=task, tags=["popxl-xla"],
+            model_name=self.name, eval_results=results or None, **given,
+        )  # fmt: skip
+        return str(found.to_yaml())
+
+    def _summary(self) -> str:
+        if not self.training:
+            return f"Weights of {_plain(self.base)}."
+        return f"All parameters were fine-tuned with PopXL on XLA, from {_plain(self.base)}."
+
+    def _inputs(self) -> list[str]:
+        if not self.chat:
+            return [f'inputs = tokenizer({(self.prompt or "...")!r}, return_tensors="pt")']
+        return [
+            'messages = [{"role": "user", "content": "..."}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+        ]
+
+    def _use(self) -> str:
+        kind = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
+        lines = [
+            f"from transformers import AutoModelFor{kind}, AutoTokenizer",
+            "",
+            'folder = "."  # this folder, or its name on the hub',
+            "tokenizer = AutoTokenizer.from_pretrained(folder)",
+            f"model = AutoModelFor{kind}.from_pretrained(folder)",
+            *self._inputs(),
+            "tokens = model.generate(**inputs, max_new_tokens=64)",
+            "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
+        ]
+        code = _code("python", "\n".join(lines))
+        if self.prompt is None:
+            return code
+        wrote = "" if self.target is None else f", and to write {_verbatim(self.target)}"
+        return f"It was trained to read {_verbatim(self.prompt)}{wrote}.\n\n{code}"
+
+
+def _table(rows: Facts, *head: str) -> str:
+    lines = [f"| {' | '.join(head or ('', ''))} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {_cell(k)} | {_cell(v)} |" for k, v in rows.items())])
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|").replace("\n", "<br>")
+
+
+def _plain(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    for mark in "\\`*_[]<>":
+        text = text.replace(mark, f"\\{mark}")
+    return text
+
+
+def _verbatim(text: str) -> str:
+    """A text between enough backticks that its own do not end it."""
+    fence = "`" * (_longest_run(text) + 1)
+    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
+
+
+def _code(language: str, text: str) -> str:
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    longest = here = 0
+    for letter in text:
+        here = here + 1 if letter == "`" else 0
+        longest = max(longest, here)
+    return longest

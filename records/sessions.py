@@ -1,0 +1,77 @@
+"""run.json: each time that a run was started or continued, by which command and where."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from files.errors import FileError
+from files.json_files import read_object
+from files.writing import write_text
+
+FILE_NAME = "run.json"
+VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
+            found[name] = "not installed"
+    return found
+
+
+@dataclass(frozen=True)
+class Session:
+    """One time that a run was started or continued.
+
+    Attributes:
+        first_step: steps that were done before.
+        command: as it was typed; "": it was none.
+        hardware: the devices.
+        versions: see `versions`.
+    """
+
+    first_step: int
+    command: str
+    hardware: str
+    versions: Mapping[str, str] = field(default_factory=versions)
+
+
+def add_session(directory: Path, session: Session) -> None:
+    """Note a session in a run's directory; those of steps that it does again are dropped.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    before = [s for s in read_sessions(directory) if s.first_step < session.first_step]
+    data = {"sessions": [asdict(s) for s in (*before, session)]}
+    write_text("the record of the run", directory / FILE_NAME, json.dumps(data, indent=2) + "\n")
+
+
+def read_sessions(directory: Path) -> list[Session]:
+    """The sessions of a run; none where the file is missing or damaged, as no run needs it."""
+    try:
+        found = read_object(directory / FILE_NAME).data.get("sessions")
+    except (FileError, OSError):
+        return []
+    entries: list[Any] = found if isinstance(found, list) else []
+    return [session for entry in entries if (session := _session(entry)) is not None]
+
+
+def _session(entry: Any) -> Session | None:
+    try:
+        session = Session(**entry)
+    except TypeError:
+        return None
+    texts = (session.command, session.hardware)
+    good = isinstance(session.first_step, int) and isinstance(session.versions, dict)
+    return session if good and all(isinstance(text, str) for text in texts) else None

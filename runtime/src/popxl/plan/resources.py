@@ -1,0 +1,46 @@
+"""What a machine has for a program: device memory, and files to measure a disk with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from popxl._lower.devices import replica_mesh
+from popxl._lower.disk import Scratch, ScratchFile
+
+
+def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
+    """Bytes that a program may use on each of `replicas` devices; None if that is host memory.
+
+    Args:
+        device_desc: as for `popxl.Session`.
+        instances: processes that share the replicas.
+
+    Raises:
+        DeviceError: there are fewer devices.
+    """
+    devices = replica_mesh(device_desc, replicas, instances).local_devices
+    if devices[0].platform == "cpu":
+        return None
+    found = [(d.memory_stats() or {}).get("bytes_limit") for d in devices]
+    return min((limit for limit in found if limit), default=None)
+
+
+@contextmanager
+def scratch_file(folder: str | os.PathLike[str], nbytes: int) -> Iterator[ScratchFile]:
+    """A file as entries on disk are in, which is removed afterwards.
+
+    `file.write(offset, bytes)` and `file.read(offset, nbytes)` are thread-safe; offsets are whole
+    pages.
+
+    Raises:
+        DiskError: the folder is in use, or the disk is full.
+    """
+    scratch = Scratch.opened(folder)
+    file = scratch.file(nbytes)
+    try:
+        yield file
+    finally:
+        file.close()
+        scratch.close()
