@@ -143,7 +143,7 @@ def test_the_reference_is_worth_comparing_with(family):
         (test_gptj, Greedy(), "streamed", 1, 1),
         (test_gptj, Beam(3), "resident", 1, 2),
         (test_t5, Beam(4), "streamed", 1, 1),
-        (test_t5, Sampling(3, top_k=1), "resident", 2, 2),
+        pytest.param(test_t5, Sampling(3, top_k=1), "resident", 2, 2, marks=pytest.mark.slow),
         pytest.param(test_gptj, Sampling(3, top_k=1), "resident", 1, 2, marks=pytest.mark.slow),
         pytest.param(test_gptj, Beam(3), "streamed", 2, 2, marks=pytest.mark.slow),
         pytest.param(test_t5, Beam(4), "resident", 1, 4, marks=pytest.mark.slow),

@@ -14,7 +14,7 @@ from modelling.gptj.family import FAMILY
 from modelling.gptj.weights import weight_table
 from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
-from tests.modelling.llama.test_training import check_texts
+from tests.modelling.llama.test_training import loss_of_texts, several_texts
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.torch_training import OptimizerOf, Reference, adamw, logical, train, worst
 
@@ -76,4 +76,15 @@ def test_texts_of_a_sample_do_not_see_one_another() -> None:
     data = replace(config.data, packing=False, examples_per_row=3)
     training = replace(config.training, global_batch_size=8)
     config, model = replace(config, data=data, training=training), hf_model(small_config())
-    check_texts(config, model, logical(model), weight_table(config))
+    batch, start = several_texts(0), logical(model)
+    loss = loss_of_texts(model, {n: torch.tensor(a).long() for n, a in batch.items()})
+    loss.backward()
+    expected = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    ours = fine_tuning(config, gradients=True)
+    ours.write(weight_table(config).renamed(start))
+    with ours:
+        (result,) = ours.run([batch], [RATE], 0)
+        gradients = ours.gradients()
+    assert result.loss == pytest.approx(loss.item(), abs=1e-5)
+    error, name = worst(gradients, expected)
+    assert error < 1e-4, name
