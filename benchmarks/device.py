@@ -2,25 +2,33 @@
 
     python3 -m benchmarks.device --config gptj_6B_gpu --runs 3
     python3 -m benchmarks.device --config xl_gpu | tail -1 > record.json
+    python3 -m benchmarks.device --record runs/h100
 
 On generated data and with random weights. Runs are measured as they are, and then with the host
 waiting for each transfer and each computation before the next, so that nothing overlaps. What the
 first is faster by is what overlaps. Ends with one JSON line.
+
+`--record DIR` measures a machine within nine minutes instead: bandwidths, the matrix rate, and
+large presets beside what the timeline says of them (see `benchmarks.device_record`).
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.command import run_benchmark
+from benchmarks.device_record import MINUTES, record, tasks
 from benchmarks.machine_use import MachineUse
 from config.sections import RunConfig
 from data.batches import Loader
 from data.samples import Batch
+from files.writing import check_folder
 from modelling.devices import described_devices, device_desc
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
@@ -122,9 +130,29 @@ def _summary(measured: Measurement) -> str:
     )
 
 
+def _record(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="Measure a machine within minutes.")
+    parser.add_argument("--record", type=Path, required=True, metavar="DIR", help="where it goes")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it")
+    parser.add_argument("--train", nargs="*", default=["gptj_6B_gpu", "xl_gpu"], metavar="PRESET")
+    parser.add_argument("--fp8", nargs="*", default=["gptj_6B_gpu_fp8"], metavar="PRESET")
+    parser.add_argument("--generate", nargs="*", default=["gptj_6B_gpu"], metavar="PRESET")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu", "tpu"])
+    given = parser.parse_args(arguments)
+    check_folder("the record to", given.record)
+    given.record.mkdir(parents=True, exist_ok=True)
+    wanted = tasks(given.train, given.fp8, given.generate)
+    record(given.record, wanted, ["--device", given.device], given.minutes)
+    print((given.record / "record.md").read_text(encoding="utf-8"))
+
+
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure and print, or record."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if any(each.partition("=")[0] == "--record" for each in given):
+        _record(given)
+        return
     run_benchmark("finetuning", __doc__, arguments, measure, _summary, finetuning_needs)
 
 

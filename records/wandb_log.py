@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +11,25 @@ from typing import Any
 
 from config.errors import UserError
 from config.sections import RunConfig
-from files.shown import shown_name
+from files.shown import shown, shown_name
 from records.metrics import SAMPLES, Sample
 from records.sessions import versions
+
+MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
+
+
+def check_mode() -> None:
+    """Check, before anything takes long, how Weights & Biases is asked to run.
+
+    Raises:
+        UserError: WANDB_MODE is no mode.
+    """
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode and mode not in MODES:
+        raise UserError(
+            f"the environment variable WANDB_MODE is {shown(mode)}, but must be one of "
+            f"{', '.join(MODES[:3])}: set it, or leave out --wandb"
+        )
 
 
 class WandbLog:

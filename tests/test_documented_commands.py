@@ -172,6 +172,8 @@ def quick(words: list[str]) -> list[str]:
         words[place] = f"{kind}_tiny" if kind in ("gptj", "qwen3") else "tiny"
     if "--model" in words:  # its preset is one for models of the hub, and not quick
         words += ["--steps", "4"]
+    if "--record" in words:  # of a machine with a GPU: no time for any task
+        words += ["--minutes", "0.1"]
     if words[0] == "mpirun":  # it follows the same command with another launcher
         words.append("--fresh")
     return words + [extra for module in FEWER if module in words for extra in FEWER[module]]

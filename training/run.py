@@ -36,6 +36,7 @@ from records.metrics import SAMPLES
 from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
+from records.wandb_log import check_mode
 from terminal.screen import is_coloured, is_heard, say
 from training.best import FOLDER as BEST
 from training.best import Best
@@ -75,6 +76,8 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
             "model.eval is true, which is for generation: a model that trains has it false"
         )
     check_iterations(config)
+    if options.wandb:
+        check_mode()
     check_path(path)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)

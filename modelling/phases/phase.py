@@ -186,11 +186,12 @@ class Phase:
             new = self.optimizer.update(self.variables, row, Update(norm, rate))
             if self.fp8:
                 new |= self.fp8.update(row, norm)
-            self._updated = list(new)
+            self._updated[:] = new
             return list(new.values())
 
+        self._updated: list[str] = []
         row, scalar = popxl.TensorSpec((), popxl.int32), popxl.TensorSpec((), popxl.float32)
-        self._optim = popxl.gir().create_graph(update, row, scalar, scalar)
+        self._optim: popxl.Graph = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_reduction(self) -> None:
         settings = self._settings

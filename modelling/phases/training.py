@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
@@ -180,9 +178,8 @@ def _run_with_updates_behind(step: OptimizerStep, iterations: int) -> popxl.Host
         See `TrainingProgram.only_update`.
     """
     ir = popxl.gir()
-    nothing = np.float32(math.nan)
-    norm = popxl.variable(nothing, name="pending_norm")
-    rate = popxl.variable(np.float32(0), name="pending_rate")
+    norm = popxl.variable(math.nan, popxl.float32, name="pending_norm")
+    rate = popxl.variable(0.0, popxl.float32, name="pending_rate")
 
     def one_step(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
         return step.gradients(Update(norm, rate)).tensors
@@ -192,7 +189,7 @@ def _run_with_updates_behind(step: OptimizerStep, iterations: int) -> popxl.Host
 
     def update(norm: popxl.Tensor, rate: popxl.Tensor) -> list[popxl.Tensor]:
         step.update(Update(norm, rate))
-        return [popxl.constant(nothing), rate + 0]
+        return [popxl.constant(math.nan, popxl.float32), rate + 0]
 
     only_update = popxl.h2d_stream((), popxl.bool, "only_update")
     new_norm, new_rate = ops.conditional(

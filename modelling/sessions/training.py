@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
@@ -121,13 +120,13 @@ class FineTuning(RunningModel):
         }
         inputs[only_update] = np.ones(lead, np.bool_)
         self._seed_rounding(self._pending)
-        self._pending = None
         self.session.run(inputs)
+        self._pending = None
 
-    def __enter__(self) -> Self:
-        self._pending = None  # what is written is complete
-        super().__enter__()
-        return self
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        if not self.session.is_attached:
+            self._pending = None  # nothing of the state stays
 
     def _check_entered(self) -> None:
         if not self.session.is_attached:
@@ -162,8 +161,10 @@ class FineTuning(RunningModel):
         else:
             inputs[self.program.only_update] = self._per_step(np.zeros(iterations, np.bool_))
             self._seed_rounding(first_step if self._pending is None else self._pending)
+        results = self._results(self._run(inputs), counts)
+        if self.program.only_update is not None:
             self._pending = first_step + iterations - 1
-        return self._results(self._run(inputs), counts)
+        return results
 
     def _seed_rounding(self, step: int) -> None:
         """Let the next run round as the update of a step does."""

@@ -182,6 +182,8 @@ def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
         model._pending = None  # as if nothing were pending
         assert _bits(model) == once
         model._pending = 1
+        model.borrowed(model.variables)  # as an evaluation does
+        model._pending = None
         assert _bits(model) != once
 
 

@@ -6,6 +6,7 @@ moves entries as on a GPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -107,4 +108,8 @@ def test_the_window_is_two_layers_and_the_schedule_says_so(moved):
     session = popxl.Session(ir)
     largest = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)  # an update's weights, moments and row
     assert window_of(session.schedule) == 2 * largest
-    assert str(session.schedule).startswith("loads are dispatched ahead of the runs before them")
+    text = str(session.schedule)
+    assert text.startswith("loads are dispatched ahead of the runs before them")
+    assert re.search(r"# loads ahead: [\d.]+ for .*\n.* run ", text)
+    session.schedule.window = 0
+    assert "# loads ahead" not in str(session.schedule)

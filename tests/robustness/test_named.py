@@ -631,6 +631,15 @@ def test_numbers_of_processes_in_the_environment_that_cannot_be(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mode", ["foo", "Online", "\udcff", "x" * 10_000])
+def test_a_mode_of_wandb_that_there_is_not(mode, refused, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    said = refused(run_finetuning.main, "--wandb")
+    assert "WANDB_MODE is '" in said
+    assert "must be one of online, offline, disabled: set it, or leave out --wandb" in said
+    assert len(said) < 300
+
+
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # by the locale
 def test_standard_input_that_is_no_text(errors, monkeypatch):
     given = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8", errors)

@@ -103,8 +103,8 @@ def _iterations(
     )
 
 
-class _Zeros(deque[Any]):
-    """Stands for numbers that nobody has fetched."""
+class KnownNumbers(deque[Any]):
+    """Stands for numbers that nobody has fetched: zeros."""
 
     def __bool__(self) -> bool:
         return True
@@ -117,7 +117,7 @@ def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
     """How often each load and store of a run is of which entry. Numbers that only devices know are
     taken to be 0, and replicas to be alike."""
     found: Counter[tuple[Load | Store, int]] = Counter()
-    for event in upcoming(schedule.main, _Zeros()):
+    for event in upcoming(schedule.main, KnownNumbers()):
         if event is not None and not isinstance(event.step, Run):
             entry = event.entry
             found[event.step, entry[0] if isinstance(entry, tuple) else entry] += 1

@@ -29,6 +29,7 @@ from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
 from popxl._lower.lookahead import known_transfers, window_of
+from popxl._lower.preview import loads_ahead
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Event, Traffic
@@ -118,7 +119,7 @@ class Program:
         check_transfers(ir)
         self.schedule: Schedule = build_schedule(ir)
         if two_memories(self.platform):
-            self.schedule.window = window_of(self.schedule)
+            self.schedule.window, self.schedule.ahead = window_of(self.schedule), loads_ahead
         self.facts = facts_of_program(self.schedule, ir, self.platform)
         for segment in self.schedule.segments:
             segment.facts = self.facts

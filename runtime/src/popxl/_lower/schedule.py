@@ -9,7 +9,7 @@ the routine; a tensor that is changed in place moves on to another slot.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -262,6 +262,7 @@ class Schedule:
         segments: what the devices run.
         window: bytes on one replica of loads that are dispatched before the runs that precede them,
             and of stores on their way; None: host and device share their memory.
+        ahead: says of runs which loads are dispatched before them; for people.
     """
 
     graph: Functional
@@ -269,9 +270,11 @@ class Schedule:
     routines: Sequence[Routine]
     segments: Sequence[Segment]
     window: int | None = None
+    ahead: Callable[[Schedule], Mapping[Run, str]] = lambda _: {}
 
     def __str__(self) -> str:
-        routines = ["\n".join(_routine_lines(r)) for r in reversed(self.routines)]
+        ahead = self.ahead(self)
+        routines = ["\n".join(_routine_lines(r, ahead)) for r in reversed(self.routines)]
         return "\n\n".join([*_window_line(self.window), *routines])
 
 
@@ -281,13 +284,15 @@ def _window_line(window: int | None) -> Iterator[str]:
         yield f"loads are dispatched ahead of the runs before them, within {window:,} bytes"
 
 
-def _routine_lines(routine: Routine) -> Iterator[str]:
+def _routine_lines(routine: Routine, ahead: Mapping[Run, str]) -> Iterator[str]:
     yield f"routine {routine.title}:"
     part = ""
     for step in routine.steps:
         if step.part != part:
             part = step.part
             yield f"  # {part or 'no part'}"
+        if isinstance(step, Run) and step in ahead:
+            yield f"  # {ahead[step]}"
         yield f"  {_step_text(step, routine)}{_last_text(step)}"
 
 

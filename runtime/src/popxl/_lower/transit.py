@@ -48,6 +48,7 @@ class Transit:
         window: bytes on one replica that may be on their way: loads that the walker has not
             reached, and stores that have not arrived. With 0, loads are dispatched in their place,
             and stores are not waited for.
+        fetched: numbers that the walker fetches, for the look-ahead; it adds them.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Transit:
         entries: Mapping[RemoteBuffer, EntriesOf],
         put: Put,
         window: int,
+        fetched: deque[Any] | None = None,
     ) -> None:
         self._entries, self._put, self._window = entries, put, window
-        self.fetched: deque[Any] = deque()  # numbers, for the look-ahead
+        self.fetched: deque[Any] = deque() if fetched is None else fetched
         self._upcoming = upcoming(main, self.fetched)
         self._next: Event | None = None
         self._lead = 0  # events that were looked at and not done

@@ -15,7 +15,7 @@ from popxl._lower.segment import Segment, is_argument
 from popxl.ir import Ir
 from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
-from popxl.plan.timeline import Timeline, timeline
+from popxl.plan.timeline import Timeline, no_collection, timeline
 from popxl.plan.walk import Walk
 from popxl.plan.work import SegmentWork, work_of
 from popxl.remote_buffer import RemoteBuffer
@@ -65,7 +65,8 @@ def trace(ir: Ir, platform: str = "cpu") -> Traced:
     facts = facts_of_program(schedule, ir, platform)
     for segment in schedule.segments:
         segment.facts = facts
-    works = {segment: work_of(segment) for segment in schedule.segments}
+    with no_collection():
+        works = {segment: work_of(segment) for segment in schedule.segments}
     return Traced(ir, schedule, works, lambda segment: works[segment].temporaries)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -114,9 +116,23 @@ def timeline(
     if window is None:
         window = window_of(schedule)
     device = Device(rates, seconds.__getitem__, temporaries)
-    drive(schedule, device, window)
+    with no_collection():
+        drive(schedule, device, window)
     device.settle()
     return _timeline(device, window)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Let Python look for no cycles among objects inside: a third of the time of what makes many
+    that live, and leaves none."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _timeline(device: Device, window: int) -> Timeline:

@@ -1,0 +1,144 @@
+"""A record of a device within minutes: its rates, and presets beside what the plan says of them.
+
+`python3 -m benchmarks.device --record DIR` runs it. Each measurement is a process of its own, so
+that one that has no memory, or dies, ends alone. What is done is written at once; what there is no
+time for is recorded as such.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from files.writing import write_text
+from terminal.screen import say
+
+ROOT = Path(__file__).parent.parent
+MINUTES = 9.0
+_LEAST = 20.0  # seconds; with less left, nothing is begun
+_SHOWN = 300  # characters of an error
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one task found, or why it found nothing.
+
+    Attributes:
+        seconds: that it took, start and compilation included.
+    """
+
+    name: str
+    seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+Task = tuple[str, Sequence[str]]
+"""A name, and arguments of `benchmarks.device_tasks`."""
+
+
+def tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str]) -> list[Task]:
+    """What is measured, the most important first."""
+    trained = [
+        (f"{preset}, {placement}", ["train", "--config", preset, "--set",
+                                    f"execution.placement={placement}"])
+        for placement in ("auto", "host")
+        for preset in presets
+    ]  # fmt: skip
+    return [
+        ("bandwidths", ["bandwidth"]),
+        ("matrix rate", ["matrix"]),
+        *trained,
+        *((f"{preset}, FP8", ["train", "--config", preset]) for preset in fp8),
+        *((f"{preset}, generation", ["generate", "--config", preset]) for preset in generating),
+    ]
+
+
+def in_a_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Run a task.
+
+    Raises:
+        RuntimeError: it failed, with its last words.
+        TimeoutError: it took too long.
+    """
+    command = [sys.executable, "-m", "benchmarks.device_tasks", *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, timeout=timeout, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"stopped after {timeout:.0f} s, for lack of time") from None
+    if done.returncode:
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RuntimeError((words or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def record(
+    folder: Path,
+    wanted: Sequence[Task],
+    extra: Sequence[str] = (),
+    minutes: float = MINUTES,
+    run: Callable[[Sequence[str], float], dict[str, Any]] = in_a_process,
+) -> list[Measured]:
+    """Measure, and write `record.json` and `record.md` into a folder after each task.
+
+    Args:
+        extra: further arguments of all tasks.
+        minutes: for all of them.
+    """
+    end, found = time.monotonic() + 60 * minutes, list[Measured]()
+    for name, arguments in wanted:
+        left, start = end - time.monotonic(), time.monotonic()
+        if left < _LEAST:
+            found.append(Measured(name, error="not begun, for lack of time"))
+        else:
+            try:
+                facts = run([*arguments, *extra], left)
+                found.append(Measured(name, time.monotonic() - start, facts))
+            except (RuntimeError, TimeoutError, ValueError) as error:
+                found.append(Measured(name, time.monotonic() - start, error=str(error)))
+        say(line(found[-1]))
+        text = json.dumps([asdict(each) for each in found], indent=1)
+        write_text("the record", folder / "record.json", text + "\n")
+        write_text("the record", folder / "record.md", table(found))
+    return found
+
+
+def line(found: Measured) -> str:
+    """One task for people."""
+    if found.error is not None:
+        return f"{found.name}: {found.error}"
+    shown = ", ".join(f"{k} {_number(v)}" for k, v in found.facts["measured"].items() if v)
+    planned = found.facts.get("predicted", {}).get("seconds")
+    beside = "" if planned is None else f" (simulated: {planned:.3f} s)"
+    return f"{found.name}: {shown}{beside}"
+
+
+def table(found: Sequence[Measured]) -> str:
+    """Markdown: what was measured beside what the plan says."""
+    rows = ["| Measured | Seconds | Simulated | Ratio | Layers |", "|---|---|---|---|---|"]
+    rest = []
+    for each in found:
+        seconds = each.facts.get("measured", {}).get("seconds")
+        if seconds is None:
+            rest.append(f"- {line(each)}")
+            continue
+        planned = each.facts["predicted"].get("seconds")
+        ratio = "" if planned is None else f"{seconds / planned:.2f}"
+        beside = "" if planned is None else f"{planned:.3f}"
+        rows.append(
+            f"| {each.name} | {seconds:.3f} | {beside} | {ratio} | {each.facts['layers']} |"
+        )
+    return "\n".join([*rest, "", *rows, ""])
+
+
+def _number(value: float) -> str:
+    return f"{value:.3e}" if value >= 1e4 else f"{value:.3f}"

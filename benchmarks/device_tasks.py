@@ -1,0 +1,200 @@
+"""What `python3 -m benchmarks.device --record` measures, one task in a process of its own.
+
+    python3 -m benchmarks.device_tasks bandwidth
+    python3 -m benchmarks.device_tasks train --config gptj_6B_gpu --set execution.placement=host
+
+Prints one line of JSON: what was measured, and what the plan says beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import yaml
+
+import popxl
+from benchmarks.bandwidth import bandwidths
+from benchmarks.matrix_rate import matrix_rate
+from config.errors import UserError
+from config.families import config_class_of
+from config.machines import Machine, machine, machine_of_kind
+from config.presets import load_config, preset_data
+from config.sections import RunConfig
+from data.batches import Loader
+from modelling.devices import device_desc, platform
+from modelling.memory import NotEnoughMemoryError, check_least
+from modelling.sessions.generating import Inference
+from modelling.sessions.training import FineTuning
+from modelling.spec import family_of
+from modelling.weights import Computed, WeightTable
+from planning.needs import Needs, finetuning_needs, inference_needs
+from planning.report import report
+from popxl import hardware
+from popxl.session import DeviceDesc
+from terminal.entry_point import entry_point
+
+Facts = dict[str, Any]
+_BLOCK = 2**20  # random numbers; weights repeat them
+
+
+def bandwidth(given: argparse.Namespace) -> Facts:
+    """Rates of copies and of device memory."""
+    found = bandwidths(given.device, given.mebibytes)
+    return {"measured": asdict(found) | {"overlap": found.overlap}}
+
+
+def matrix(given: argparse.Namespace) -> Facts:
+    """The rate of large products in bfloat16."""
+    rate = matrix_rate(given.device, popxl.bfloat16, size=given.size, products=8)
+    return {"measured": {"flops": rate}}
+
+
+def train(given: argparse.Namespace) -> Facts:
+    """Seconds of an optimizer step."""
+    return _smaller_until_it_fits(given, "finetuning", _train)
+
+
+def generate(given: argparse.Namespace) -> Facts:
+    """Seconds of a run of the generating program."""
+    return _smaller_until_it_fits(given, "inference", _generate)
+
+
+def _smaller_until_it_fits(
+    given: argparse.Namespace, kind: str, measure: Callable[[RunConfig, int], Facts]
+) -> Facts:
+    """Measure with as many layers as there is memory for: all of them, half of them and so on."""
+    config = _configured(given, kind)
+    while True:
+        try:
+            check_least(config)
+            return measure(config, given.runs) | {"layers": config.model.layers}
+        except NotEnoughMemoryError as error:
+            if config.model.layers == 1:
+                raise UserError(f"{given.config} {error}, with one layer") from error
+            half = config.model.layers // 2
+            config = replace(config, model=replace(config.model, layers=half))
+
+
+def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
+    overrides: dict[str, Any] = {"execution": {"device": given.device_name}}
+    for setting in given.set:
+        name, _, value = setting.partition("=")
+        section, _, field = name.partition(".")
+        overrides.setdefault(section, {})[field] = yaml.safe_load(value)
+    data = preset_data(kind, given.config)
+    return load_config(config_class_of(data, given.config), kind, given.config, overrides)
+
+
+def _train(config: RunConfig, runs: int) -> Facts:
+    family = family_of(config)
+    start = time.perf_counter()
+    model = FineTuning(config, family)
+    compiled = time.perf_counter() - start
+    samples = config.training.global_batch_size
+    loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
+    model.write(weights(family.weights(config)))
+    with model:
+        seconds = [_step(model, loader, step) for step in range(runs + 1)][1:]
+        with model.session.timing(apart=True) as apart:
+            _step(model, loader, runs + 1)
+    kinds = {kind: sum(getattr(part, kind).seconds for part in apart.parts.values())
+             for kind in ("loads", "stores", "runs")}  # fmt: skip
+    measured = {"seconds": statistics.median(seconds), "startup_seconds": compiled}
+    measured |= {f"{kind}_apart": value for kind, value in kinds.items()}
+    measured["peak_device_bytes"] = hardware.peak_device_bytes(device_desc(config), config.replicas)
+    return {"measured": measured} | _predicted(config, finetuning_needs)
+
+
+def _step(model: FineTuning, loader: Loader, step: int) -> float:
+    batch, start = loader.next_batch(), time.perf_counter()
+    model.run([batch], [1e-4], step)
+    return time.perf_counter() - start
+
+
+def _generate(config: RunConfig, runs: int) -> Facts:
+    family = family_of(config)
+    model = Inference(config, family)
+    samples, length = model.samples_per_run, model.program.words.shape[1]
+    rng = np.random.default_rng(0)
+    words = rng.integers(2, config.model.embedding.vocab_size, (samples, length), np.int32)
+    seconds = []
+    with model:
+        model.write(weights(family.weights(config)))
+        for _ in range(runs + 1):
+            start = time.perf_counter()
+            model.generate(words, np.ones_like(words))
+            seconds.append(time.perf_counter() - start)
+    return {"measured": {"seconds": statistics.median(seconds[1:])}} | _predicted(
+        config, inference_needs
+    )
+
+
+def weights(table: WeightTable) -> Computed:
+    """Random weights that cost little to make: blocks of the same numbers."""
+    block = np.random.default_rng(0).normal(0, 0.02, _BLOCK).astype(np.float32)
+    return Computed({w.name: partial(np.resize, block, w.shape) for w in table.weights})
+
+
+def _predicted(config: RunConfig, needs_of: Callable[[RunConfig, str], Needs]) -> Facts:
+    """What the plan says of a run on this kind of device."""
+    on = _machine(config)
+    made = report("", needs_of(config, on.platform), on)
+    found: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
+    if made.timeline is not None:
+        found = {**found, "seconds": made.timeline.seconds,
+                 "exposed_transfers": made.timeline.exposed_transfers}  # fmt: skip
+    return {"predicted": {**found, "machine": on.name}}
+
+
+def _machine(config: RunConfig) -> Machine:
+    kind = hardware.device_kinds(device_desc(config), config.replicas)[0]
+    default = "laptop" if platform(config) == "cpu" else "h100"
+    return machine_of_kind(kind) or machine(default)
+
+
+TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
+    "bandwidth": bandwidth,
+    "matrix": matrix,
+    "train": train,
+    "generate": generate,
+}
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of a task."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--device", dest="device_name", default="auto")
+    parser.add_argument("--config", default="tiny", metavar="PRESET")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--mebibytes", type=int, default=256, help="of an entry")
+    parser.add_argument("--size", type=int, default=8192, help="rows of a matrix")
+    given = parser.parse_args(arguments)
+    given.device = _description(given.device_name)
+    return given
+
+
+def _description(name: str) -> DeviceDesc:
+    found: Mapping[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
+    return found[name]
+
+
+@entry_point()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do one task and print what it found."""
+    given = parsed(arguments)
+    print(json.dumps(TASKS[given.task](given)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

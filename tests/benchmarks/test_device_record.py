@@ -1,0 +1,98 @@
+"""The record of a device: tiny presets on CPU, whose entries move as a GPU's do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from benchmarks import device_tasks
+from benchmarks.device_record import in_a_process, record, tasks
+from config.errors import UserError
+from config.machines import machine
+from modelling.memory import NotEnoughMemoryError
+from popxl._lower import entries, program
+
+TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]
+FIELDS = ("training.global_batch_size=2", "execution.micro_batch_size=1", "execution.update=behind")
+SMALL = [word for field in FIELDS for word in ("--set", field)]
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two memories, and a machine with a host link to compare with."""
+    for module in (entries, program):
+        monkeypatch.setattr(module, "two_memories", lambda platform: True)
+    monkeypatch.setattr(device_tasks, "_machine", lambda config: machine("h200"))
+
+
+def here(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """A task in this process."""
+    given = device_tasks.parsed(arguments)
+    return json.loads(json.dumps(device_tasks.TASKS[given.task](given)))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_rates_are_measured_and_written(tmp_path: Path) -> None:
+    wanted = tasks(["gptj_tiny"], [], ["gptj_tiny"])
+    assert [name for name, _ in wanted] == [
+        "bandwidths", "matrix rate", "gptj_tiny, auto", "gptj_tiny, host", "gptj_tiny, generation",
+    ]  # fmt: skip
+    found = record(tmp_path, wanted[:2], TINY, run=here)
+    assert [each.error for each in found] == [None] * 2
+    bandwidths, matrix = (each.facts for each in found)
+    assert min(bandwidths["measured"][way] for way in ("loads", "stores", "both", "memory")) > 0
+    assert matrix["measured"]["flops"] > 0
+    assert json.loads((tmp_path / "record.json").read_text())[1]["facts"] == matrix
+
+
+@pytest.mark.slow  # half a minute on 2 cores
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_presets_are_measured_beside_the_timeline(tmp_path: Path) -> None:
+    wanted = tasks(["gptj_tiny"], [], ["gptj_tiny"])
+    found = record(tmp_path, wanted[3:], [*TINY, *SMALL], run=here)
+    assert [each.error for each in found] == [None] * 2
+    for each in found:
+        assert each.facts["measured"]["seconds"] > 0
+        assert each.facts["predicted"]["seconds"] > 0
+    assert found[0].facts["measured"]["loads_apart"] > 0
+    assert "| gptj_tiny, host |" in (tmp_path / "record.md").read_text()
+
+
+def test_what_fails_or_has_no_time_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    def run(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+        if arguments[0] == "matrix":
+            raise RuntimeError("no memory")
+        return {"measured": {"loads": 1.0}}
+
+    wanted = tasks([], [], [])
+    assert [each.error for each in record(tmp_path, wanted, run=run)] == [None, "no memory"]
+    found = record(tmp_path, wanted, minutes=0.1, run=run)
+    assert {each.error for each in found} == {"not begun, for lack of time"}
+
+
+def test_fewer_layers_where_memory_is_short() -> None:
+    given = device_tasks.parsed(["train", *TINY, "--config", "tiny"])
+    tried = []
+
+    def measure(config: Any, runs: int) -> dict[str, Any]:
+        tried.append(config.model.layers)
+        if len(tried) < 2:
+            raise NotEnoughMemoryError("host", 2, 1, "state")
+        return {}
+
+    found = device_tasks._smaller_until_it_fits(given, "finetuning", measure)
+    assert found == {"layers": tried[0] // 2}
+    none = NotEnoughMemoryError("host", 2, 1, "state")
+    short = mock.patch.object(device_tasks, "check_least", side_effect=none)
+    with short, pytest.raises(UserError, match="with one layer"):
+        device_tasks._smaller_until_it_fits(given, "finetuning", measure)
+
+
+def test_a_task_that_fails_in_its_process_says_why() -> None:
+    with pytest.raises(RuntimeError, match="unknown preset"):
+        in_a_process(["train", "--config", "none", *TINY], 60)
