@@ -341,11 +341,12 @@ class LlamaConfig(RunConfig):
     def least_bytes(self) -> dict[str, int]:
         m, lengths = self.model, self.model.sequence_length + self.model.output_length
         a = m.attention
+        kept = max(min(a.window_of(kind) or lengths, lengths) for kind in m.kinds)
         cached = 2 * a.key_value_heads * a.head_size
         return super().least_bytes() | {
             "the attention scores": self.score_bytes(a.heads),
             "the caches of generation": (
-                self._samples_at_once * lengths * cached * 2 if m.eval else 0
+                self._samples_at_once * kept * cached * 2 if m.eval else 0
             ),
         }
 

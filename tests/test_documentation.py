@@ -117,6 +117,8 @@ WRITTEN_BY_RUNS = {
     "validation.json",
     "phases.txt",
     "profile/",
+    "run.json",
+    "tokenizer/",
     "loss_curve.png",
     "runs/",
 }

@@ -35,9 +35,9 @@ class _OnMaster:
         ops.var_updates.copy_var_update_(var, ops.cast(master, var.dtype))
 
 
-class AdamOnMaster(_OnMaster, AdamOptimizerStep):  # type: ignore[misc]
+class AdamOnMaster(_OnMaster, AdamOptimizerStep):
     """AdamW with a master."""
 
 
-class AdafactorOnMaster(_OnMaster, AdafactorOptimizerStep):  # type: ignore[misc]
+class AdafactorOnMaster(_OnMaster, AdafactorOptimizerStep):
     """Adafactor with a master."""

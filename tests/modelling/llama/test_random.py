@@ -23,6 +23,8 @@ from tests.modelling.llama.test_training import batches, check_training, several
 from tests.modelling.sessions import transposed
 
 PROMPTS = 6
+RATE = 2e-3
+"""At 1e-2, AdamW makes some draws so sensitive that rounding grows beyond the bounds."""
 IN_BRIEF = (5, 9)
 
 
@@ -65,9 +67,9 @@ def check_folder(drawn: Draw, weights: dict[str, np.ndarray], folder: Path) -> N
 def check(seed: int, folder: Path) -> None:
     drawn = draw(seed)
     given = [several_texts(5), *batches(1), several_texts(6)] if drawn.texts else batches(3)
-    start, expected = trained(drawn.theirs, given)
+    start, expected = trained(drawn.theirs, given, RATE)
     config = config_of(drawn, drawn.dp, drawn.tp, drawn.micro_batch)
-    check_training(config, start, expected, given)
+    check_training(config, start, expected, given, RATE)
     if drawn.texts:
         check_writing(drawn, start)
     check_folder(drawn, start, folder / "hf")

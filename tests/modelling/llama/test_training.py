@@ -53,7 +53,9 @@ def batches(count: int) -> Batches:
     return [packed.take(np.arange(i * SAMPLES, (i + 1) * SAMPLES)) for i in range(count)]
 
 
-def trained(theirs: Any, given: Batches) -> tuple[dict[str, np.ndarray], Reference]:
+def trained(
+    theirs: Any, given: Batches, rate: float = RATE
+) -> tuple[dict[str, np.ndarray], Reference]:
     """Weights before, and what training Hugging Face's model gives. Its own loss would shift the
     labels, which the data have done."""
     model = hf_model(theirs)
@@ -65,11 +67,15 @@ def trained(theirs: Any, given: Batches) -> tuple[dict[str, np.ndarray], Referen
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    return start, train(model, given, loss, RATE)
+    return start, train(model, given, loss, rate)
 
 
 def check_training(
-    config: Any, start: dict[str, np.ndarray], expected: Reference, given: Batches
+    config: Any,
+    start: dict[str, np.ndarray],
+    expected: Reference,
+    given: Batches,
+    rate: float = RATE,
 ) -> None:
     """Loss, every gradient, and the weights after some steps of AdamW."""
     table = weight_table(config)
@@ -77,10 +83,10 @@ def check_training(
     model.write(table.renamed(start))
     with model:
         first, *others = given
-        results = model.run([first], [RATE], 0)
+        results = model.run([first], [rate], 0)
         gradients = dict(table.for_files(model.gradients()))
         for i, batch in enumerate(others):
-            results += model.run([batch], [RATE], i + 1)
+            results += model.run([batch], [rate], i + 1)
         weights = dict(table.for_files(model.read(optimizer=False)))
     assert results[0].loss == pytest.approx(expected.losses[0], abs=1e-5)
     error, name = worst(gradients, expected.gradients)
