@@ -46,6 +46,9 @@ class Phase:
             a layer is, is up to the caller, who runs it in that one alone.
     """
 
+    _optim: popxl.Graph  # the update of a layer
+    _updated: list[str]  # what it returns, by name
+
     def __init__(
         self,
         name: str,
@@ -189,9 +192,9 @@ class Phase:
             self._updated[:] = new
             return list(new.values())
 
-        self._updated: list[str] = []
+        self._updated = []
         row, scalar = popxl.TensorSpec((), popxl.int32), popxl.TensorSpec((), popxl.float32)
-        self._optim: popxl.Graph = popxl.gir().create_graph(update, row, scalar, scalar)
+        self._optim = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_reduction(self) -> None:
         settings = self._settings
