@@ -120,6 +120,8 @@ WRITTEN_BY_RUNS = {
     "run.json",
     "tokenizer/",
     "loss_curve.png",
+    "record.json",
+    "record.md",
     "runs/",
 }
 OF_OTHERS = {

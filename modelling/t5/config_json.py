@@ -129,8 +129,11 @@ def _scaled(data: Mapping[str, Any]) -> bool:
 
 
 def same_form(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
-    """A description with what its layers and head follow from, where it leaves that out."""
-    kind = description.get("model_type", "t5")
+    """A description with what its layers and head follow from, where it leaves that out.
+
+    One that does not name its architecture says nothing of them.
+    """
+    kind = description.get("model_type")
     if kind not in CLASSES:
         return description
     gated, activation = _maps(kind, description)

@@ -136,8 +136,7 @@ GPTJ_JSON = {"n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 2, "vocab_siz
 @pytest.mark.parametrize(
     ("sizes", "description", "more", "named"),
     [
-        (t5_sizes, T5_JSON, {"scale_decoder_outputs": True}, "scale_decoder_outputs"),
-        (t5_sizes, T5_JSON, {"tie_word_embeddings": True}, "scale_decoder_outputs"),
+        (t5_sizes, T5_JSON, {"is_encoder_decoder": False}, "is_encoder_decoder"),
         (t5_sizes, T5_JSON, {"quantization_config": {"bits": 4}}, "quantization_config"),
         (t5_sizes, T5_JSON, {"dense_act_fn": "silu"}, "dense_act_fn"),
         (gptj_sizes, GPTJ_JSON, {"quantization_config": {}}, "quantization_config"),
