@@ -210,7 +210,8 @@ class TensorFiles(Mapping[str, np.ndarray]):
         if self._digests is None:
             return
         if digest_of_bytes(memory) != self._digests[name].sha256[number]:
-            raise CheckpointError(f"tensor {name} in {stored.path} is not what was saved")
+            file = f"{stored.path.parent.name}/{stored.path.name}"
+            raise CheckpointError(f"tensor {name} in {file} is not what was saved")
 
     def _range(self, name: str, number: int) -> tuple[int, int]:
         """First and last byte of a chunk."""

@@ -45,8 +45,7 @@ class SkippedSteps:
         assert self._last is not None
         steps = "a step was" if self.in_a_row == 1 else f"{self.in_a_row} steps in a row were"
         return UserError(
-            f"{steps} skipped, since loss or gradients are not finite (loss {self._last.loss}, "
-            f"gradient norm {self._last.gradient_norm}): {kept}; with float16 lower --loss_scaling "
-            "or use bfloat16, otherwise lower the learning rate, or allow more by "
-            "--max_skipped_steps"
+            f"{steps} skipped, since loss or gradients are not finite (loss {self._last.loss:.4g}, "
+            f"gradient norm {self._last.gradient_norm:.4g}): {kept}; lower the learning rate, or "
+            "with float16 --loss_scaling, or raise --max_skipped_steps"
         )

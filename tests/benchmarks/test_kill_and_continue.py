@@ -18,6 +18,8 @@ from tests.planning.test_against_references import preset
 ALLOCATE = "import numpy as np, sys; print(np.ones(int(sys.argv[1]), np.uint8).sum())"
 
 
+# The child does nothing but set its limits and start; no lock of JAX's threads is taken.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_the_limit_is_hard():
     """A process that takes less lives, one that takes more does not."""
     codes = []

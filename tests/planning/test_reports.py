@@ -109,7 +109,7 @@ def test_the_hardware_table_is_complete() -> None:
     sizes = {name: found.memory / 1e9 for name, found in machines().items()}
     assert sizes == {
         "h100": 80, "h200": 141, "a100": 80, "l40s": 48, "rtx4090": 24, "t4": 16, "tpu_v5e": 16,
-        "laptop": 16,
+        "laptop": 16, "laptop_64": 64,
     }  # fmt: skip
     for found in machines().values():
         assert set(found.flops) - {"float8"} == {"float32", "bfloat16", "float16"}

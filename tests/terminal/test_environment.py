@@ -47,6 +47,8 @@ def test_a_bad_value_is_one_sentence(name, value, said, monkeypatch):
     ],
 )
 def test_usual_values_start_no_process(name, value, monkeypatch):
+    for other in [n for n in os.environ if n == "XLA_FLAGS" or n.startswith("JAX_")]:
+        monkeypatch.delenv(other)
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: pytest.fail("started"))
     check_environment()

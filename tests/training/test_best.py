@@ -25,5 +25,6 @@ def test_the_best_weights_are_exported_where_they_are_kept(keep_best, there, exp
         with CheckpointStore(tmp_path / "best", to_keep=1) as store:
             store.save(2, BEST, {}, wait=True)
     run = SimpleNamespace(config=config, model=SimpleNamespace(tensors=lambda optimizer: LAST))
-    found = _Run._to_export(run)  # type: ignore[arg-type]
+    step, found = _Run._to_export(run, 7)  # type: ignore[arg-type]
     np.testing.assert_array_equal(found["w"], expected["w"])
+    assert step == (2 if expected is BEST else 7)

@@ -16,7 +16,7 @@ FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py
 # Ops that act on the program's state or on graphs, which tests of their own cover.
 STRUCTURAL = {
     "call", "code_copy", "conditional", "conditional_grad", "hold", "host_load",
-    "host_store", "init", "io_tile_copy", "ipu_copy", "print_tensor", "remote_load",
+    "host_store", "init", "io_tile_copy", "ipu_copy", "pick", "print_tensor", "remote_load",
     "remote_store", "repeat", "repeat_grad",
 }  # fmt: skip
 # Ops that autodiff makes.
@@ -28,7 +28,7 @@ RANDOM = {
     "create_random_seed", "dropout", "random_normal", "random_uniform", "split_random_seed",
 }  # fmt: skip
 # Ops of popxl_addons, defined if anything has imported them: tests/popxl_addons.
-OF_ADDONS = {"fp8_mse_scale", "group_quantize_decompress", "saturate"}
+OF_ADDONS = {"fp8_amax_scale", "fp8_mse_scale", "group_quantize_decompress", "saturate"}
 COLLECTIVE_FAMILY = ("replica", "all_reduce")
 DEFINED = {
     name for name, defn in registry().items()
