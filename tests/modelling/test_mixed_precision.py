@@ -39,7 +39,7 @@ from tests.modelling.torch_training import Batch, Reference
 
 STEPS = 5
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-LOSS_SCALING = {"bfloat16": 1.0, "float16": 128.0}
+LOSS_SCALING = {"float32": 1.0, "bfloat16": 1.0, "float16": 128.0}
 
 Arrays = Mapping[str, np.ndarray]
 Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
