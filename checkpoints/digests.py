@@ -14,7 +14,7 @@ _MOST = 32  # chunks of a tensor: a table grows with tensors, and not with their
 
 
 class Digests(NamedTuple):
-    """What is known of a tensor's bytes.
+    """The digests of a tensor's bytes.
 
     Attributes:
         each: bytes of a chunk; the last one has the rest.

@@ -1,4 +1,4 @@
-"""Which chunks of what is stored have the elements that are wanted of a tensor."""
+"""Which stored chunks hold the wanted elements of a tensor."""
 
 from __future__ import annotations
 

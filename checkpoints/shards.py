@@ -56,7 +56,7 @@ def shards_of(
 
 
 def write_shard(path: Path, shard: dict[str, np.ndarray]) -> None:
-    """Write a safetensors file that survives a loss of power, for all whom its folder is for."""
+    """Write a safetensors file that survives a loss of power, for all who read its folder."""
     # Readers in transformers ask for the framework; "pt" is the only one they all know.
     save_file(shard, path, metadata={"format": "pt"})
     # The library leaves it to its owner alone. A folder that was made here follows the umask,

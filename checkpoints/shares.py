@@ -39,7 +39,7 @@ class Shares:
 
 
 class Divided:
-    """Divides the parts: what several processes have, the one that has least stores.
+    """Divides parts among processes: of those that hold one, the one with least to store takes it.
 
     It takes seconds where there are thousands of devices, and is done once for tensors that are cut
     as they were at the save before.
