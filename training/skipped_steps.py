@@ -47,5 +47,5 @@ class SkippedSteps:
         return UserError(
             f"{steps} skipped, since loss or gradients are not finite (loss {self._last.loss:.4g}, "
             f"gradient norm {self._last.gradient_norm:.4g}): {kept}; lower the learning rate, or "
-            "with float16 --loss_scaling, or raise --max_skipped_steps"
+            "--loss_scaling"
         )
