@@ -24,7 +24,7 @@ from tests.modelling import test_mixed_precision as mixed
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.test_training import batches
 from tests.modelling.half_training import as_array, rounded, train_half
-from tests.modelling.sessions import fine_tuning
+from tests.modelling.sessions import check_continuing, fine_tuning
 
 RATE = 1e-4
 MASTER = "optimizer/master/"
@@ -90,20 +90,7 @@ def test_the_optimizer_updates_masters_and_weights_are_masters_rounded() -> None
 
 def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
     """Masters are part of the state, and what they hold beyond the weights is not lost."""
-    model = trainer()
-    model.write(initial())
-    with model:
-        train(model, 0, 2)
-        half = model.read()
-        train(model, 2, 4)
-        expected = model.read()
-    model.write(half)
-    with model:
-        train(model, 2, 4)
-        found = model.read()
-    assert expected.keys() == found.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    half = check_continuing(trainer(), initial(), train)
     assert any((half[MASTER + n] != half[n].astype(np.float32)).any() for n in initial())
 
 

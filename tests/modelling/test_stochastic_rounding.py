@@ -21,7 +21,7 @@ from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.test_training import batches
-from tests.modelling.sessions import fine_tuning
+from tests.modelling.sessions import check_continuing, fine_tuning
 
 RATE = 1e-3
 
@@ -87,20 +87,7 @@ def test_the_update_is_computed_in_float32_and_only_the_weight_is_rounded() -> N
 
 def test_a_continued_run_rounds_as_the_one_that_was_not_stopped() -> None:
     """Nothing that a checkpoint does not hold says how the next step rounds."""
-    model = trainer()
-    model.write(initial(model.config))
-    with model:
-        train(model, 0, 2)
-        half = model.read()
-        train(model, 2, 4)
-        expected = model.read()
-    model.write(half)
-    with model:
-        train(model, 2, 4)
-        found = model.read()
-    assert expected.keys() == found.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    check_continuing(trainer(), initial(trainer().config), train)
 
 
 @pytest.mark.slow
