@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+from modelling.sessions.training import FineTuning
 
 Batch = Mapping[str, np.ndarray]
 OptimizerOf = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
@@ -67,6 +70,33 @@ def train(
 def logical(model: torch.nn.Module) -> dict[str, np.ndarray]:
     """Weights by name."""
     return {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+
+
+def check_training(
+    model: FineTuning,
+    batches: Sequence[Any],
+    expected: Reference,
+    rate: float,
+    named: Callable[[Batch], Batch] = dict,
+) -> None:
+    """Train a model, which has its weights: the loss, every gradient of the first step and the last
+    weights must be torch's.
+
+    Args:
+        named: gives our tensors the reference's names.
+    """
+    with model:
+        results = model.run([batches[0]], [rate], 0)
+        gradients = named(model.gradients())
+        for step, batch in enumerate(batches[1:], 1):
+            results += model.run([batch], [rate], step)
+        weights = named(model.read(optimizer=False))
+    assert results[0].loss == pytest.approx(expected.losses[0], abs=1e-5)
+    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
+    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
+    for ours, theirs in ((gradients, expected.gradients), (weights, expected.weights)):
+        error, name = worst(ours, theirs)
+        assert error < 1e-4, name
 
 
 def worst(ours: Batch, theirs: Batch) -> tuple[float, str]:

@@ -16,7 +16,15 @@ from modelling.phases.training import build_training
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
 from tests.modelling.llama.test_training import loss_of_texts, several_texts
 from tests.modelling.sessions import fine_tuning, transposed
-from tests.modelling.torch_training import OptimizerOf, Reference, adamw, logical, train, worst
+from tests.modelling.torch_training import (
+    OptimizerOf,
+    Reference,
+    adamw,
+    check_training,
+    logical,
+    train,
+    worst,
+)
 
 SAMPLES, LENGTH, STEPS, RATE = 16, 12, 5, 1e-2
 LAYOUTS = [(1, 1), (1, 2), (2, 2), (1, 4)]
@@ -46,23 +54,9 @@ def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw) -> Reference:
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
 def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
     """In one layout with the sequence before the batch."""
-    expected = reference()
     model = fine_tuning(transposed(small_config(dp, tp), (dp, tp) == TRANSPOSED), gradients=True)
     model.write(logical(hf_model(small_config())))
-    with model:
-        first, *others = batches(STEPS)
-        results = model.run([first], [RATE], 0)
-        gradients = model.gradients()
-        for i, batch in enumerate(others):
-            results += model.run([batch], [RATE], i + 1)
-        weights = model.read(optimizer=False)
-    assert results[0].loss == pytest.approx(expected.losses[0], abs=1e-5)
-    error, name = worst(gradients, expected.gradients)
-    assert error < 1e-4, name
-    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
-    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
-    error, name = worst(weights, expected.weights)
-    assert error < 1e-4, name
+    check_training(model, batches(STEPS), reference(), RATE)
 
 
 def test_the_program_is_verified() -> None:

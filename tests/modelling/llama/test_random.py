@@ -19,7 +19,7 @@ from modelling.sessions.generating import Inference
 from tests.modelling.generation.test_llama import POSITIONS, greedy
 from tests.modelling.llama.draws import Draw, draw
 from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of
-from tests.modelling.llama.test_training import batches, check_training, several_texts, trained
+from tests.modelling.llama.test_training import batches, check_trained, several_texts, trained
 from tests.modelling.sessions import transposed
 
 PROMPTS = 6
@@ -69,7 +69,7 @@ def check(seed: int, folder: Path) -> None:
     given = [several_texts(5), *batches(1), several_texts(6)] if drawn.texts else batches(3)
     start, expected = trained(drawn.theirs, given, RATE)
     config = config_of(drawn, drawn.dp, drawn.tp, drawn.micro_batch)
-    check_training(config, start, expected, given, RATE)
+    check_trained(config, start, expected, given, RATE)
     if drawn.texts:
         check_writing(drawn, start)
     check_folder(drawn, start, folder / "hf")

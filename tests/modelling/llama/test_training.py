@@ -22,7 +22,7 @@ from tests.modelling.llama.hf import (
     weights_of,
 )
 from tests.modelling.sessions import fine_tuning, transposed
-from tests.modelling.torch_training import Reference, train, worst
+from tests.modelling.torch_training import Reference, check_training, train
 
 SAMPLES, STEPS, RATE = 8, 3, 1e-2
 Batches = list[dict[str, np.ndarray]]
@@ -72,7 +72,7 @@ def trained(
     return start, train(model, given, loss, rate)
 
 
-def check_training(
+def check_trained(
     config: Any,
     start: dict[str, np.ndarray],
     expected: Reference,
@@ -83,20 +83,7 @@ def check_training(
     table = weight_table(config)
     model = fine_tuning(config, gradients=True)
     model.write(table.renamed(start))
-    with model:
-        first, *others = given
-        results = model.run([first], [rate], 0)
-        gradients = dict(table.for_files(model.gradients()))
-        for i, batch in enumerate(others):
-            results += model.run([batch], [rate], i + 1)
-        weights = dict(table.for_files(model.read(optimizer=False)))
-    assert results[0].loss == pytest.approx(expected.losses[0], abs=1e-5)
-    error, name = worst(gradients, expected.gradients)
-    assert error < 1e-4, name
-    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
-    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
-    error, name = worst(weights, expected.weights)
-    assert error < 1e-4, name
+    check_training(model, given, expected, rate, lambda ours: dict(table.for_files(ours)))
 
 
 # ---- several texts in a sample ------------------------------------------------------------------
@@ -139,4 +126,4 @@ def test_loss_every_gradient_and_three_steps_of_adamw(kind: str) -> None:
     config = our_config(hf_config(kind), dp, tp, micro_batch=2, slices=slices)
     config = transposed(config, kind in TRANSPOSED)
     given = given_of(kind)
-    check_training(config, *trained(hf_config(kind), given), given)
+    check_trained(config, *trained(hf_config(kind), given), given)
