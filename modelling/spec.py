@@ -11,8 +11,11 @@ from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
 from data.shapes import Shape
+from data.streams import STREAMS
 from files.json_files import Fields
 from files.shown import shown
+from modelling.generation.cached import CachedModel, resident_of
+from modelling.generation.decoder_only import streamed_of
 from modelling.generation.program import GeneratorOf
 from modelling.generation.streamed import StreamedOf
 from modelling.phases.settings import Settings
@@ -45,6 +48,27 @@ class ModelFamily:
     from_config_json: Callable[[Fields], dict[str, Any]]
     streamed: StreamedOf | None = None
     same_form: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
+
+
+def decoder_family(
+    cached_model: Callable[[Any], CachedModel],
+    layout: Callable[[Settings], Layout],
+    weights: Callable[[Any], WeightTable],
+    to_config_json: Callable[[Any], dict[str, Any]],
+    from_config_json: Callable[[Fields], dict[str, Any]],
+    **others: Any,
+) -> ModelFamily:
+    """The record of a family of decoders alone.
+
+    Args:
+        cached_model: builds the parts of generation in the current Ir.
+        others: further fields of the record.
+    """
+    resident, streamed = resident_of(cached_model), streamed_of(cached_model)
+    others = {"streamed": streamed, **others}
+    return ModelFamily(
+        STREAMS, layout, resident, weights, to_config_json, from_config_json, **others
+    )
 
 
 def family_of(config: RunConfig) -> ModelFamily:

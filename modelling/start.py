@@ -117,9 +117,22 @@ def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     folder = local_model(name)
     _check_model(config, hf_description(folder), name)
     tensors = read_hf_directory(folder)
+    _check_head(table, tensors, name)
     _check_fit(table, tensors, tensors, name)
     weights = _Finite(config, table.renamed(tensors), name)
     return Start(weights, source=name, sha256=tensors.fingerprint())
+
+
+def _check_head(table: WeightTable, tensors: Tensors, name: str) -> None:
+    """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
+    configuration: the config.json of an mT5 does not say it."""
+    head = "lm_head.weight"
+    if head in tensors or all(weight.name != head for weight in table.weights):
+        return
+    raise CheckpointError(
+        f"{shown_path(name)} has no {head}: if the model's head is its embedding, give "
+        "--model.embedding.tied true"
+    )
 
 
 def _continued(

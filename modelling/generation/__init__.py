@@ -11,6 +11,7 @@ from modelling.generation.cached import resident_of as resident_of
 from modelling.generation.caches import Slots as Slots
 from modelling.generation.caches import put as put
 from modelling.generation.greedy import Greedy as Greedy
+from modelling.generation.loop import Start as Start
 from modelling.generation.loop import bind_step as bind_step
 from modelling.generation.loop import decode as decode
 from modelling.generation.program import GenerationProgram as GenerationProgram

@@ -17,11 +17,11 @@ import popxl
 from config.sections import RunConfig
 from modelling.generation.caches import Slots, put
 from modelling.generation.condition import call_if, is_any
-from modelling.generation.loop import bind_step, decode
+from modelling.generation.loop import Start, bind_step
 from modelling.generation.program import GeneratorOf
 from modelling.generation.prompts import last_words, what_was_read
 from modelling.generation.rows import repeated
-from modelling.generation.search import Search, SpecialTokens
+from modelling.generation.search import SpecialTokens
 from modelling.generation.stack import Inputs, Stack
 from modelling.generation.step import Step
 from modelling.layers import Embeddings, Groups, Layers, LMHeadLoss, Tables, tables_at
@@ -187,23 +187,14 @@ class DecoderOnlyStep(Step):
         self.model = model
         self.layer = TokenStack(model)
 
-    def build(
-        self,
-        position: Tensor,
-        words: Tensor,
-        caches: Sequence[Tensor],
-        last: Tensor,
+    def through(
+        self, x: Tensor, position: Tensor, caches: Sequence[Tensor], fixed: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches.
-
-        Args:
-            position, last: see `Slots`.
-        """
+        """See `Step`. Fixed is `last`, see `Slots`."""
+        (last,) = fixed
         at = [self.model.at(kind, position, last) for kind in range(len(self.model.slots))]
-        x = self.embedded(words)
         with popxl.plan.part("layer/token"):
-            x, *caches = self.layer(x, caches, at)
-        return self.logits(x), *caches
+            return self.layer(x, caches, at)
 
 
 def _with_rows(spec: TensorSpec, rows: int) -> TensorSpec:
@@ -230,35 +221,19 @@ class DecoderOnlyGenerator:
             TensorSpec((), popxl.int32),
             TensorSpec((batch * sequences, 1), popxl.int32),
             [_with_rows(t.spec, batch * sequences) for t in self._read.graph.outputs],
-            TensorSpec((batch * sequences,), popxl.int32),
+            [TensorSpec((batch * sequences,), popxl.int32)],
         )
         assert set(prompt_facts.keys_flat()) <= set(self.facts.keys_flat())
 
-    def generate(
-        self,
-        weights: NamedTensors,
-        words: Tensor,
-        mask: Tensor,
-        search: Search,
-        inputs: Sequence[Tensor],
-    ) -> Tensor:
+    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Start:
         """See `modelling.generation.Generator`."""
         first, last, prompted = last_words(words, mask)
         read = self._read.bind(weights).call(words, last, is_any(prompted, self._groups))
         # Each sequence gets a copy of its prompt's caches, to which it adds its own tokens.
         caches = [repeated(cache, self._sequences) for cache in read]
         first, last = repeated(first, self._sequences), repeated(last, self._sequences)
-        return decode(
-            bind_step(self._step, weights, len(caches), [last]),
-            caches,
-            first,
-            prompted,
-            what_was_read(words, mask),
-            self.output_length,
-            search,
-            inputs,
-            self._groups,
-        )
+        step = bind_step(self._step, weights, len(caches), [last])
+        return Start(step, caches, first, prompted, what_was_read(words, mask))
 
 
 def resident_of(model_of: Callable[[Any], CachedModel]) -> GeneratorOf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import popxl
 from modelling.generation.condition import is_any
@@ -27,22 +28,10 @@ def bind_step(
     return step.bind(weights).bind(dict(zip(inputs, fixed, strict=False)))
 
 
-def decode(
-    step: BoundGraph,
-    caches: Sequence[Tensor],
-    first: Tensor,
-    prompted: Tensor,
-    read: Tensor,
-    length: int,
-    search: Search,
-    inputs: Sequence[Tensor],
-    groups: Groups,
-) -> Tensor:
-    """Generate `length` tokens for each prompt.
+class Start(NamedTuple):
+    """What a model begins to write from.
 
-    When the search is done with all prompts of all replicas, the remaining positions cost nothing.
-
-    Args:
+    Attributes:
         step: reads one token. Inputs that are not bound: position (int32 scalar, from 0), words
             (int32 (sequences, 1), the tokens at that position), the caches. Outputs: logits for the
             next token (see `Search.advance`), the updated caches.
@@ -50,14 +39,32 @@ def decode(
             the sequences'.
         first: int32 (sequences, 1), the tokens read at the first position.
         prompted: bool (prompts,), false for those to leave out, which only fill up the batch.
-        length: number of positions.
-        read, inputs: see `Search.start`.
+        read: see `Search.start`.
+    """
+
+    step: BoundGraph
+    caches: Sequence[Tensor]
+    first: Tensor
+    prompted: Tensor
+    read: Tensor
+
+
+def decode(
+    start: Start, length: int, search: Search, inputs: Sequence[Tensor], groups: Groups
+) -> Tensor:
+    """Generate `length` tokens for each prompt.
+
+    When the search is done with all prompts of all replicas, the remaining positions cost nothing.
+
+    Args:
+        inputs: see `Search.start`.
 
     Returns:
         See `Search.tokens`.
     """
-    state = search.start(prompted, read, inputs)
-    carried = [is_any(search.unfinished(state), groups), first, *state, *caches]
+    step = start.step
+    state = search.start(start.prompted, start.read, inputs)
+    carried = [is_any(search.unfinished(state), groups), start.first, *state, *start.caches]
     bound = list(step.args.values())
     advance = _Advance(step, search, groups, len(state))
     ir = popxl.gir()
@@ -68,9 +75,9 @@ def decode(
         new = ops.conditional(carried[0], then, otherwise, [position, *carried, *bound], carried)
         return [position + 1, *new]
 
-    start = popxl.constant(0, popxl.int32, "first_position")
-    loop = ir.create_graph(one_position, start, carried, bound)
-    _, _, _, *left = ops.repeat(loop, length, start, *carried, *bound)
+    begin = popxl.constant(0, popxl.int32, "first_position")
+    loop = ir.create_graph(one_position, begin, carried, bound)
+    _, _, _, *left = ops.repeat(loop, length, begin, *carried, *bound)
     return search.tokens(left[: len(state)])
 
 

@@ -11,7 +11,8 @@ from config.sections import RunConfig
 from modelling.devices import new_ir
 from modelling.fp8 import linear_layers
 from modelling.generation.greedy import Greedy
-from modelling.generation.search import Search, SearchContext, SpecialTokens, Strategy
+from modelling.generation.loop import Start, decode
+from modelling.generation.search import SearchContext, SpecialTokens, Strategy
 from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
@@ -36,26 +37,18 @@ class Generator(Protocol):
     output_length: int
     special: SpecialTokens
 
-    def generate(
-        self,
-        weights: NamedTensors,
-        words: Tensor,
-        mask: Tensor,
-        search: Search,
-        inputs: Sequence[Tensor],
-    ) -> Tensor:
-        """Generate, in the current graph.
+    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Start:
+        """Read the prompts, in the current graph.
 
         Args:
             weights: values of the variables, by the names of `facts`.
             words: int32 (batch, prompt_length).
             mask: int32, for each token the number of its prompt in the sample, from 1, and 0 for
                 padding; prompts without a token are not generated for.
-            search: chooses the tokens, with the sequences that the generator was made for.
-            inputs: of the search.
 
         Returns:
-            int32 (batch * prompts_per_sample, output_length), see `Search.tokens`.
+            What the batch * prompts_per_sample prompts begin with, each for the sequences that the
+            generator was made for.
         """
         ...
 
@@ -127,7 +120,8 @@ def build_generation(
             weights = NamedTensors.pack(names, values)
             prompt = ops.host_load(words), ops.host_load(mask)
             loaded = [ops.host_load(stream) for stream in inputs.values()]
-            ops.host_store(tokens, generator.generate(weights, *prompt, search, loaded))
+            start = generator.begin(weights, *prompt)
+            ops.host_store(tokens, decode(start, length, search, loaded, groups))
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     apply_pre_alias_patterns(ir, level="default")

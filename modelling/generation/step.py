@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import popxl
 from config.sections import RunConfig
 from modelling.layers import Embeddings, LMHeadLoss
@@ -10,10 +12,7 @@ from popxl_addons import Module
 
 
 class Step(Module):
-    """From the token at one position to the logits of the next.
-
-    Subclasses add their layers, and `build`, which calls `embedded`, the layers and `logits`.
-    """
+    """From the token at one position to the logits of the next. Subclasses add their layers."""
 
     def __init__(
         self, config: RunConfig, head: LMHeadLoss, embeddings: Embeddings | None = None
@@ -23,13 +22,29 @@ class Step(Module):
         self.embeddings = embeddings or Embeddings(config)
         self.head = head
 
-    def embedded(self, words: Tensor) -> Tensor:
-        """words: int32 (batch, 1) -> (batch, 1, hidden)."""
-        with popxl.plan.part("embeddings/token"):
-            return self.embeddings(words)
+    def build(
+        self,
+        position: Tensor,
+        words: Tensor,
+        caches: Sequence[Tensor] = (),
+        fixed: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, ...]:
+        """words: int32 (batch, 1) -> float32 logits (batch, part of the vocabulary), new caches.
 
-    def logits(self, x: Tensor) -> Tensor:
-        """x: (batch, 1, hidden) -> float32 (batch, part of the vocabulary)."""
+        Args:
+            position: of the words, int32 scalar.
+            caches: of the positions before, see `Start`.
+            fixed: what is the same at all positions, see `bind_step`.
+        """
+        with popxl.plan.part("embeddings/token"):
+            x = self.embeddings(words)
+        x, *caches = self.through(x, position, caches, fixed)
         with popxl.plan.part("head/token"):
             table = self.embeddings.tokens.get("weight") if self.head.tied else None
-            return self.head.next_logits(x, table)
+            return self.head.next_logits(x, table), *caches
+
+    def through(
+        self, x: Tensor, position: Tensor, caches: Sequence[Tensor], fixed: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """The layers: (batch, 1, hidden) -> the same shape, and the caches with this position."""
+        raise NotImplementedError

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 import popxl
 from config.gptj import GPTJConfig
 from modelling.gptj.attention import SelfAttention
-from modelling.layers import DecoderLayer, FeedForward, LayerNorm
+from modelling.layers import NO_SEEDS, DecoderLayer, FeedForward, LayerNorm, Map, Seeds
 from popxl import Tensor
 
 
@@ -31,18 +29,13 @@ class Block(DecoderLayer):
             model.hidden_size, model.inner_size, self.groups, model.weight_group_size, bias=True
         )
 
-    def around(
-        self,
-        x: Tensor,
-        attend: Callable[[Tensor], Tensor],
-        attention_seed: Tensor | None = None,
-        feed_forward_seed: Tensor | None = None,
-    ) -> Tensor:
+    def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:
         """See `DecoderLayer`.
 
         Dropout before the sum over replicas is the same as after it, with one mask for all parts
         and the bias; so two masks need no second sum.
         """
+        attention_seed, feed_forward_seed = seeds
         opened = self.groups.open_sharded(self.norm(x))
         attended = self.dropout(attend(opened), attention_seed)
         fed = self.dropout(self.feed_forward(opened), feed_forward_seed)

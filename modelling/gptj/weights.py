@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from config.gptj import GPTJConfig, GPTJModel
+from modelling.decoder_weights import decoder_table
 from modelling.weights import Row, Weight, WeightTable
-
-EMBEDDINGS = "embeddings"
-HEAD = "head"
-
-
-def layer_name(index: int) -> str:
-    """Name of a layer."""
-    return f"layer.{index}"
 
 
 def weight_table(config: GPTJConfig) -> WeightTable:
@@ -21,23 +14,15 @@ def weight_table(config: GPTJConfig) -> WeightTable:
     hidden, vocabulary = model.hidden_size, model.embedding.vocab_size
     table = (vocabulary, hidden)
     words, logits = (_normal(name, table, model) for name in ("transformer.wte", "lm_head"))
-    layers = {
-        EMBEDDINGS: (Row("tokens.weight", (words,), axis=0),),
-        **{layer_name(i): _layer(model, f"transformer.h.{i}") for i in indices},
-        HEAD: (
-            *_norm("norm", "transformer.ln_f", hidden),
-            Row.linear("lm_head", logits, cut="out"),
-            Row("lm_head.bias", (_bias("lm_head", vocabulary),), axis=0),
-        ),
-    }
-    phases = {
-        "embeddings": (EMBEDDINGS,),
-        "layer": tuple(map(layer_name, indices)),
-        "head": (HEAD,),
-    }
+    layers = [_layer(model, f"transformer.h.{i}") for i in indices]
+    head = (
+        *_norm("norm", "transformer.ln_f", hidden),
+        Row.linear("lm_head", logits, cut="out"),
+        Row("lm_head.bias", (_bias("lm_head", vocabulary),), axis=0),
+    )
     # Files of older versions of transformers hold the causal masks.
     masks = {f"transformer.h.{i}.attn.{name}" for i in indices for name in ("bias", "masked_bias")}
-    return WeightTable(layers, phases, config.execution.tensor_parallel, ignored=masks)
+    return decoder_table(words, layers, head, config.execution.tensor_parallel, ignored=masks)
 
 
 def _layer(model: GPTJModel, theirs: str) -> tuple[Row, ...]:

@@ -12,7 +12,11 @@ from modelling.layers.attention import split_heads as split_heads
 from modelling.layers.attention_heads import AttentionHeads as AttentionHeads
 from modelling.layers.attention_step import Scores as Scores
 from modelling.layers.axes import Axes as Axes
+from modelling.layers.decoder_attention import DecoderAttention as DecoderAttention
+from modelling.layers.decoder_layer import NO_SEEDS as NO_SEEDS
 from modelling.layers.decoder_layer import DecoderLayer as DecoderLayer
+from modelling.layers.decoder_layer import Map as Map
+from modelling.layers.decoder_layer import Seeds as Seeds
 from modelling.layers.dropout import Dropout as Dropout
 from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding

@@ -10,6 +10,14 @@ from modelling.layers.layer import Layer
 from modelling.layers.parallel import Groups
 from popxl import Tensor
 
+Map = Callable[[Tensor], Tensor]
+"""A part of a layer."""
+
+Seeds = tuple[Tensor | None, Tensor | None]
+"""For dropout of what attention and feed-forward give."""
+
+NO_SEEDS: Seeds = (None, None)
+
 
 class DecoderLayer(Layer):
     """A layer with `attention` inside, which subclasses set.
@@ -32,20 +40,14 @@ class DecoderLayer(Layer):
                 sample is one text.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
         """
-        attention_seed, *seeds = self.dropout.seeds(seed, 3)
-        return self.around(x, lambda t: self.attention(t, attention_seed, starts), *seeds)
+        inside, attention, feed_forward = self.dropout.seeds(seed, 3)
+        seeds = attention, feed_forward
+        return self.around(x, lambda t: self.attention(t, inside, starts), seeds)
 
-    def around(
-        self,
-        x: Tensor,
-        attend: Callable[[Tensor], Tensor],
-        attention_seed: Tensor | None = None,
-        feed_forward_seed: Tensor | None = None,
-    ) -> Tensor:
+    def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:
         """The layer around some attention.
 
         Args:
             attend: what the attention reads -> this replica's part of it.
-            attention_seed, feed_forward_seed: for dropout of what both give.
         """
         raise NotImplementedError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from config.llama import LlamaConfig
 from modelling.layers import (
-    AttentionHeads,
+    DecoderAttention,
     FusedLinear,
     Groups,
     Linear,
@@ -17,15 +17,13 @@ from modelling.layers import (
     ShardedRMSNorm,
     Tables,
     heads_first,
-    places_in_texts,
     rotate_halves,
-    tables_of_texts,
 )
 from modelling.llama.rotary import rotary_tables
 from popxl import Tensor
 
 
-class SelfAttention(AttentionHeads):
+class SelfAttention(DecoderAttention):
     """This replica's heads, inside a sharded computation.
 
     Variables: `q.weight` (hidden, features on a replica), `kv.weight` (hidden, 2 * those of keys);
@@ -78,23 +76,12 @@ class SelfAttention(AttentionHeads):
             ShardedRMSNorm(eps, attention.key_value_heads * size, groups, self.holders),
         )
 
-    def build(self, x: Tensor, seed: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
-        return self.read(x, seed, starts)[0]
-
-    def read(
-        self, x: Tensor, seed: Tensor | None = None, starts: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `build`, and rotated keys and values, (batch, key heads, length, head_size)."""
-        tables = rotary_tables(self.model, self.kind, self.axes.length(x), self.positions)
-        if tables is not None:
-            tables = tables_of_texts(tables, starts)
-        q, k, v = self.project(x, tables)
-        places = () if starts is None else places_in_texts(starts)
-        return self.merge(self.attend(q, k, v, seed=seed, places=places)), k, v
+    def tables(self, positions: int) -> Tables | None:
+        """See `DecoderAttention`."""
+        return rotary_tables(self.model, self.kind, positions, self.positions)
 
     def project(self, x: Tensor, tables: Tables | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values: (batch, heads, length, head_size) each."""
+        """See `DecoderAttention`."""
         norms = self.model.attention.norms
         q, (k, v) = self.q(x), self.kv(x)
         if norms == "projections":

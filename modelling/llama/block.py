@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from config.llama import LlamaConfig
-from modelling.layers import DecoderLayer, GatedFeedForward, RMSNorm, add_residual
+from modelling.layers import (
+    NO_SEEDS,
+    DecoderLayer,
+    GatedFeedForward,
+    Map,
+    RMSNorm,
+    Seeds,
+    add_residual,
+)
 from modelling.llama.attention import SelfAttention
 from popxl import Tensor
 
@@ -46,26 +52,15 @@ class Block(DecoderLayer):
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.model.norm_epsilon, self.model.norms_from_one)
 
-    def around(
-        self,
-        x: Tensor,
-        attend: Callable[[Tensor], Tensor],
-        attention_seed: Tensor | None = None,
-        feed_forward_seed: Tensor | None = None,
-    ) -> Tensor:
+    def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:
         """See `DecoderLayer`."""
-        attention, feed_forward = self.model.attention.output_bias, self.model.feed_forward_bias
-        x = self._add(x, "attention", attend, attention, attention_seed)
-        return self._add(x, "feed_forward", self.feed_forward, feed_forward, feed_forward_seed)
+        biases = self.model.attention.output_bias, self.model.feed_forward_bias
+        parts = attend, self.feed_forward
+        for branch, part, bias, seed in zip(BRANCHES, parts, biases, seeds, strict=True):
+            x = self._add(x, branch, part, bias, seed)
+        return x
 
-    def _add(
-        self,
-        x: Tensor,
-        branch: str,
-        part: Callable[[Tensor], Tensor],
-        bias: bool,
-        seed: Tensor | None,
-    ) -> Tensor:
+    def _add(self, x: Tensor, branch: str, part: Map, bias: bool, seed: Tensor | None) -> Tensor:
         """Add a branch to x."""
         before, after = (getattr(self, f"{branch}{n}_norm", None) for n in ("", "_end"))
         y = x if before is None else before(x)

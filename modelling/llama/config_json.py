@@ -53,8 +53,13 @@ NO_MATTER = {
     "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
     "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "task_specific_params",
     "torch_dtype", "use_cache", "_attn_implementation", "_sliding_window_pattern",
+    "is_llama_config", "max_sequence_length", "transformers.js_config", "unsloth_fixed",
+    "unsloth_version",
 }  # fmt: skip
 """Settings that say nothing of it, or repeat what others say; besides those of all models."""
+
+NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1}
+"""Settings of some files, such as Phi-4-mini's, and the value that changes nothing."""
 
 ROTARY = {
     "default": (),
@@ -134,8 +139,9 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
     """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
     usual, common = _known(kind)
     known = common | NO_MATTER | EVERYWHERE | FORMER.get(kind, set()) | (READ & usual.keys())
+    same = usual | NEUTRAL
     for name, value in data.items():
-        if name in known or not value or (name in usual and value == usual[name]):
+        if name in known or not value or (name in same and value == same[name]):
             continue  # what is off, such as another architecture's setting, is not there
         if name == "hidden_act" and value == data.get("hidden_activation"):
             continue
@@ -144,10 +150,19 @@ def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
             f"the kind {kind}: remove it only if the model does the same without it"
         )
     try:
-        return _class(kind).from_dict(dict(data))
+        return _class(kind).from_dict(_today(kind, data))
     except Exception as error:  # its checks raise many kinds
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {shown_name(reason, 160)}") from None
+
+
+def _today(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json as transformers reads it today: it checks lengths under the name "longrope"
+    alone, before it takes "su", the name when Phi-3 came out, for the same."""
+    scaling = data.get("rope_scaling")
+    if kind == "phi3" and isinstance(scaling, Mapping) and scaling.get("type") == "su":
+        return {**data, "rope_scaling": {**scaling, "type": "longrope"}}
+    return dict(data)
 
 
 def _activation(theirs: Any) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from config.llama import LlamaConfig, LlamaModel
+from modelling.decoder_weights import decoder_table
 from modelling.weights import Row, Weight, WeightTable
 
-EMBEDDINGS = "embeddings"
-HEAD = "head"
 NORMS = {
     "before": {"attention": "input_layernorm", "feed_forward": "post_attention_layernorm"},
     "after": {
@@ -23,11 +22,6 @@ NORMS = {
 """Hugging Face's names of the norms of a layer, by our names and by which norms there are."""
 
 
-def layer_name(index: int) -> str:
-    """Name of a layer."""
-    return f"layer.{index}"
-
-
 def weight_table(config: LlamaConfig) -> WeightTable:
     """The weights of the configured model.
 
@@ -37,21 +31,15 @@ def weight_table(config: LlamaConfig) -> WeightTable:
     rows, indices = _Rows(model, parts), range(model.layers)
     words = rows.normal("model.embed_tokens", model.embedding.vocab_size, model.hidden_size)
     logits = rows.normal("lm_head", model.embedding.vocab_size, model.hidden_size)
+    layers = [rows.layer(f"model.layers.{i}") for i in indices]
     head = [rows.norm("norm", "model.norm", model.hidden_size)]
-    layers = {
-        EMBEDDINGS: (Row("tokens.weight", (words,), axis=0),),
-        **{layer_name(i): rows.layer(f"model.layers.{i}") for i in indices},
-        HEAD: (*head, *([] if model.embedding.tied else [_linear("lm_head", logits)])),
-    }
-    phases = {
-        "embeddings": (EMBEDDINGS,),
-        "layer": tuple(map(layer_name, indices)),
-        "head": (HEAD,),
-    }
+    if not model.embedding.tied:
+        head.append(_linear("lm_head", logits))
     # Older files hold the frequencies of positions; some a copy of an embedding that is the head.
     ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in indices}
     aliases = {logits.name: words.name} if model.embedding.tied else {}
-    return WeightTable(layers, phases, parts, aliases, ignored, _fused(model))
+    names = {"aliases": aliases, "ignored": ignored, "fused": _fused(model)}
+    return decoder_table(words, layers, head, parts, **names)
 
 
 def _fused(model: LlamaModel) -> dict[str, list[str]]:

@@ -13,16 +13,7 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import (
-    Inputs,
-    Search,
-    SpecialTokens,
-    Stack,
-    Step,
-    bind_step,
-    decode,
-    put,
-)
+from modelling.generation import Inputs, SpecialTokens, Stack, Start, Step, bind_step, put
 from modelling.generation.condition import call_if, is_any
 from modelling.generation.stack import joined
 from modelling.layers import Axes, Embeddings, Groups, Layer
@@ -241,18 +232,12 @@ class T5Step(Step):
         super().__init__(config, DecoderHead(config))
         self.decoder = DecoderStack(config, sequences)
 
-    def build(
-        self,
-        position: Tensor,
-        words: Tensor,
-        caches: Sequence[Tensor],
-        prepared: Sequence[Tensor],
+    def through(
+        self, x: Tensor, position: Tensor, caches: Sequence[Tensor], fixed: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """words: int32 (sequences, 1) -> logits (sequences, part of the vocabulary), caches."""
-        x = self.embedded(words)
+        """See `Step`. Fixed is what `DecoderPreparation` returns."""
         with popxl.plan.part("decoder/token"):
-            x, *caches = self.decoder(x, position, caches, prepared)
-        return self.logits(x), *caches
+            return self.decoder(x, position, caches, fixed)
 
 
 class T5Generator:
@@ -284,14 +269,7 @@ class T5Generator:
         )
         self.facts = joined(encode_facts, step_facts)  # both have the embeddings
 
-    def generate(
-        self,
-        weights: NamedTensors,
-        words: Tensor,
-        mask: Tensor,
-        search: Search,
-        inputs: Sequence[Tensor],
-    ) -> Tensor:
+    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Start:
         """See `modelling.generation.Generator`."""
         prompted = self._packing.is_there(mask)
         prepared = self._encode.bind(weights).call(words, mask, is_any(prompted, self._groups))
@@ -301,6 +279,4 @@ class T5Generator:
         starts = [[self.special.pad]] * self._sequences  # T5 starts with its padding token
         first = popxl.constant(starts, popxl.int32, "start_tokens")
         read = popxl.constant([[self.special.pad]] * prompted.nelms, popxl.int32, "read")
-        return decode(
-            step, caches, first, prompted, read, self.output_length, search, inputs, self._groups
-        )
+        return Start(step, caches, first, prompted, read)

@@ -17,6 +17,22 @@ OptimizerOf = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 """Makes an optimizer of groups of parameters, and the learning rate."""
 
 
+ADAMW = {"gradient_clipping": 1.0, "weight_decay": 0.1, "eps": 1e-6, "beta2": 0.999}
+"""The optimizer's section of a configuration, for what `train` does."""
+
+
+def execution(dp: int, tp: int, micro_batch: int, slices: int = 1) -> dict[str, Any]:
+    """A configuration's section, with everything sharded that can be."""
+    return {
+        "data_parallel": dp,
+        "tensor_parallel": tp,
+        "micro_batch_size": micro_batch,
+        "attention_serialisation": slices,
+        "rts_weights_threshold": 64,
+        "device": "cpu",
+    }
+
+
 @dataclass(frozen=True)
 class Reference:
     """What torch gives: losses and norms of the steps, gradients of the first, final weights and

@@ -11,7 +11,7 @@ import torch
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation import Generator, SearchContext, SpecialTokens
+from modelling.generation import Generator, SearchContext, SpecialTokens, decode
 from modelling.generation.one_by_one import OneByOne
 from modelling.generation.program import GeneratorOf
 from modelling.layers import Groups
@@ -49,6 +49,26 @@ def check_worth(tokens: np.ndarray, end: int) -> None:
     assert len(np.unique(tokens, axis=0)) > 40
 
 
+def hf_generated(hf: Any, prompt: np.ndarray, length: int, pad: int, **settings: Any) -> np.ndarray:
+    """What transformers writes for one prompt without padding: (length,), padded after its end.
+
+    Args:
+        settings: of the search.
+    """
+    ids = torch.tensor(prompt[None]).long()
+    mask = torch.ones_like(ids)
+    settings |= {"max_new_tokens": length, "pad_token_id": pad, "do_sample": False}
+    written = hf.generate(input_ids=ids, attention_mask=mask, **settings)[0].numpy()
+    found = written[1 if hf.config.is_encoder_decoder else len(prompt) :]
+    return np.concatenate([found, np.full(length - len(found), pad)])
+
+
+def hf_greedy(hf: Any, words: np.ndarray, mask: np.ndarray, length: int, pad: int) -> np.ndarray:
+    """The same for several prompts, padded on the right: (prompts, length)."""
+    prompts = [row[:n] for row, n in zip(words, mask.sum(1), strict=True)]
+    return np.stack([hf_generated(hf, prompt, length, pad) for prompt in prompts])
+
+
 def hf_beams(
     hf: Any,
     prompt: np.ndarray,
@@ -59,19 +79,8 @@ def hf_beams(
     pad: int,
 ) -> np.ndarray:
     """What transformers' beam search finds for one prompt: (length,), padded after its end."""
-    ids = torch.tensor(prompt[None]).long()
-    found = hf.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        num_beams=beams,
-        length_penalty=penalty,
-        max_new_tokens=length,
-        pad_token_id=pad,
-        eos_token_id=end,
-    )[0, 1 if hf.config.is_encoder_decoder else len(prompt) :].numpy()
-    tokens = np.full(length, pad)
-    tokens[: len(found)] = found
+    search = {"num_beams": beams, "length_penalty": penalty, "eos_token_id": end}
+    tokens = hf_generated(hf, prompt, length, pad, **search)
     ends = np.isin(tokens, end)
     after = np.cumsum(ends) - ends > 0
     return np.where(after, pad, tokens)
@@ -133,7 +142,7 @@ def forced_logits(
         groups = Groups.current(tp)
         context = SearchContext(groups, SpecialTokens(-1, -1), generator.output_length)
         choose = Forced(context, batch, table.weights[-1].shape[0] // tp)
-        generator.generate(weights, words, mask, choose, [])
+        decode(generator.begin(weights, words, mask), generator.output_length, choose, [], groups)
         other = None if beside is None else _stored(beside(weights, words, mask))
     apply_pre_alias_patterns(ir)
     trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}

@@ -20,6 +20,7 @@ from tests.modelling.generation.harness import (
     check_worth,
     forced_logits,
     hf_beams,
+    hf_greedy,
     memory_of_layers,
     right_padded,
 )
@@ -51,18 +52,7 @@ def reference() -> Reference:
     length = model.sequence_length
     mask = right_padded(rng, length)
     words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
-    tokens = np.full((PROMPTS, POSITIONS), PAD)
-    for row, prompt, n in zip(tokens, words, mask.sum(1), strict=True):
-        ids = torch.tensor(prompt[None, :n]).long()
-        found = hf.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=POSITIONS,
-            pad_token_id=PAD,
-        )[0, n:]
-        row[: len(found)] = found.numpy()
-    return Reference(logical(hf), words, mask, tokens)
+    return Reference(logical(hf), words, mask, hf_greedy(hf, words, mask, POSITIONS, PAD))
 
 
 def test_the_reference_is_worth_comparing_with():

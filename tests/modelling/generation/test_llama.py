@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from config.llama import LlamaConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
@@ -18,7 +17,7 @@ from modelling.llama.weights import weight_table
 from modelling.sessions.generating import Inference
 from modelling.spec import family_of
 from popxl.plan import storage_of
-from tests.modelling.generation.harness import hf_beams
+from tests.modelling.generation.harness import hf_beams, hf_greedy
 from tests.modelling.llama.hf import (
     LENGTH,
     PAD,
@@ -51,22 +50,6 @@ def reference(kind: str) -> tuple[Any, dict[str, np.ndarray], np.ndarray, np.nda
     return model, weights_of(model), words, mask
 
 
-def greedy(model: Any, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Theirs, of one prompt at a time, without padding."""
-    tokens = np.full((len(words), POSITIONS), PAD)
-    for row, prompt, n in zip(tokens, words, mask.sum(1), strict=True):
-        ids = torch.tensor(prompt[None, :n]).long()
-        found = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=POSITIONS,
-            pad_token_id=PAD,
-        )[0, n:]
-        row[: len(found)] = found.numpy()
-    return tokens
-
-
 def config_of(kind: str, tp: int, weights: str, **model: Any) -> LlamaConfig:
     """With the weights on the device ("resident"), or "streamed" in three micro-batches, the last
     of which is not full."""
@@ -94,7 +77,7 @@ def ours(
 
 def check_greedy(kind: str, tp: int, where: str = "resident") -> None:
     model, _, words, mask = reference(kind)
-    expected = greedy(model, words, mask)
+    expected = hf_greedy(model, words, mask, POSITIONS, PAD)
     assert len({tuple(row) for row in expected}) > PROMPTS / 2
     np.testing.assert_array_equal(ours(kind, tp, None, where), expected)
 

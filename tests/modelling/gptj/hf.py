@@ -7,6 +7,7 @@ import transformers
 
 from config.gptj import GPTJConfig
 from config.presets import load_config
+from tests.modelling.torch_training import ADAMW, execution
 
 VOCABULARY, END, PAD = 60, 1, 2
 
@@ -18,22 +19,14 @@ def small_config(
     small = {"layers": 3, "hidden_size": 32, "sequence_length": 12}
     small |= {"end_token": END, "pad_token": PAD, "embedding": {"vocab_size": VOCABULARY}}
     small |= {"attention": {"heads": 4, "rotary_dim": 4}}
-    optimizer = {"gradient_clipping": 1.0, "weight_decay": 0.1, "eps": 1e-6, "beta2": 0.999}
     return load_config(
         GPTJConfig,
         "finetuning",
         "gptj_tiny",
         {
             "model": small | model,
-            "training": {"global_batch_size": 16, "optimizer": optimizer},
-            "execution": {
-                "data_parallel": dp,
-                "tensor_parallel": tp,
-                "micro_batch_size": micro_batch,
-                "attention_serialisation": slices,
-                "rts_weights_threshold": 64,
-                "device": "cpu",
-            },
+            "training": {"global_batch_size": 16, "optimizer": ADAMW},
+            "execution": execution(dp, tp, micro_batch, slices),
         },
     )
 

@@ -8,8 +8,9 @@ import torch
 
 import popxl
 from config.gptj import GPTJConfig
+from modelling.decoder_weights import EMBEDDINGS, HEAD, layer_name
 from modelling.gptj import Block, DecoderHead
-from modelling.gptj.weights import EMBEDDINGS, HEAD, layer_name, weight_table
+from modelling.gptj.weights import weight_table
 from modelling.layers import Embeddings
 from popxl import TensorSpec
 from tests.modelling.gptj.hf import hf_model, small_config

@@ -11,6 +11,7 @@ import transformers
 from config.llama import LlamaConfig
 from files.json_files import Fields
 from modelling.llama.config_json import ARCHITECTURES, from_config_json
+from tests.modelling.torch_training import ADAMW, execution
 
 VOCABULARY, END, PAD = 60, 1, 2
 LENGTH = 12
@@ -92,21 +93,13 @@ def our_config(
 ) -> LlamaConfig:
     """Our configuration of the model of a config.json: global batch 8, everything sharded."""
     read = from_config_json(Fields(theirs.to_dict(), "config.json"))
-    optimizer = {"gradient_clipping": 1.0, "weight_decay": 0.1, "eps": 1e-6, "beta2": 0.999}
-    optimizer["learning_rate"] = {"function": "constant"}
+    optimizer = ADAMW | {"learning_rate": {"function": "constant"}}
     return LlamaConfig.from_dict(
         {
             "family": "llama",
             "model": read | {"sequence_length": LENGTH, "output_length": 5} | model,
             "training": {"global_batch_size": 8, "optimizer": optimizer},
-            "execution": {
-                "data_parallel": dp,
-                "tensor_parallel": tp,
-                "micro_batch_size": micro_batch,
-                "attention_serialisation": slices,
-                "rts_weights_threshold": 64,
-                "device": "cpu",
-            },
+            "execution": execution(dp, tp, micro_batch, slices),
             "data": {"dataset": "sample"},
         }
     )

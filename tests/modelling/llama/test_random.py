@@ -16,7 +16,8 @@ from huggingface.folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import ARCHITECTURES, to_config_json
 from modelling.llama.weights import weight_table
 from modelling.sessions.generating import Inference
-from tests.modelling.generation.test_llama import POSITIONS, greedy
+from tests.modelling.generation.harness import hf_greedy
+from tests.modelling.generation.test_llama import POSITIONS
 from tests.modelling.llama.draws import Draw, draw
 from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of
 from tests.modelling.llama.test_training import batches, check_trained, several_texts, trained
@@ -47,7 +48,8 @@ def check_writing(drawn: Draw, weights: dict[str, np.ndarray]) -> None:
     with Inference(replace(config, generation=generation)) as made:
         made.write(weight_table(config).renamed(weights))
         tokens = made.generate(words, mask)
-    np.testing.assert_array_equal(tokens, greedy(hf_model(drawn.theirs), words, mask))
+    expected = hf_greedy(hf_model(drawn.theirs), words, mask, POSITIONS, PAD)
+    np.testing.assert_array_equal(tokens, expected)
 
 
 def check_folder(drawn: Draw, weights: dict[str, np.ndarray], folder: Path) -> None:

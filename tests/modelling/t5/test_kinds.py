@@ -13,13 +13,16 @@ import pytest
 import torch
 import transformers
 
+from checkpoints import CheckpointError
 from config.errors import ConfigError
+from config.model import TiedEmbedding
 from config.t5 import T5Config
 from files.json_files import Fields
 from huggingface.folders import read_hf_directory, write_hf_directory
 from modelling.generation import Beam, Greedy, Strategy
 from modelling.sessions.generating import Inference
 from modelling.spec import family_of
+from modelling.start import starting_point
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.t5.weights import weight_table
 from modelling.weights import WeightsError
@@ -38,16 +41,21 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         transformers.MT5Config, transformers.MT5ForConditionalGeneration,
         {"feed_forward_proj": "gated-gelu"},
     ),
+    "mt5, tied": (  # as transformers 5 saves one made anew: without a head
+        transformers.MT5Config, transformers.MT5ForConditionalGeneration,
+        {"feed_forward_proj": "gated-gelu"},
+    ),
     "silu": (  # neither: maps without a gate, and a head of its own
         transformers.T5Config, transformers.T5ForConditionalGeneration,
         {"feed_forward_proj": "silu", "tie_word_embeddings": False},
     ),
 }  # fmt: skip
+TIED = ("2019", "mt5, tied")
 
 
 @cache
 def their_model(kind: str, writing: bool = False) -> Any:
-    """A small random one, whose head is the embedding for the kind 2019 alone.
+    """A small random one, whose head is the embedding for the kinds `TIED` alone.
 
     Args:
         writing: whether other weights say more than the embedding; with those of training, a model
@@ -63,7 +71,7 @@ def their_model(kind: str, writing: bool = False) -> Any:
         **settings,
     )  # fmt: skip
     model = model_class(config)
-    if kind != "2019":  # these classes tie the head, whatever the configuration says
+    if kind not in TIED:  # these classes tie the head, whatever the configuration says
         model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCABULARY, config.d_model))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -79,6 +87,7 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 def config_of(kind: str, dp: int = 1, tp: int = 1, micro_batch: int = 4, **model: Any) -> T5Config:
     """Our configuration of the model that a config.json of `their_model` describes."""
     read = from_config_json(Fields(their_model(kind).config.to_dict(), "config.json"))
+    read["embedding"]["tied"] = kind in TIED  # a config.json of mT5 does not say it
     config = our_config(dp, tp, micro_batch, layers=2)
     return replace(config, model=T5Config.from_dict(
         config.to_dict() | {"model": config.model.to_dict() | read | model}
@@ -244,6 +253,20 @@ def test_what_is_not_computed_is_refused_by_name(change: dict[str, Any], said: s
         from_config_json(Fields(SIZES | change, "config.json"))
     assert said in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_an_mt5_without_a_head_is_taken_for_a_tied_one_if_that_is_said(tmp_path: Path) -> None:
+    their_model("mt5, tied").save_pretrained(tmp_path)
+    config = config_of("mt5, tied")
+    checkpoint = replace(config.checkpoint, load=str(tmp_path))
+    config = replace(config, checkpoint=checkpoint)
+    start = starting_point(config, weight_table(config))
+    expected = weights_of(their_model("mt5, tied"))
+    assert start.tensors.keys() == expected.keys()
+    assert all(np.array_equal(start.tensors[n], x) for n, x in expected.items())
+    untied = replace(config, model=replace(config.model, embedding=TiedEmbedding(VOCABULARY)))
+    with pytest.raises(CheckpointError, match=r"no lm_head.weight: .* --model.embedding.tied true"):
+        starting_point(untied, weight_table(untied))
 
 
 def test_a_head_that_is_no_copy_of_the_embedding_is_refused() -> None:

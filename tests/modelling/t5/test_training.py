@@ -22,7 +22,16 @@ from data.samples import EMPTY
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
 from tests.modelling.sessions import fine_tuning, transposed
-from tests.modelling.torch_training import OptimizerOf, Reference, adamw, logical, train, worst
+from tests.modelling.torch_training import (
+    ADAMW,
+    OptimizerOf,
+    Reference,
+    adamw,
+    execution,
+    logical,
+    train,
+    worst,
+)
 
 SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 96, 5, 1e-2
 
@@ -48,22 +57,8 @@ def our_config(dp: int = 1, tp: int = 1, micro_batch: int = 4, layers: int = 3) 
                     "relative_attention_max_distance": 16,
                 },
             },
-            "training": {
-                "global_batch_size": SAMPLES,
-                "optimizer": {
-                    "beta2": 0.999,
-                    "eps": 1e-6,
-                    "weight_decay": 0.1,
-                    "gradient_clipping": 1.0,
-                },
-            },
-            "execution": {
-                "data_parallel": dp,
-                "tensor_parallel": tp,
-                "micro_batch_size": micro_batch,
-                "rts_weights_threshold": 64,
-                "device": "cpu",
-            },
+            "training": {"global_batch_size": SAMPLES, "optimizer": ADAMW},
+            "execution": execution(dp, tp, micro_batch),
         },
     )
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import popxl
 from config.toy import ToyConfig
 from modelling.generation import (
-    Search,
     SpecialTokens,
     Stack,
+    Start,
     Step,
     bind_step,
-    decode,
     last_words,
     what_was_read,
 )
@@ -38,9 +37,11 @@ class ToyStep(Step):
         super().__init__(config, Head(config))
         self.layer = ToyStack(config.model.layers)
 
-    def build(self, position: Tensor, words: Tensor) -> Tensor:
-        """words: int32 (batch, 1) -> float32 (batch, part of the vocabulary)."""
-        return self.logits(self.layer(self.embedded(words)))
+    def through(
+        self, x: Tensor, position: Tensor, caches: Sequence[Tensor], fixed: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """See `Step`."""
+        return [self.layer(x)]
 
 
 class ToyGenerator:
@@ -52,28 +53,11 @@ class ToyGenerator:
         model = config.model
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
         self.prompts_per_sample = 1
-        self._groups = groups
         words = TensorSpec((config.execution.micro_batch_size, 1), popxl.int32)
         self.facts, self._step = ToyStep(config).create_graph(TensorSpec((), popxl.int32), words)
 
-    def generate(
-        self,
-        weights: NamedTensors,
-        words: Tensor,
-        mask: Tensor,
-        search: Search,
-        inputs: Sequence[Tensor],
-    ) -> Tensor:
+    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Start:
         """See `modelling.generation.Generator`."""
         first, _, prompted = last_words(words, mask)
-        return decode(
-            bind_step(self._step, weights, 0, []),
-            [],
-            first,
-            prompted,
-            what_was_read(words, mask),
-            self.output_length,
-            search,
-            inputs,
-            self._groups,
-        )
+        step = bind_step(self._step, weights, 0, [])
+        return Start(step, [], first, prompted, what_was_read(words, mask))
