@@ -55,7 +55,7 @@ class Block(DecoderLayer):
     def around(self, x: Tensor, attend: Map, seeds: Seeds = NO_SEEDS) -> Tensor:
         """See `DecoderLayer`."""
         biases = self.model.attention.output_bias, self.model.feed_forward_bias
-        parts = attend, self.feed_forward
+        parts: tuple[Map, Map] = (attend, self.feed_forward)
         for branch, part, bias, seed in zip(BRANCHES, parts, biases, seeds, strict=True):
             x = self._add(x, branch, part, bias, seed)
         return x

@@ -43,6 +43,25 @@ def test_sums_of_all_sizes_equal_those_in_double_precision(shape):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * scale)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_largest_of_all_sizes_and_who_shares_its_gradient(shape):
+    """Whole numbers have many equals, in any part of a row."""
+    x = np.random.default_rng(2).integers(0, 9, shape).astype(np.float32)
+    found, _ = _run(x, lambda t: ops.max(t, -1))
+    np.testing.assert_array_equal(found, x.max(-1))
+    ir = popxl.Ir()
+    with ir.main_graph:
+        graph = ir.create_graph(lambda t: ops.max(t, -1, keepdims=True), popxl.constant(x))
+        gradient = popxl.transforms.autodiff(graph).graph
+        ones = popxl.constant(np.ones((*shape[:-1], 1), np.float32))
+        out = popxl.d2h_stream(x.shape, popxl.float32)
+        ops.host_store(out, ops.call(gradient, ones, popxl.constant(x))[0])
+    with popxl.Session(ir) as session:
+        equals = x == x.max(-1, keepdims=True)
+        shared = equals / equals.sum(-1, keepdims=True)
+        np.testing.assert_allclose(session.run()[out], shared, rtol=1e-6)
+
+
 def test_the_squares_of_a_large_tensor_are_summed_where_they_are_made():
     x = np.random.default_rng(1).uniform(size=(1 << 12, 512)).astype(np.float32)
     found, text = _run(x, lambda t: ops.sumsquare(t))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
 from popxl.ops.collectives.collectives import CollectiveOps
 from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     define_identical_grad_inputs,
@@ -68,24 +71,35 @@ def cross_entropy_sharded_loss(
     wide = logits if logits.dtype == popxl.float32 else ops.cast(logits, popxl.float32)
     # Any shift gives the same loss, so no gradient flows through the maximum.
     largest = ops.detach(ops.max(wide, axis=-1, keepdims=True))
-    shift = ops.collectives.replicated_all_reduce(largest, "max", replica_grouping)
-    shifted = wide - ops.detach(shift)
-    total = _global(ops.sum(ops.exp(shifted), axis=-1), replica_grouping)
-    label = _global(_pick(shifted, indices), replica_grouping)
+    shift = ops.detach(ops.collectives.replicated_all_reduce(largest, "max", replica_grouping))
+    total = _global(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
+    label = _global(_pick(wide, shift, indices), replica_grouping)
     loss = ops.log(total) - label
     return _reduced(loss, indices, ignore_index, reduction, logits.dtype)
 
 
-def _pick(t: Tensor, indices: Tensor) -> Tensor:
-    """t[i, indices[i]] for each i, or 0 where the index is out of range.
+def _picked(t: Any, shift: Any, indices: Any) -> Any:
+    at = jnp.clip(indices, 0, t.shape[1] - 1)
+    found = (jnp.take_along_axis(t, at[:, None], 1) - shift)[:, 0]
+    return jnp.where(indices == at, found, 0)
 
-    By comparison, which is fused with the sums over rows, forwards and backwards, and has no index
-    into all of `t`: that would not fit int32 where `t` has more than 2^31 elements.
-    """
-    n, classes = t.shape
+
+def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    """By comparison, which is fused with the gradient of the exponentials."""
+    _, _, indices = op.inputs
+    n, classes = op.inputs[0].shape
     columns = popxl.constant(np.arange(classes)[None], popxl.int32, "classes")
-    chosen = ops.equal(columns, ops.reshape(_as_int32(indices), (n, 1)))
-    return ops.sum(ops.where(chosen, t, popxl.constant(0, t.dtype)), axis=-1)
+    chosen = ops.equal(columns, ops.reshape(ctx.fwd(indices), (n, 1)))
+    return [ops.where(chosen, ops.reshape(dy, (n, 1)), popxl.constant(0, dy.dtype)), None, None]
+
+
+_PICKED = define("cross_entropy_label", _picked, grad=_picked_grad)
+
+
+def _pick(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:
+    """t[i, indices[i]] - shift[i] for each i, or 0 where the index is out of range. No gradient
+    flows to the shift."""
+    return emit(_PICKED, [t, shift, _as_int32(indices)])[0]
 
 
 def _as_int32(t: Tensor) -> Tensor:
