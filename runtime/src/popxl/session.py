@@ -24,6 +24,8 @@ from popxl._core.verify import (
     verify_if_asked,
 )
 from popxl._lower import hostdata, placed
+from popxl._lower.cache import Startup as Startup
+from popxl._lower.cache import Stopwatch
 from popxl._lower.cpu import backend_epoch
 from popxl._lower.devices import replica_mesh, replicated
 from popxl._lower.exchange import of_all_processes
@@ -35,8 +37,6 @@ from popxl._lower.hostvalues import Borrowed, HostValues, place
 from popxl._lower.hostvalues import OnDemand as OnDemand
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
-from popxl._lower.startup import Startup as Startup
-from popxl._lower.startup import Stopwatch
 from popxl._lower.timing import PartTimes as PartTimes
 from popxl._lower.timing import Timing as Timing
 from popxl._lower.timing import Work as Work

@@ -1,7 +1,7 @@
 """What an op that runs graphs runs, as data.
 
-Everything that walks a program (effects, transfer counts, the schedule, plans, the verifier) walks
-regions; nothing else has to know which ops run graphs, or how they name them.
+Everything that walks a program (effects, the functional form, plans, the verifier) walks regions;
+nothing else has to know which ops run graphs, or how they name them.
 """
 
 from __future__ import annotations
