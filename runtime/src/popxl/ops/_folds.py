@@ -15,8 +15,10 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -51,9 +53,22 @@ def mean_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> An
     return total / (x.size / max(total.size, 1))
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def max_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.max`."""
+    """`jnp.max`, and its gradient: that of two maxima one after the other would not share equally
+    among equal elements."""
     return _reduced(jnp.max, x, axes, keepdims)
+
+
+def _max_and_input(x: Any, axes: int | tuple[int, ...], keepdims: bool) -> tuple[Any, Any]:
+    return _reduced(jnp.max, x, axes, keepdims), x
+
+
+def _max_grad(axes: int | tuple[int, ...], keepdims: bool, x: Any, dy: Any) -> Any:
+    return jax.vjp(lambda t: jnp.max(t, axes, keepdims=keepdims), x)[1](dy)
+
+
+max_over.defvjp(_max_and_input, _max_grad)
 
 
 def _reduced(

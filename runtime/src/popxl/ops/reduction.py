@@ -13,7 +13,7 @@ from popxl import ops
 from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, OpDef, define
 from popxl.ops._args import Axes, axes_of, axis_of
-from popxl.ops._folds import mean_over, sum_over
+from popxl.ops._folds import max_over, mean_over, sum_over
 from popxl.ops._grads import divided
 from popxl.ops._numerics import check_arithmetic, floats, widen
 from popxl.ops._table import making, unary
@@ -143,7 +143,7 @@ prod = _reducing(
 max = _reducing(
     define(
         "max",
-        _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)),
+        _reduction(max_over),
         tags=("reduction",),
     ),
     "Largest element over `axis`, as `sum`. Equal largest elements share the gradient.",
