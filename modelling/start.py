@@ -21,6 +21,7 @@ from checkpoints import (
 from checkpoints.parts import InRanges, Part
 from config.agreement import agree
 from config.base import flattened
+from config.model import TiedEmbedding
 from config.sections import RunConfig
 from files.json_files import Fields
 from files.shown import shown_name, shown_path
@@ -117,18 +118,20 @@ def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
     folder = local_model(name)
     _check_model(config, hf_description(folder), name)
     tensors = read_hf_directory(folder)
-    _check_head(table, tensors, name)
+    _check_head(config, table, tensors, name)
     _check_fit(table, tensors, tensors, name)
     weights = _Finite(config, table.renamed(tensors), name)
     return Start(weights, source=name, sha256=tensors.fingerprint())
 
 
-def _check_head(table: WeightTable, tensors: Tensors, name: str) -> None:
+def _check_head(config: RunConfig, table: WeightTable, tensors: Tensors, name: str) -> None:
     """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
     configuration: the config.json of an mT5 does not say it."""
     head = "lm_head.weight"
     if head in tensors or all(weight.name != head for weight in table.weights):
         return
+    if not isinstance(config.model.embedding, TiedEmbedding):
+        return  # the check of all weights says it
     raise CheckpointError(
         f"{shown_path(name)} has no {head}: if the model's head is its embedding, give "
         "--model.embedding.tied true"
