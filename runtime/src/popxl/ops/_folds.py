@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import jax
@@ -53,22 +52,9 @@ def mean_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> An
     return total / (x.size / max(total.size, 1))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def max_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.max`, and its gradient: that of two maxima one after the other would not share equally
-    among equal elements."""
-    return _reduced(jnp.max, x, axes, keepdims)
-
-
-def _max_and_input(x: Any, axes: int | tuple[int, ...], keepdims: bool) -> tuple[Any, Any]:
-    return _reduced(jnp.max, x, axes, keepdims), x
-
-
-def _max_grad(axes: int | tuple[int, ...], keepdims: bool, x: Any, dy: Any) -> Any:
-    return jax.vjp(lambda t: jnp.max(t, axes, keepdims=keepdims), x)[1](dy)
-
-
-max_over.defvjp(_max_and_input, _max_grad)
+    """`jnp.max`."""
+    return _differentiated_whole(jnp.max, x, axes, keepdims)
 
 
 def _reduced(
@@ -84,6 +70,26 @@ def _reduced(
     # Without the barrier, XLA merges the two reductions back into one.
     out = reduce(lax.optimization_barrier(folded), -1)
     return out.reshape(*x.shape[:outer], *(1,) * len(axes)) if keepdims else out
+
+
+_differentiated_whole = jax.custom_vjp(_reduced, nondiff_argnums=(0, 2, 3))
+"""`_reduced` with the gradient of one reduction: two maxima one after the other would not share it
+equally among equal elements."""
+
+
+def _reduced_and_input(
+    reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], keepdims: bool
+) -> tuple[Any, Any]:
+    return _reduced(reduce, x, axes, keepdims), x
+
+
+def _gradient(
+    reduce: Callable[..., Any], axes: int | tuple[int, ...], keepdims: bool, x: Any, dy: Any
+) -> Any:
+    return jax.vjp(lambda t: reduce(t, axes, keepdims=keepdims), x)[1](dy)
+
+
+_differentiated_whole.defvjp(_reduced_and_input, _gradient)
 
 
 def _rows(elements: int) -> int:
