@@ -142,7 +142,7 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
             with behind.changed:
                 behind.changed.wait_for(lambda: not behind.waiting)
             found, is_own = file.load(0)
-            assert found[0] == value and is_own
+            assert (float(found[0]), is_own) == (value, True)
     file.close()
     behind.close()
 
@@ -170,12 +170,13 @@ def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
     for future in [behind.scratch.pool.submit(time.sleep, 0.05) for _ in range(disk.THREADS)]:
         future.result()  # all threads are done with what they wrote
     found, is_own = file.load(0, donates=True)
-    assert pointer(found) == before[1] and is_own and found[0] == 1.0
-    assert kept[0] == 1.0 and not kept.is_deleted()
+    assert (pointer(found), float(found[0]), is_own) == (before[1], 1.0, True)
+    assert kept[0] == 1.0
     donated = jax.jit(lambda x: x + 1, donate_argnums=0)(found)
-    assert pointer(donated) == before[1] and donated[0] == 2.0
+    assert (pointer(donated), float(donated[0])) == (before[1], 2.0)
     other, _ = file.load(1, donates=True)
-    assert pointer(other) not in before and other[5] == 2.0
+    assert pointer(other) not in before
+    assert other[5] == 2.0
     file.close()
     behind.close()
 
@@ -184,17 +185,21 @@ def test_programs_that_still_read_keep_the_memory(tmp_path):
     """What is read there waits for them."""
     behind = traffic.Traffic.opened(tmp_path, 0)
     memory = memory_of_entries(behind)
-    slow = jax.jit(
-        lambda x: jax.lax.fori_loop(0, 10**6, lambda i, y: jnp.sin(y) + x[:8].sum(), 0.0)
-    )
-    array = jnp.full(1024, 0.001)
-    wanted = slow(array)
-    array = jnp.full(1024, 0.001)
+    product = jnp.ones((2000, 2000))
+
+    @jax.jit
+    def slow(x: jax.Array) -> jax.Array:
+        place = (product @ product @ product).max() % 1024
+        return x[place.astype(jnp.int32)]
+
+    slow(jnp.zeros(1024)).block_until_ready()
+    array = jnp.full(1024, 0.5)
     found = slow(array)
+    assert not found.is_ready()
     memory.recycle(array, 2**20)
     (view,), _ = memory.room(donates=True)
     view[:] = 255
-    assert found == wanted
+    assert found == 0.5
     behind.close()
 
 

@@ -89,8 +89,10 @@ class State:
         for step, index in known_transfers(schedule):
             place = self.entries[step.buffer].in_file(index)
             if place is not None:
-                loads = isinstance(step, Load)
-                found.append(Event("load" if loads else "store", *place, loads and step.donates))
+                if isinstance(step, Load):
+                    found.append(Event("load", *place, step.donates))
+                else:
+                    found.append(Event("store", *place))
         return found
 
 
