@@ -43,22 +43,27 @@ from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import Divided, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
-from checkpoints.together import ProcessError, done_by_all, reason_of
+from checkpoints.together import ProcessError, damage_told, done_by_all, reason_of
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
 SHARD_BYTES = 2**30
 
 
+_set_aside: dict[Path, str] = {}
+"""Folders of steps that were found to be damaged as they were read, and how: this process loads
+them no more."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved state that was verified."""
+    """A saved state, of which everything but the values was verified."""
 
     step: int
     """Optimizer steps done when it was saved."""
 
     tensors: TensorFiles
-    """Logical tensors by name; each access reads one from disk and verifies it again."""
+    """Logical tensors by name; each access reads one from disk and verifies it."""
 
     metadata: dict[str, Any]
     """What was saved with them, as JSON gives it back: tuples have become lists."""
@@ -68,6 +73,20 @@ class Checkpoint:
 
     sha256: str = ""
     """The digest of its manifest, and so of all of it."""
+
+    def verify(self) -> None:
+        """Read every value once. Of several processes each reads a share.
+
+        Raises:
+            DamagedError: on all processes, about one that is not what was saved.
+        """
+        with damage_told():
+            self.tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
+
+    def set_aside(self, reason: str) -> None:
+        """Load it no more in this process, since it turned out to be damaged: `load` then takes the
+        step before. All processes do so."""
+        _set_aside[self.path.absolute()] = reason
 
 
 class CheckpointStore:
@@ -189,11 +208,14 @@ class CheckpointStore:
         if pending is not None:
             pending.result()
 
-    def load(self, step: int | None = None) -> Checkpoint:
+    def load(self, step: int | None = None, verify: bool = True) -> Checkpoint:
         """The newest step whose every byte is as it was saved, or the `step` asked for.
 
-        All tensors are read once here to verify them, a few at a time. If a newer step is
-        damaged, a `CheckpointWarning` says which and why.
+        If a newer step is damaged, a `CheckpointWarning` says which and why.
+
+        Args:
+            verify: read all tensors once, in order to verify them. False leaves it to who reads
+                them, and sets the step aside if one is damaged (`Checkpoint.set_aside`).
 
         Raises:
             CheckpointError: if there is no good one, or a later version of this wrote the newest.
@@ -204,11 +226,11 @@ class CheckpointStore:
             if step is not None and folder.step != step:
                 continue
             try:
-                checkpoint = _read(folder.path)
+                checkpoint = _read(folder.path, verify)
             except (NewerFormatError, DifferentCopiesError):
                 raise
             except CheckpointError as error:
-                self._damaged.add(folder.path)
+                self._damaged.add(folder.path.absolute())
                 problems.append(f"the checkpoint of step {folder.step} is damaged ({error})")
                 continue
             if problems:
@@ -289,7 +311,8 @@ class CheckpointStore:
                 replace(manifest, tensors=records, texts=digests, tables=tables).write(folder)
                 Manifest.read(folder).open(folder)  # what could not be read is no step
             if self._to_keep is not None:
-                remove_older(self._directory, self._to_keep, self._damaged)
+                damaged = self._damaged | _set_aside.keys()
+                remove_older(self._directory, self._to_keep, damaged)
         except (OSError, SafetensorError, ProcessError) as error:
             raise CheckpointError(
                 f"cannot save step {step} in {self._directory}: {reason_of(error)}"
@@ -351,29 +374,32 @@ def has_checkpoint(path: str | Path) -> bool:
     return (Path(path) / FILE_NAME).is_file() or bool(step_folders(Path(path)))
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
+def load_checkpoint(path: str | Path, verify: bool = True) -> Checkpoint:
     """Load from a directory of checkpoints its newest good one, or from the folder of one step.
+
+    Args:
+        verify: as for `CheckpointStore.load`.
 
     Raises:
         CheckpointError: if there is no good one.
     """
     path = Path(path)
     if (path / FILE_NAME).is_file():
-        return _read(path)
-    return CheckpointStore(path).load()
+        return _read(path, verify)
+    return CheckpointStore(path).load(verify=verify)
 
 
-def _read(folder: Path) -> Checkpoint:
-    """Read the folder of a step and verify all of it; `CheckpointError` if it is damaged.
-
-    Of several processes each verifies its share, and all come to the same end.
+def _read(folder: Path, verify: bool) -> Checkpoint:
+    """Read the folder of a step and verify it, also the values if that is asked; `CheckpointError`
+    if it is damaged. Of several processes all come to the same end.
     """
-    problem, checkpoint = None, None
+    problem, checkpoint = _set_aside.get(folder.absolute()), None
+    if problem is not None:
+        raise CheckpointError(problem)
     try:
         manifest = Manifest.read(folder)
         manifest.check_texts(folder)
         tensors = manifest.open(folder)
-        tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
         checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder, manifest.sha256)
     except NewerFormatError:
         raise
@@ -389,4 +415,6 @@ def _read(folder: Path) -> Checkpoint:
                 f"process {process} reads another {shown_path(folder)} than process 0: give a "
                 "folder that all hosts share, or the same copy on each"
             )
+    if verify:
+        checkpoint.verify()
     return checkpoint

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints.digests import Digests, chunk_bytes, digest_of_bytes
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, DamagedError
 from checkpoints.layouts import Piece
 from checkpoints.parts import Part, assembled
 from checkpoints.ranges import Span, chunks_needed
@@ -87,7 +87,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
 
         Raises:
             KeyError: if there is none of that name.
-            CheckpointError: if it cannot be read, or is not what its digest says.
+            DamagedError: if it cannot be read, or is not what its digest says.
         """
         if name not in self._pieces:
             return self._read(name)
@@ -101,7 +101,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
             The tensor; elements outside of these chunks are 0.
 
         Raises:
-            KeyError, CheckpointError: as when all of it is read.
+            KeyError, DamagedError: as when all of it is read.
         """
         whole = [Piece(name, 0, _whole(self.spec(name)))]
         stored: dict[str, list[tuple[int, Part]]] = {}
@@ -180,7 +180,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
             part, parts: read only the chunks of one of so many parts.
 
         Raises:
-            CheckpointError: about the first that is not what was saved.
+            DamagedError: about the first that is not what was saved.
         """
 
         def read(chunk: tuple[str, int]) -> None:
@@ -211,7 +211,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
             return
         if digest_of_bytes(memory) != self._digests[name].sha256[number]:
             file = f"{stored.path.parent.name}/{stored.path.name}"
-            raise CheckpointError(f"tensor {name} in {file} is not what was saved")
+            raise DamagedError(f"tensor {name} in {file} is not what was saved")
 
     def _range(self, name: str, number: int) -> tuple[int, int]:
         """First and last byte of a chunk."""

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import popdist
+from checkpoints import CheckpointStore, digests, load_checkpoint
 from checkpoints.digests import chunk_bytes
 from checkpoints.layouts import layout_data
 from checkpoints.manifest import Manifest
 from checkpoints.ranges import _marked
 from checkpoints.shares import Divided, Shares
+from checkpoints.stored import Stored
 from checkpoints.tables import MOST, Table, TensorRecord, stored_name
 from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
@@ -78,9 +80,9 @@ def written(folder: Path, tensors, shares: list[Shares], every: int = 1) -> Mani
             shape = [sum(layout[i].size for i in parts)]
             file = f"tensors-{process:05d}-00001.safetensors"
             nbytes = shape[0] * dtype.itemsize
-            digests = [f"{hash((name, process, i)) % 2**256:064x}"
-                       for i in range(-(-nbytes // chunk_bytes(nbytes)))]  # fmt: skip
-            records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, digests)
+            each = [f"{hash((name, process, i)) % 2**256:064x}"
+                    for i in range(-(-nbytes // chunk_bytes(nbytes)))]  # fmt: skip
+            records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, each)
         file = f"tensors-{process:05d}.json"
         if process % every == 0:
             tables[file] = Table(records, share.held).write(folder / file)
@@ -133,6 +135,47 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
     assert stored == pytest.approx(whole / 8, rel=0.02)
     layouts = json.dumps([layout_data(layout) for layout in shares[0].layouts])
     assert len(layouts) < 2**20
+
+
+def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
+    """Of files that 8 hosts have saved, and 8 or 2 hosts continue from; tables come first."""
+    monkeypatch.setattr(digests, "_LEAST", 256)
+    layers = {"model": {"layers": 2}, "execution": {"rts_weights_threshold": 0}}
+    config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
+    tensors = listed(config, 8)
+    save_as(8, tensors, tmp_path, monkeypatch)
+    read, read_into = [], Stored.read_into
+    monkeypatch.setattr(Stored, "read_into", lambda self, memory, offset: (
+        read.append((self.name, offset, len(memory))), read_into(self, memory, offset)
+    ))  # fmt: skip
+    found = load_checkpoint(tmp_path, verify=False).tensors
+    assert not read
+    family = family_of(config)
+    table, program = family.weights(config), build_training(config, family.layout, False)
+    sources = table.to_variables(found, program.variables)
+    for processes in (8, 2):
+        mesh = mesh_of(config.replicas, processes)
+        for process in range(0, processes, 3):
+            read.clear()
+            held = 0
+            for variable, source in sources.items():
+                own = placed._own_parts(placed.parts_of(mesh, variable), process)
+                source.some(own)
+                held += sum(part.size for part in own) * variable.dtype.itemsize
+            assert len(set(read)) == len(read)
+            nbytes = sum(size for _, _, size in read)
+            assert 0.9 * held < nbytes < 1.1 * held, (processes, process, nbytes / held)
+
+
+def save_as(processes: int, tensors, folder: Path, monkeypatch) -> None:
+    """A step of so many processes."""
+    store, tables = CheckpointStore(folder), {}
+    for process, shares in enumerate(shares_by_process(tensors, processes, monkeypatch)):
+        with monkeypatch.context() as patch:
+            patch.setattr(popdist, "getNumInstances", lambda: processes)
+            patch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
+            tables |= store._write_share(folder, shares.arrays(), shares.held)[1]
+    Manifest(1, {}, {}, {}, tables, shares.layouts, shares.cut).write(folder)
 
 
 class Ranges(dict):
