@@ -155,18 +155,17 @@ class CheckpointStore:
         self.wait()
         record: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
         manifest = Manifest(step, record, texts=dict(texts or {}))
-        held: dict[str, list[int]] = {}
         if popdist.getNumInstances() > 1 and isinstance(tensors, InParts):
             shares = self._shares.of(tensors)
-            manifest, held = replace(manifest, layouts=shares.layouts, cut=shares.cut), shares.held
+            manifest = replace(manifest, cut=shares.cut)
             own, is_copy = shares.arrays(), True
         else:
             own, is_copy = own_share(tensors), False
         if wait:
-            self._write(manifest, own, held)
+            self._write(manifest, own)
             return
         copies = {name: array if is_copy else array.copy() for name, array in own}
-        self._pending = self._writer.submit(self._write, manifest, copies.items(), held)
+        self._pending = self._writer.submit(self._write, manifest, copies.items())
         CheckpointStore._latest = self._pending
 
     def check_space(self, step: int | None, needed: int) -> None:
@@ -283,28 +282,22 @@ class CheckpointStore:
             )
         return found
 
-    def _write(
-        self,
-        manifest: Manifest,
-        tensors: Iterable[tuple[str, np.ndarray]],
-        held: dict[str, list[int]],
-    ) -> None:
+    def _write(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Write a step.
 
         Args:
             manifest: without records of the tensors, and with the texts themselves.
             tensors: what this process stores.
-            held: which parts of tensors are among them.
         """
         step, texts = manifest.step, manifest.texts
         try:
             if popdist.getInstanceIndex():
-                self._write_share(Path(done_by_all(lambda: "", self._channel)[0]), tensors, held)
+                self._write_share(Path(done_by_all(lambda: "", self._channel)[0]), tensors)
                 return
             with ExitStack() as stack:
                 begin = partial(stack.enter_context, self._begun(step))
                 folder = Path(done_by_all(lambda: str(begin()), self._channel)[0])
-                records, tables = self._write_share(folder, tensors, held)
+                records, tables = self._write_share(folder, tensors)
                 for name, text in texts.items():
                     write_synced(folder / name, text)
                 digests = {name: digest_of_bytes(text.encode()) for name, text in texts.items()}
@@ -329,7 +322,7 @@ class CheckpointStore:
             yield folder
 
     def _write_share(
-        self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]], held: dict[str, list[int]]
+        self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]]
     ) -> tuple[Records, dict[str, str]]:
         """Write the tensors of this process.
 
@@ -341,7 +334,7 @@ class CheckpointStore:
         prefix = f"tensors-{popdist.getInstanceIndex():05d}"
 
         def written() -> list[str]:
-            table = Table(self._write_tensors(folder, f"{prefix}-", tensors), held)
+            table = Table(self._write_tensors(folder, f"{prefix}-", tensors))
             return [f"{prefix}.json", table.write(folder / f"{prefix}.json")]
 
         return {}, dict(done_by_all(written, self._channel))
@@ -399,7 +392,7 @@ def _read(folder: Path, verify: bool) -> Checkpoint:
     try:
         manifest = Manifest.read(folder)
         manifest.check_texts(folder)
-        tensors = manifest.open(folder)
+        tensors = manifest.open(folder, at_once=verify or popdist.getNumInstances() == 1)
         checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder, manifest.sha256)
     except NewerFormatError:
         raise

