@@ -58,6 +58,10 @@ def digests(folder: Path) -> dict[str, str]:
 # ---- damage -------------------------------------------------------------------------------------
 def flip(folder: Path) -> None:
     (file,) = folder.glob("*.safetensors")
+    flip_in(file)
+
+
+def flip_in(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-5] ^= 16
     file.write_bytes(content)
