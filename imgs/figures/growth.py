@@ -50,7 +50,6 @@ def draw() -> Canvas:
 def _seconds(found: Sequence[Mapping[str, float]]) -> list[Series]:
     return [
         Series("start: all have met", WEIGHT, _measured(found, "meet_s")),
-        Series("load", GRADIENT, _measured(found, "load_s")),
         Series("save", MOMENT, _measured(found, "save_s")),
         Series("exchanges of a step", COMPUTE, _measured(found, "step_s")),
     ]
@@ -79,7 +78,7 @@ def _step(found: Sequence[Mapping[str, float]], name: str, meaning: str) -> Seri
 
 
 def _measured(found: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
-    rows = [row for row in found if "processes" in row and 1 < row["processes"] < LAST]
+    rows = [row for row in found if 1 < row.get("processes", 0) < LAST and name in row]
     return [(row["processes"], row[name]) for row in rows]
 
 

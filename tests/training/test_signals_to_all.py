@@ -16,7 +16,7 @@ from tests.training.test_killed_runs import digests
 STEPS = 6
 FLAGS = (
     *(*GPTJ, *RATE, "--checkpoint.steps", "2", "--to_keep", "9"),
-    *("--evaluation.steps", "3", "--evaluation.samples", "8", "--metrics", "loss"),
+    *("--evaluation.steps", "3", "--evaluation.samples", "8", "--evaluation.metrics", "loss"),
 )
 
 # What takes moments takes seconds here, and says when it begins.
