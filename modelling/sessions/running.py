@@ -14,8 +14,7 @@ import popxl
 from checkpoints.together import damage_told
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.memory import check_memory
-from modelling.placement import place
+from modelling.placement import check_placed, place
 from modelling.weights import Variables, WeightTable
 from popxl import Variable
 from popxl_addons import NamedTensors
@@ -48,7 +47,7 @@ class RunningModel:
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
         beside = 0 if lender is None else lender.stored
         place(config, ir, beside, lender is not None)
-        check_memory(ir, device_desc(config), beside, lender is not None)
+        check_placed(config, ir, beside, lender is not None)
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )
@@ -63,7 +62,7 @@ class RunningModel:
         """Set weights, and other state that the program has, from whole tensors by logical name.
 
         Each is read when the model is entered, at once if it is: from files, or made, one by one;
-        by several threads, if the mapping has an attribute `apart` that is true.
+        by several threads, if the mapping has an attribute `concurrent` that is true.
         What another model lends is not read at all, where both keep it alike.
 
         Raises:
@@ -72,7 +71,7 @@ class RunningModel:
         values: dict[Any, Any] = dict(self._table.to_variables(tensors, self.variables))
         if self._lender is not None:
             values |= self._lender.borrowed(self.variables)
-        self.session.write_variables_data(values, apart=getattr(tensors, "apart", False))
+        self.session.write_variables_data(values, concurrent=getattr(tensors, "concurrent", False))
 
     def borrowed(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
         """This model's values of those variables of another program that are like its own."""

@@ -30,10 +30,10 @@ from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
 from popxl._lower.lookahead import known_transfers, window_of
 from popxl._lower.preview import loads_ahead
+from popxl._lower.schedule import Load
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Event, Traffic
-from popxl._lower.transfers import check_transfers
 from popxl._lower.transit import Transit
 from popxl._lower.walker import Globals, InFlight, Walker
 from popxl.errors import poplar_application_runtime_error
@@ -85,10 +85,13 @@ class State:
     def _expected(self, schedule: Schedule) -> list[Event]:
         """What a run loads from files and stores there."""
         found = []
-        for kind, buffer, index in known_transfers(schedule):
-            place = self.entries[buffer].in_file(index)
+        for step, index in known_transfers(schedule):
+            place = self.entries[step.buffer].in_file(index)
             if place is not None:
-                found.append(Event(kind, *place))
+                if isinstance(step, Load):
+                    found.append(Event("load", *place, step.donates))
+                else:
+                    found.append(Event("store", *place))
         return found
 
 
@@ -116,10 +119,9 @@ class Program:
         self.ir, self.mesh = ir, mesh
         self.platform = mesh.devices.flat[0].platform
         self.effects: Effects = program_effects(ir)
-        check_transfers(ir)
         self.schedule: Schedule = build_schedule(ir)
         if two_memories(self.platform):
-            self.schedule.window, self.schedule.ahead = window_of(self.schedule), loads_ahead
+            self.schedule.window, self.schedule.preview = window_of(self.schedule), loads_ahead
         self.facts = facts_of_program(self.schedule, ir, self.platform)
         for segment in self.schedule.segments:
             segment.facts = self.facts
