@@ -45,11 +45,13 @@ class RemoteHandle:
             at entry (r + row_offset) * steps + i. A function f from that index, an int32 scalar,
             to the row: f(r) * steps + i. None: entry i, whichever the row.
         shard_group: if entries are sharded: the replicas that hold the parts; default: all.
+        adds: what is stored is added to what is there.
     """
 
     buffer: RemoteBuffer
     row_offset: int | Callable[[popxl.Tensor], popxl.Tensor] | None = 0
     shard_group: ReplicaGrouping | None = None
+    adds: bool = False
 
     def entries(self, steps: int, rows: int) -> int:
         """How many entries `steps` steps for each of `rows` rows need."""
@@ -289,6 +291,10 @@ class _Loop:
         if handle.buffer.meta_shape and not t.meta_shape:
             t = ops.collectives.replica_sharded_slice(t, handle.shard_group)
         entry = self._entry(handle, step, row)
+        if handle.adds:
+            with self._io():
+                before = ops.remote_load(handle.buffer, entry)
+            t = before + t
         with self._io():
             ops.remote_store(handle.buffer, entry, t)
 
