@@ -7,11 +7,8 @@ import popxl
 from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.placement import host_room
 from popxl import hardware
 from terminal.screen import say
-
-_SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
 
 
 def is_automatic(config: RunConfig) -> bool:
@@ -21,25 +18,15 @@ def is_automatic(config: RunConfig) -> bool:
 
 
 def place_on(
-    traced: popxl.plan.Traced,
-    config: RunConfig,
-    on: Machine,
-    memory: float | None = None,
-    host: float | None = None,
+    traced: popxl.plan.Traced, config: RunConfig, on: Machine, memory: float | None = None
 ) -> popxl.plan.Placement:
     """Place the entries of a program on a machine.
 
     Args:
         memory: bytes of a device; default: the machine's.
-        host: bytes of host memory for a replica; default: its share of the machine's.
     """
-    share = on.host_memory / min(config.replicas, on.devices or config.replicas)
-    return popxl.plan.place(
-        traced,
-        on.rates(config.model.precision, config.replicas),
-        int(memory or on.memory),
-        int(host or share),
-    )
+    rates = on.rates(config.model.precision, config.replicas)
+    return popxl.plan.place(traced, rates, int(memory or on.memory))
 
 
 def place_here(ir: popxl.Ir, config: RunConfig) -> popxl.plan.Placement | None:
@@ -55,10 +42,8 @@ def place_here(ir: popxl.Ir, config: RunConfig) -> popxl.plan.Placement | None:
         return None
     kind = hardware.device_kinds(desc, config.replicas, instances)[0]
     known = machine_of_kind(kind)
-    room = host_room(config)
     traced = popxl.plan.trace(ir, "gpu" if known is None else known.platform)
-    host = None if room is None else room * (1 - _SPARE_HOST) / ir.instance_replication_factor
-    placement = place_on(traced, config, known or machine("h100"), memory, host)
+    placement = place_on(traced, config, known or machine("h100"), memory)
     say(described(placement) + ("" if known else f" ({kind} is unknown: as for an H100)"))
     return placement
 
