@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from popxl._lower.schedule import Routine, Transfer, calls
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MARGIN = 0.1  # of the device's memory, for what XLA takes beyond the estimate
 _STEP = 1 / 64  # of the room: what is chosen at a time
+_ROUND = 4  # choices
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
 _HOT = 8  # crossings of the host link a run: entries that many loads read
 _EASE = 0.01  # seconds that one second less of transfers counts, hidden or not
@@ -178,20 +180,32 @@ def _alone(groups: Sequence[_Group], flow: Flow) -> dict[str, float]:
 
 
 def _choose(groups: Sequence[_Group], flow: Flow, room: int) -> None:
-    """Let those stay that save most for each byte, as long as there is room."""
-    most, left = int(room * _STEP), room
-    while steps := [(g, *found) for g in groups if (found := g.next(min(most, left), left))[0]]:
-        best, least = steps[0], math.inf
-        now = _cost(flow)
-        for group, count, nbytes in steps:
-            with flow.without(group.entries(group.kept, count)):
-                change = (_cost(flow) - now) / nbytes
-            if change < least:
-                best, least = (group, count, nbytes), change
-        group, count, nbytes = best
-        flow.move(group.entries(group.kept, count), -1)
-        group.kept += count
-        left -= nbytes
+    """Let those stay that save most for each byte, as long as there is room.
+
+    What a group saves changes little with one choice. Between rounds it is reckoned anew only where
+    its turn seems to have come (Minoux, "Accelerated greedy algorithms", 1978).
+    """
+    most, left, chosen = int(room * _STEP), room, 0
+    anew = [(-math.inf, -1, i) for i in range(len(groups))]
+    waiting = [*anew]  # cost of a byte, as of which choice, and the group
+    while waiting:
+        cost, reckoned, i = heappop(waiting)
+        count, nbytes = groups[i].next(min(most, left), left)
+        if not count:
+            continue
+        entries = groups[i].entries(groups[i].kept, count)
+        if reckoned < chosen:
+            now = _cost(flow)
+            with flow.without(entries):
+                heappush(waiting, ((_cost(flow) - now) / nbytes, chosen, i))
+            continue
+        flow.move(entries, -1)
+        groups[i].kept += count
+        left, chosen = left - nbytes, chosen + 1
+        if chosen % _ROUND:
+            heappush(waiting, (cost, -1, i))
+        else:
+            waiting = [*anew]
 
 
 def _cost(flow: Flow) -> float:

@@ -269,17 +269,26 @@ class _Loop:
         row: popxl.Tensor,
     ) -> popxl.Tensor:
         if isinstance(source, RemoteHandle):
-            entry = self._entry(source, step, row)
-            with self._io():
-                loaded = ops.remote_load(source.buffer, entry, name=t.name)
+            loaded = self._entry_of(source, step, row, t.name)
         else:
             with self._io():
                 loaded = ops.host_load(source, t.name)
-        if self.use_io_tiles:
-            loaded = ops.io_tile_copy(loaded)
+            loaded = self._brought(loaded)
         if isinstance(source, RemoteHandle) and not t.meta_shape:
             return gather_replica_sharded_tensor(loaded, replica_group=source.shard_group)
         return loaded
+
+    def _entry_of(
+        self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor, name: str | None = None
+    ) -> popxl.Tensor:
+        """What is stored, a part of it if entries are sharded."""
+        entry = self._entry(handle, step, row)
+        with self._io():
+            loaded = ops.remote_load(handle.buffer, entry, name=name)
+        return self._brought(loaded)
+
+    def _brought(self, loaded: popxl.Tensor) -> popxl.Tensor:
+        return ops.io_tile_copy(loaded) if self.use_io_tiles else loaded
 
     def _store(
         self,
@@ -290,11 +299,9 @@ class _Loop:
     ) -> None:
         if handle.buffer.meta_shape and not t.meta_shape:
             t = ops.collectives.replica_sharded_slice(t, handle.shard_group)
-        entry = self._entry(handle, step, row)
         if handle.adds:
-            with self._io():
-                before = ops.remote_load(handle.buffer, entry)
-            t = before + t
+            t = self._entry_of(handle, step, row) + t
+        entry = self._entry(handle, step, row)
         with self._io():
             ops.remote_store(handle.buffer, entry, t)
 
