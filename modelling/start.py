@@ -270,7 +270,7 @@ class _Finite(Mapping[str, np.ndarray]):
     """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
     read, unless that is allowed."""
 
-    apart: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
     """Several threads may read some at a time."""
 
     def __init__(

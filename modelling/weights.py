@@ -187,7 +187,7 @@ def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
 class Computed(Mapping[str, np.ndarray]):
     """Arrays made on demand, so that not all of them have to be in memory."""
 
-    apart: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
     """Several threads may ask for some at a time."""
 
     def __init__(self, makers: Mapping[str, Callable[[], np.ndarray]]) -> None:

@@ -61,7 +61,7 @@ class RunningModel:
         """Set weights, and other state that the program has, from whole tensors by logical name.
 
         Each is read when the model is entered, at once if it is: from files, or made, one by one;
-        by several threads, if the mapping has an attribute `apart` that is true.
+        by several threads, if the mapping has an attribute `concurrent` that is true.
         What another model lends is not read at all, where both keep it alike.
 
         Raises:
@@ -70,7 +70,7 @@ class RunningModel:
         values: dict[Any, Any] = dict(self._table.to_variables(tensors, self.variables))
         if self._lender is not None:
             values |= self._lender.borrowed(self.variables)
-        self.session.write_variables_data(values, apart=getattr(tensors, "apart", False))
+        self.session.write_variables_data(values, concurrent=getattr(tensors, "concurrent", False))
 
     def borrowed(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
         """This model's values of those variables of another program that are like its own."""

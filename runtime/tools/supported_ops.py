@@ -145,6 +145,8 @@ def _modules(package: ModuleType) -> Iterator[ModuleType]:
 
 def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
     """Ops that a function makes itself, and functions by which it makes others."""
+    if isinstance(defn := getattr(function, "defn", None), OpDef):
+        return [defn.name], []
     module, node = _meaning_of(function.__module__, function.__name__)
     assert node is not None, function
     public = {f.__name__ for f in _public_functions().values()}

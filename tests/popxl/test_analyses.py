@@ -10,11 +10,10 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core import aliases, effects
-from popxl._core.aliases import modified_inputs
+from popxl._core import effects
 from popxl._core.effects import graph_effects, program_effects
+from popxl._core.functional import _GraphPass
 from popxl._core.op import Op
-from popxl._lower.transfers import count_transfers
 from popxl.errors import popart_exception
 from popxl.transforms import autodiff
 from popxl_addons.transforms.repeat_graph import repeat_graph
@@ -61,7 +60,7 @@ def _visits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, looked)
 
     counted(effects, "op_effects")
-    counted(aliases, "modified_owners")
+    counted(_GraphPass, "form")
     counted(Op, "modified_inputs")
     return seen
 
@@ -74,8 +73,7 @@ def test_building_and_analysing_takes_time_linear_in_the_number_of_graphs(monkey
         seen.clear()
         ir, _ = _fan(depth, changes)
         program_effects(ir)
-        count_transfers(ir.main_graph)
-        modified_inputs(ir.main_graph)
+        _ = ir.main_graph.functional.transfers
         found.append(dict(seen))
     for name, visits in found[1].items():
         assert visits <= 2 * found[0][name] + 10, (name, found)
@@ -97,17 +95,17 @@ def _graph_with_a_call(ir: popxl.Ir) -> tuple[popxl.Graph, popxl.Graph, Any]:
 def test_a_graph_that_changes_later_is_looked_at_anew(ir):
     inner, outer, call = _graph_with_a_call(ir)
     stream, out = popxl.h2d_stream((2,), popxl.float32), popxl.d2h_stream((2,), popxl.float32)
-    assert modified_inputs(outer) == set()
+    assert outer.functional.changed == ()
     assert not graph_effects(outer)
-    assert not count_transfers(outer)
+    assert not outer.functional.transfers
     with inner:
         ops.add_(inner.inputs[0], ops.host_load(stream))
-    assert modified_inputs(inner) == {0}
-    assert modified_inputs(outer) == set()  # by value
+    assert inner.functional.changed == (0,)
+    assert outer.functional.changed == ()  # by value
     assert list(graph_effects(outer).loads) == [stream]
-    assert count_transfers(outer) == {stream: 1}
+    assert outer.functional.transfers == {stream: 1}
     call.set_parent_input_modified(call.parent_input(0))
-    assert modified_inputs(outer) == {0}
+    assert outer.functional.changed == (0,)
     with outer:
         ops.host_store(out, outer.outputs[0])
     assert list(graph_effects(outer).stores) == [out]
@@ -130,7 +128,7 @@ def test_moved_ops_count_where_they_are_now(ir):
     assert not graph_effects(body)
     with inner:
         ops.host_store(stream, inner.inputs[0])
-    assert count_transfers(graph) == {stream: 2}
+    assert graph.functional.transfers == {stream: 2}
     assert list(graph_effects(body).stores) == [stream]
 
 
@@ -138,9 +136,9 @@ def test_outputs_that_autodiff_adds_are_seen(ir):
     x = popxl.variable(np.ones(2, np.float32))
     inner = ir.create_graph(lambda t: ops.sin(t) * ops.exp(t), x)
     outer = ir.create_graph(lambda t: ops.call(inner, t)[0], x)
-    before = modified_inputs(outer)
+    before = outer.functional.changed
     autodiff(outer)
-    assert modified_inputs(outer) == before == set()
+    assert outer.functional.changed == before == ()
     assert outer not in inner._known
 
 

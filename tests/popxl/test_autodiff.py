@@ -239,8 +239,8 @@ def test_a_given_gradient_graph_that_recomputes_is_respected(ir):
     fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
     connect = type(original.expected_inputs[0])._make
     info = GradGraphInfo._make(
-        graph, inner, [connect(source, fwd), connect(inner.outputs[0], grad)],
-        [connect(source, grad)],
+        graph, inner, (connect(source, fwd), connect(inner.outputs[0], grad)),
+        (connect(source, grad),),
     )  # fmt: skip
     outer = ir.create_graph(lambda a: ops.call(inner, a)[0] * 2.0, x)
     whole = autodiff(outer, called_graphs_grad_info={inner: info})

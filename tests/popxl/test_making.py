@@ -42,10 +42,10 @@ def test_they_are_made_at_the_same_time_within_the_room_of_the_largest(entered, 
     values = {v: maker(i) for i, v in enumerate(variables)}
     session = popxl.Session(ir, "cpu")
     if not entered:
-        session.write_variables_data(values, apart=True)
+        session.write_variables_data(values, concurrent=True)
     with session:
         if entered:
-            session.write_variables_data(values, apart=True)
+            session.write_variables_data(values, concurrent=True)
         assert 2 <= threads <= 4
         for i, v in enumerate(variables):
             assert session.read_variable_data(v).tolist() == [i] * SIZES[i]
@@ -72,6 +72,6 @@ def test_an_error_of_one_is_raised():
     ir, variables = program()
     values = {v: lambda: np.zeros(1, np.float32) for v in variables}
     session = popxl.Session(ir, "cpu")
-    session.write_variables_data(values, apart=True)
+    session.write_variables_data(values, concurrent=True)
     with pytest.raises(ValueError, match="needs data of shape"), session:
         pass

@@ -19,23 +19,24 @@ from popxl._core.verify import (
     check_calls,
     check_remote_variables,
     check_replicas,
+    check_transfers,
     check_widths,
     verify_if_asked,
 )
 from popxl._lower import hostdata, placed
+from popxl._lower.cache import Startup as Startup
+from popxl._lower.cache import Stopwatch
 from popxl._lower.cpu import backend_epoch
 from popxl._lower.devices import replica_mesh, replicated
 from popxl._lower.exchange import of_all_processes
+from popxl._lower.hostdata import VariablePart as VariablePart
 from popxl._lower.hoststreams import HostStreams
 from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
 from popxl._lower.hostvalues import Borrowed, HostValues, place
 from popxl._lower.hostvalues import OnDemand as OnDemand
-from popxl._lower.placed import VariablePart as VariablePart
 from popxl._lower.program import Program, State
 from popxl._lower.schedule import Schedule
-from popxl._lower.startup import Startup as Startup
-from popxl._lower.startup import Stopwatch
 from popxl._lower.timing import PartTimes as PartTimes
 from popxl._lower.timing import Timing as Timing
 from popxl._lower.timing import Work as Work
@@ -108,6 +109,7 @@ class Session:
         check_remote_variables(ir)
         check_widths(ir)
         verify_if_asked(ir)
+        check_transfers(ir)
         self._compile()
         checkpoint(ir, FINAL)
         self._startup = stopwatch.read()
@@ -440,13 +442,13 @@ class Session:
         self.write_variables_data({tensor: data})
 
     def write_variables_data(
-        self, tensors: Mapping[Variable, VariableData], apart: bool = False
+        self, tensors: Mapping[Variable, VariableData], concurrent: bool = False
     ) -> None:
         """As `write_variable_data`, for several variables at once.
 
         Args:
-            apart: functions among the data do not need each other, and any thread may call them:
-                several are called at a time. Not of PopXL.
+            concurrent: functions among the data do not need each other, and any thread may call
+                them: several are called at a time. Not of PopXL.
 
         Of several processes each makes what it holds, if a value is `OnDemand`, which is not of
         PopXL.
@@ -454,7 +456,7 @@ class Session:
         values = self._values
         converted = {var: values.checked(var, data) for var, data in tensors.items()}
         for var, data in converted.items():
-            values.write(var, data, apart)
+            values.write(var, data, concurrent)
         if self._state is not None:
             values.begin(converted)  # if this stops, the devices hold something else than the host
             for var in placed.put_each(self._program, self._state, converted, values):

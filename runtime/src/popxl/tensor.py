@@ -279,13 +279,13 @@ class _Initialised(Tensor):
 
     _data: np.ndarray
 
+    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
+        """Copy to virtual device `dst`; the source must be given: the tensor lives nowhere."""
+        return operators.ops.ipu_copy(self, dst, src)
+
 
 class Constant(_Initialised):
     """A tensor whose value never changes."""
-
-    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
-        """Copy to virtual device `dst`; the source must be given, a constant lives nowhere."""
-        return operators.ops.ipu_copy(self, dst, src)
 
 
 class Variable(_Initialised):
@@ -344,10 +344,6 @@ class Variable(_Initialised):
     def in_sync_with_ipu(self) -> bool:
         """Whether the devices of no session hold a newer value than the host."""
         return not any(self in values.stale for values in self.ir._host_values)
-
-    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
-        """Copy to virtual device `dst`; the source must be given, a variable lives nowhere."""
-        return operators.ops.ipu_copy(self, dst, src)
 
 
 class Shard(Tensor):

@@ -39,7 +39,7 @@ def make_grad_graph_info(
         outputs: for each of its outputs in order.
     """
     return GradGraphInfo._make(
-        graph, forward, [_connection(c) for c in inputs], [_connection(c) for c in outputs]
+        graph, forward, tuple(map(_connection, inputs)), tuple(map(_connection, outputs))
     )
 
 

@@ -14,20 +14,22 @@ So below this form order is data flow, and two values share memory only where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from popxl._core.aliases import Views
 from popxl._core.effects import Effects
 from popxl._core.known import found_once
 from popxl._core.picking import picked
 from popxl._core.regions import Region, regions
-from popxl._core.rounding import is_rounded
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
     from popxl.graph import Graph
+    from popxl.streams import Stream
     from popxl.tensor import Tensor, TensorSpec
 
 
@@ -170,8 +172,25 @@ class Functional:
 
     @cached_property
     def updates(self) -> int:
-        """Random roundings of one execution (see `_core.rounding`)."""
+        """Random roundings of one execution (see `Op.is_rounded`)."""
         return sum(map(count_updates, self.nodes))
+
+    @cached_property
+    def transfers(self) -> Counter[Stream]:
+        """Loads and stores of each stream in one execution; the larger branch counts."""
+        total: Counter[Stream] = Counter()
+        for node in self.nodes:
+            if node.kind == "op" and "stream" in node.attrs:
+                total[node.attrs["stream"]] += 1
+            branches: Counter[Stream] = Counter()
+            for region in node.regions:
+                inner = region.graph.transfers
+                if region.kind == "branch":
+                    branches |= inner
+                else:
+                    total.update({stream: n * region.count for stream, n in inner.items()})
+            total += branches
+        return total
 
     @cached_property
     def used(self) -> set[Value]:
@@ -238,7 +257,7 @@ def count_updates(node: Node) -> int:
     """Random roundings of one execution of a node: iterations multiply, of branches the most."""
     if node.op is None or node.kind != "op":
         return 0
-    if is_rounded(node.op):
+    if node.op.is_rounded:
         return 1
     branches = [r.graph.updates for r in node.regions if r.kind == "branch"]
     rest = sum(r.count * r.graph.updates for r in node.regions if r.kind != "branch")
@@ -253,36 +272,18 @@ def functionalise(graph: Graph) -> Functional:
 
 
 class _Writer:
-    """Nodes under construction, and the value that each owner has now.
+    """Nodes under construction, and the value that each owner has now."""
 
-    Chains of changes and of views are as long as a program makes them, so nothing here recurses
-    along them.
-    """
-
-    def __init__(
-        self,
-        current: dict[Tensor, Value],
-        stored: dict[Tensor, Tensor],
-        views: dict[Tensor, Op],
-    ) -> None:
-        """
-        Args:
-            current: values of owners.
-            stored: for results in place, the tensor that they are.
-            views: the ops by which tensors are views.
-        """
+    def __init__(self, current: dict[Tensor, Value], views: Views) -> None:
+        """Args: `current`: values of owners."""
         self.nodes: list[Node] = []
-        self.current, self._stored, self._view_of = current, stored, views
-        self._views: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
+        self.current, self.views = current, views
+        self._shown: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
         self._versions: dict[Tensor, int] = {}
-
-    def root(self, t: Tensor) -> Tensor:
-        """The tensor that `t` is, if it is a result in place."""
-        return self._stored.get(t, t)
 
     def new(self, t: Tensor) -> Value:
         """The next value of `t`."""
-        t = self.root(t)
+        t = self.views.root(t)
         self._versions[t] = self._versions.get(t, -1 if t._producer else 0) + 1
         return Value(t, self._versions[t])
 
@@ -291,48 +292,32 @@ class _Writer:
         self.nodes.append(node)
         return node
 
-    def parents(self, t: Tensor) -> list[Tensor]:
-        """What `t` is a view of; empty if it owns its storage."""
-        op = self._view_of.get(t)
-        return [] if op is None else list(map(self.root, op.inputs))
-
-    def chain(self, t: Tensor) -> Iterator[Tensor]:
-        """`t` and all that it is a view of, each after what it is a view of."""
-        waiting, done = [(self.root(t), False)], set()
-        while waiting:
-            t, is_ready = waiting.pop()
-            if is_ready:
-                yield t
-            elif t not in done:
-                done.add(t)
-                waiting.append((t, True))
-                waiting += [(p, False) for p in self.parents(t)]
-
     def read(self, t: Tensor) -> Value:
         """The value of `t` now."""
+        t = self.views.root(t)
         found: dict[Tensor, Value] = {}
-        for part in self.chain(t):
-            parents = tuple(found[p] for p in self.parents(part))
+        for part in self.views.chain(t):
+            parents = tuple(found[p] for p in self.views.parents(part))
             if not parents:
                 found[part] = self.current.setdefault(part, Value(part))
                 continue
-            if (part, parents) not in self._views:
-                self._views[part, parents] = self.new(part)
-                self.add("view", self._view_of[part], parents, [self._views[part, parents]])
-            found[part] = self._views[part, parents]
-        return found[self.root(t)]
+            if (part, parents) not in self._shown:
+                self._shown[part, parents] = self.new(part)
+                self.add("view", self.views.op(part), parents, [self._shown[part, parents]])
+            found[part] = self._shown[part, parents]
+        return found[t]
 
     def write(self, t: Tensor, value: Value) -> None:
         """Let `t` hold `value`; views write through to their owners."""
-        waiting = [(self.root(t), value)]
+        waiting = [(self.views.root(t), value)]
         while waiting:
             t, value = waiting.pop()
-            parents = self.parents(t)
+            parents = self.views.parents(t)
             if not parents:
                 self.current[t] = value
                 continue
             before = [self.read(p) for p in parents]
-            node = self.add("write", self._view_of[t], [*before, value], map(self.new, parents))
+            node = self.add("write", self.views.op(t), [*before, value], map(self.new, parents))
             waiting += reversed(list(zip(parents, node.outputs, strict=True)))
 
 
@@ -340,7 +325,7 @@ class _GraphPass(_Writer):
     """Makes the functional form of one graph."""
 
     def __init__(self, graph: Graph) -> None:
-        super().__init__({}, {}, {})
+        super().__init__({}, Views())
         self._graph = graph
         self._depth: dict[Tensor, int] = {}  # views between a view and its owners
 
@@ -351,7 +336,7 @@ class _GraphPass(_Writer):
         inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
-            self._view(op) if op.view else self._op(op)
+            self._shorten(op) if op.view else self._op(op)
         outputs = [self.read(t) for t in (*graph._outputs, *also)]
         last = [self.current[v.tensor] for v in inputs]
         changed = tuple(i for i, (a, b) in enumerate(zip(inputs, last, strict=True)) if a is not b)
@@ -361,13 +346,12 @@ class _GraphPass(_Writer):
             form.is_outlined, form.first = True, tuple(map(self.read, graph._outlined.first))
         return form
 
-    def _view(self, op: Op) -> None:
-        """Note a view; one far from its owners picks their elements."""
+    def _shorten(self, op: Op) -> None:
+        """Let a view far from its owners pick their elements."""
         (t,) = op.outputs
-        self._view_of[t] = op
-        depth = max(self._depth.get(p, 0) for p in self.parents(t)) + 1
+        depth = max(self._depth.get(p, 0) for p in self.views.parents(t)) + 1
         if depth > _DEEP:
-            self._view_of[t], depth = picked(t, [*self.chain(t)], self._view_of.get, self.root), 1
+            self.views.instead[t], depth = picked(t, self.views), 1
         self._depth[t] = depth
 
     # ---- ops ------------------------------------------------------------------------------------
@@ -391,8 +375,6 @@ class _GraphPass(_Writer):
     def _simple(self, op: Op, found: Sequence[Region]) -> None:
         inputs = [self.read(t) for t in op.inputs]
         derived = tuple(self._derivative(region) for region in found)
-        if op.inplace is not None:
-            self._stored[op.outputs[0]] = self.root(op.inputs[op.inplace])
         node = self.add("op", op, inputs, map(self.new, op.outputs), derived)
         first = 0 if op.inplace is None else 1
         if first:
@@ -451,8 +433,8 @@ class _GraphPass(_Writer):
         for region, form in zip(found, forms, strict=True):
             for i in form.changed:
                 if region.reaches(op, i):
-                    chain = self.chain(op.inputs[region.position(i)])
-                    changed.update((t, None) for t in chain if not self.parents(t))
+                    owned = self.views.owners(op.inputs[region.position(i)])
+                    changed.update(dict.fromkeys(owned))
         owners = list(changed)
         inputs = [self.read(t) for t in (*op.inputs, *owners)]
         first, last = len(op.inputs), len(op.outputs)
@@ -473,7 +455,7 @@ class _GraphPass(_Writer):
     ) -> Functional:
         """A branch that is also given the caller's owners, and returns them."""
         given = [Value(t) for t in owners]
-        writer = _Writer(dict(zip(owners, given, strict=True)), self._stored, self._view_of)
+        writer = _Writer(dict(zip(owners, given, strict=True)), self.views)
         own = len(region.outputs)
         for k, i in enumerate(form.changed):
             if region.reaches(op, i):

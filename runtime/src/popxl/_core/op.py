@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from popxl import context
-from popxl._core.aliases import check_references, modified_inputs
+from popxl import context, dtypes
 from popxl._core.infer import infer_specs
 from popxl._core.opdef import OpDef
+from popxl._core.references import changed_inputs, check_references
 from popxl._core.regions import regions
 
 if TYPE_CHECKING:
     from popxl.graph import Graph
     from popxl.tensor import Tensor
+
+
+_ROUNDED = (dtypes.float16, dtypes.bfloat16)
 
 
 class Op:
@@ -63,13 +66,23 @@ class Op:
         """Name as printed: in-place ops and views end in `_`."""
         return self.defn.name + ("_" if self.inplace is not None or self.view else "")
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it rounds a float32 value to the 16-bit type of the variable it updates.
+
+        With the session option `enableStochasticRounding` that is at random. Every such update of a
+        run has a number, the same on all replicas; with the seed of the run it selects a stream of
+        random bits. Numbers are known before anything runs (a loop takes as many in each
+        iteration), so loops carry nothing, and branches that replicas take differently leave them
+        at the same number.
+        """
+        return self.defn.rounds and self.inputs[0].dtype in _ROUNDED
+
     def modified_inputs(self) -> set[int]:
         """Indices of the inputs whose value this op changes."""
         found = set() if self.inplace is None else {self.inplace}
         for region in regions(self):
-            if region.kind != "derivative":
-                changed = (i for i in modified_inputs(region.graph) if region.reaches(self, i))
-                found.update(map(region.position, changed))
+            found.update(map(region.position, changed_inputs(self, region)))
         return found
 
     def called_graphs(self) -> tuple[Graph, ...]:

@@ -22,6 +22,21 @@ def attach(module: ModuleType, getitem: Callable[[Tensor, Any], Tensor]) -> None
     ops, _getitem = module, getitem
 
 
+_Method = Callable[["Operators", Any], "Tensor"]
+
+
+def _both(name: str) -> tuple[_Method, _Method]:
+    """The operator of an op, and its reflection."""
+
+    def operator(self: Operators, other: Any) -> Tensor:
+        return getattr(ops, name)(self, self._ensure_tensor(other))
+
+    def reflected(self: Operators, other: Any) -> Tensor:
+        return getattr(ops, name)(self._ensure_tensor(other), self)
+
+    return operator, reflected
+
+
 class Operators:
     """A tensor as far as it is written with operators."""
 
@@ -65,68 +80,19 @@ class Operators:
         return ops.detach_(self)
 
     # ---- operators ------------------------------------------------------------------------------
-    def _binary(self, name: str, other: Any, reflected: bool = False) -> Tensor:
-        rhs = self._ensure_tensor(other)
-        pair = (rhs, self) if reflected else (self, rhs)
-        return getattr(ops, name)(*pair)
-
-    def __add__(self, other: Any) -> Tensor:
-        return self._binary("add", other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return self._binary("add", other, True)
+    __add__, __radd__ = _both("add")
+    __sub__, __rsub__ = _both("sub")
+    __mul__, __rmul__ = _both("mul")
+    __truediv__, __rtruediv__ = _both("div")
+    __pow__, __rpow__ = _both("pow")
+    __mod__, __rmod__ = _both("fmod")
+    __matmul__, __rmatmul__ = _both("matmul")
+    __and__, __rand__ = _both("logical_and")
+    __or__, __ror__ = _both("logical_or")
 
     def __iadd__(self, other: Any) -> Tensor:
         """In place: this tensor's value changes."""
         return ops.add_(self, self._ensure_tensor(other))
-
-    def __sub__(self, other: Any) -> Tensor:
-        return self._binary("sub", other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return self._binary("sub", other, True)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return self._binary("mul", other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return self._binary("mul", other, True)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return self._binary("div", other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return self._binary("div", other, True)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return self._binary("pow", other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return self._binary("pow", other, True)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return self._binary("fmod", other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return self._binary("fmod", other, True)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return self._binary("matmul", other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return self._binary("matmul", other, True)
-
-    def __and__(self, other: Any) -> Tensor:
-        return self._binary("logical_and", other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return self._binary("logical_and", other, True)
-
-    def __or__(self, other: Any) -> Tensor:
-        return self._binary("logical_or", other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return self._binary("logical_or", other, True)
 
     def __invert__(self) -> Tensor:
         return ops.logical_not(self)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from popxl._core.aliases import Views, numbered
 from popxl._core.opdef import define
 
 if TYPE_CHECKING:
@@ -34,29 +35,12 @@ def _write(owners: tuple[Any, ...], value: Any, elements: np.ndarray) -> tuple[A
 _PICK = define("pick", _read, view_write=_write)
 
 
-def picked(t: Tensor, chain: Sequence[Tensor], view_of: Callable[[Tensor], Op | None],
-           root: Callable[[Tensor], Tensor]) -> Op:  # fmt: skip
-    """An op that does what a chain of views does: `t` picks elements of its owners.
-
-    Args:
-        chain: `t` and all that it is a view of, each after what it is a view of.
-        view_of: the op by which a tensor is a view; None: it owns its storage.
-        root: the tensor that an input of such an op is.
-    """
-    shown: dict[Tensor, np.ndarray] = {}
-    owners: list[Tensor] = []
-    with jax.ensure_compile_time_eval():
-        for part in chain:
-            op = view_of(part)
-            if op is None:
-                first = sum(owner.nelms for owner in owners)
-                shown[part] = first + np.arange(part.nelms, dtype=np.int32).reshape(part.shape)
-                owners.append(part)
-            else:
-                assert op.defn.lower is not None
-                inputs = [shown[root(p)] for p in op.inputs]
-                shown[part] = np.asarray(op.defn.lower(*inputs, **op.attrs))
-    found = copy(view_of(t))
+def picked(t: Tensor, views: Views) -> Op:
+    """An op that does what a chain of views does: `t` picks elements of its owners."""
+    owners = views.owners(t)
+    first = dict(zip(owners, accumulate((o.nelms for o in owners), initial=0), strict=False))
+    found = copy(views.op(t))
     assert found is not None
-    found.defn, found.inputs, found.attrs = _PICK, owners, {"elements": shown[t]}
+    elements = views.shown(t, lambda owner: numbered(owner, first[owner]))
+    found.defn, found.inputs, found.attrs = _PICK, owners, {"elements": elements}
     return found

@@ -1,21 +1,18 @@
 """What an op that runs graphs runs, as data.
 
-Everything that walks a program (effects, transfer counts, the schedule, plans, the verifier) walks
-regions; nothing else has to know which ops run graphs, or how they name them.
+Everything that walks a program (effects, the functional form, plans, the verifier) walks regions;
+nothing else has to know which ops run graphs, or how they name them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
     from popxl.graph import Graph
     from popxl.tensor import Tensor
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,29 +55,3 @@ class Region:
 def regions(op: Op) -> tuple[Region, ...]:
     """The regions of `op`, in the order in which they run."""
     return () if op.defn.regions is None else tuple(op.defn.regions(op))
-
-
-def combine(
-    op: Op,
-    of: Callable[[Graph], T],
-    zero: T,
-    add: Callable[[T, T], T],
-    times: Callable[[T, int], T],
-    either: Callable[[T, T], T],
-) -> T:
-    """What the regions of `op` amount to together: iterations multiply, branches are alternatives.
-
-    Args:
-        of: what one execution of a graph amounts to.
-        zero: what nothing amounts to.
-        add, times, either: how amounts that follow each other, are repeated, or exclude each other
-            combine.
-    """
-    total, branches = zero, zero
-    for region in regions(op):
-        amount = times(of(region.graph), region.count)
-        if region.kind == "branch":
-            branches = either(branches, amount)
-        else:
-            total = add(total, amount)
-    return add(total, branches)

@@ -6,8 +6,8 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from popxl._core.aliases import check_references
 from popxl._core.infer import infer_specs
+from popxl._core.references import check_references
 from popxl._core.regions import Region, regions
 from popxl._core.sharding import shard_elements
 from popxl.errors import popart_exception
@@ -101,6 +101,20 @@ def check_calls(ir: Ir) -> None:
         for op in graph._ops:
             if op.called_graphs():
                 check_references(op)
+
+
+def check_transfers(ir: Ir) -> None:
+    """Check that no stream is used more often in a run than the host provides for.
+
+    Raises:
+        popart_exception: one is used more often than `ir.num_host_transfers`.
+    """
+    for stream, n in ir.main_graph.functional.transfers.items():
+        if n > ir.num_host_transfers:
+            raise popart_exception(
+                f"stream {stream.tensor_id!r} is used {n} times in a run, but "
+                f"ir.num_host_transfers is {ir.num_host_transfers}: set it to {n}"
+            )
 
 
 def check_remote_variables(ir: Ir) -> None:

@@ -162,7 +162,7 @@ class _Donor:
         body.copies = frozenset(copies)
         if step.count != 1:
             shared = {i for k, i in step.carried if not is_exclusive(routine, k)}
-            step.recopied = frozenset(shared & routine.consumed)
+            step.copies = frozenset(shared & routine.consumed)
         carried = {i: k for k, i in step.carried}
         for k, out in enumerate(body.outs):
             if out is not None:

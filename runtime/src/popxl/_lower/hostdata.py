@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -161,16 +161,34 @@ class Shared(tuple[Item, ...]):
     __hash__ = object.__hash__
 
 
-def parts_of(var: Variable) -> Shared[tuple[int, int, int, tuple[int, ...]]]:
-    """The parts in which replicas hold a variable: group, first element of the group's value in C
-    order, number of elements, and the replicas that hold it.
+class VariablePart(NamedTuple):
+    """Consecutive elements of a variable's value, as some replicas hold them.
 
-    Variables that are cut alike get the same object.
+    Attributes:
+        group: of the variable's replica grouping.
+        start, size: which elements of that group's value, in C order.
+        processes: those whose replicas hold it.
+        replicas: that hold it.
+    """
+
+    group: int
+    start: int
+    size: int
+    processes: tuple[int, ...]
+    replicas: tuple[int, ...]
+
+
+def variable_parts(var: Variable, owners: tuple[int, ...]) -> Shared[VariablePart]:
+    """The parts that make up a variable's value; the same object for variables cut alike.
+
+    Args:
+        owners: the process of each replica. Processes and replicas need not be there.
     """
     groups, sharers = (
         tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)
     )
-    return _parts(groups, sharers, var._shards if var._sharded else 1, math.prod(var.shape))
+    shards = var._shards if var._sharded else 1
+    return _parts(groups, sharers, shards, math.prod(var.shape), owners)
 
 
 @cache
@@ -179,7 +197,8 @@ def _parts(
     sharers: tuple[tuple[int, ...], ...],
     shards: int,
     size: int,
-) -> Shared[tuple[int, int, int, tuple[int, ...]]]:
+    owners: tuple[int, ...],
+) -> Shared[VariablePart]:
     place = {replica: i for members in sharers for i, replica in enumerate(members)}
     each = max(-(-size // shards), 1)
     found = []
@@ -188,7 +207,9 @@ def _parts(
         for replica in members:
             holders[place[replica] % shards].append(replica)
         for held, start in zip(holders, range(0, max(size, 1), each), strict=False):
-            found.append((group, start, min(each, size - start), tuple(held)))
+            processes = tuple(sorted({owners[r] for r in held}))
+            part = VariablePart(group, start, min(each, size - start), processes, tuple(held))
+            found.append(part)
     return Shared(found)
 
 

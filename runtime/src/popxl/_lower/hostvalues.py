@@ -20,7 +20,7 @@ from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
 
 if TYPE_CHECKING:
-    from popxl._lower.placed import VariablePart
+    from popxl._lower.hostdata import VariablePart
     from popxl._lower.program import State
     from popxl.ir import Ir
 
@@ -69,7 +69,7 @@ class HostValues:
     Attributes:
         stale: variables that the devices hold a newer value of.
         lost: variables whose newest value nobody holds any more.
-        apart: variables whose values functions make, which may be called by any thread.
+        concurrent: variables whose values functions make, which may be called by any thread.
     """
 
     def __init__(self, ir: Ir) -> None:
@@ -79,7 +79,7 @@ class HostValues:
         self._arrays = {v: v._data for v in ir.main_graph.variables}
         self._own: set[Variable] = set()  # whose array is this session's
         self._sources: dict[Variable, Source] = {}  # what makes a value that is in no array yet
-        self.apart: set[Variable] = set()
+        self.concurrent: set[Variable] = set()
         self._of_all_replicas: dict[Variable, np.ndarray] = {}
         ir._host_values.add(self)
 
@@ -190,18 +190,18 @@ class HostValues:
         return self._arrays[t]
 
     # ---- writing --------------------------------------------------------------------------------
-    def write(self, var: Variable, data: np.ndarray | Source, apart: bool = False) -> None:
+    def write(self, var: Variable, data: np.ndarray | Source, concurrent: bool = False) -> None:
         """Make `data` the value.
 
         Args:
-            apart: a function that any thread may call.
+            concurrent: a function that any thread may call.
         """
         self._of_all_replicas.pop(var, None)
-        self.apart.discard(var)
+        self.concurrent.discard(var)
         if callable(data):
             self._sources[var] = data
-            if apart and not isinstance(data, Borrowed):
-                self.apart.add(var)
+            if concurrent and not isinstance(data, Borrowed):
+                self.concurrent.add(var)
         else:
             self.fill(var, data)
         self.stale.discard(var)
@@ -228,7 +228,7 @@ class HostValues:
             np.copyto(array, value)
         var._data = array
         self._sources.pop(var, None)
-        self.apart.discard(var)
+        self.concurrent.discard(var)
 
     def flush(self) -> None:
         """Write memory maps to their files."""

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.rounding import is_rounded
 from popxl._core.text import first_line
 from popxl._lower.hostdata import device_view
 from popxl._lower.state import LoopState
@@ -43,7 +42,7 @@ class Machine:
         fault: number of the first op that broke its rule; 0: none did.
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
             None: they are rounded to nearest.
-        updates: how many such updates there were before (see `rounding`).
+        updates: how many such updates there were before (see `Op.is_rounded`).
     """
 
     streams: dict[Stream, jax.Array] = field(default_factory=dict)
@@ -89,7 +88,7 @@ class Machine:
     # ---- rounding -------------------------------------------------------------------------------
     def rounding(self, op: Op) -> dict[str, Any]:
         """The argument `rounding` of `op`, if it is an update that rounds at random."""
-        if self.seed is None or not is_rounded(op):
+        if self.seed is None or not op.is_rounded:
             return {}
         number = self.updates
         self.updates = number + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,28 +13,12 @@ from popxl._lower import hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
+from popxl._lower.hostdata import Shared, VariablePart, variable_parts
 from popxl._lower.hostvalues import Borrowed, HostValues, Source
 from popxl._lower.making import made_ahead
 from popxl._lower.program import Program, State
 from popxl._lower.traffic import Traffic
 from popxl.tensor import Shard, Variable
-
-
-class VariablePart(NamedTuple):
-    """Consecutive elements of a variable's value, as some replicas hold them.
-
-    Attributes:
-        group: of the variable's replica grouping.
-        start, size: which elements of that group's value, in C order.
-        processes: those whose replicas hold it.
-        replicas: that hold it.
-    """
-
-    group: int
-    start: int
-    size: int
-    processes: tuple[int, ...]
-    replicas: tuple[int, ...]
 
 
 def upload(
@@ -79,7 +62,7 @@ def put_each(
 ) -> Iterator[Variable]:
     """Replace variables' values on the devices by the host's, one after the other."""
     make = partial(_value_here, program, values)
-    for var, value in made_ahead(variables, values.apart, make):
+    for var, value in made_ahead(variables, values.concurrent, make):
         _put(program, state, var, value, values)
         yield var
 
@@ -154,29 +137,14 @@ def _held_by_all(program: Program, var: Variable) -> dict[int, tuple[int, ...]] 
     return alike if all(r in alike for r in hostdata.replicas_needed(var)) else None
 
 
-def parts_of(program: Program, var: Variable) -> hostdata.Shared[VariablePart]:
+def parts_of(program: Program, var: Variable) -> Shared[VariablePart]:
     """The parts that make up a variable's value; the same object for variables cut alike."""
     return variable_parts(var, tuple(d.process_index for d in program.mesh.devices.flat))
 
 
-def variable_parts(var: Variable, owners: tuple[int, ...]) -> hostdata.Shared[VariablePart]:
-    """The same on replicas of these processes, which need not be there."""
-    return _parts(hostdata.parts_of(var), owners)
-
-
 @cache
-def _parts(
-    parts: hostdata.Shared[tuple[int, int, int, tuple[int, ...]]], owners: tuple[int, ...]
-) -> hostdata.Shared[VariablePart]:
-    return hostdata.Shared(
-        VariablePart(group, start, size, tuple(sorted({owners[r] for r in holders})), holders)
-        for group, start, size, holders in parts
-    )
-
-
-@cache
-def _own_parts(parts: hostdata.Shared[VariablePart], process: int) -> hostdata.Shared[VariablePart]:
-    return hostdata.Shared(part for part in parts if process in part.processes)
+def _own_parts(parts: Shared[VariablePart], process: int) -> Shared[VariablePart]:
+    return Shared(part for part in parts if process in part.processes)
 
 
 def part_here(program: Program, state: State, var: Variable, holders: Sequence[int]) -> np.ndarray:

@@ -33,7 +33,6 @@ from popxl._lower.preview import loads_ahead
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Event, Traffic
-from popxl._lower.transfers import check_transfers
 from popxl._lower.transit import Transit
 from popxl._lower.walker import Globals, InFlight, Walker
 from popxl.errors import poplar_application_runtime_error
@@ -116,10 +115,9 @@ class Program:
         self.ir, self.mesh = ir, mesh
         self.platform = mesh.devices.flat[0].platform
         self.effects: Effects = program_effects(ir)
-        check_transfers(ir)
         self.schedule: Schedule = build_schedule(ir)
         if two_memories(self.platform):
-            self.schedule.window, self.schedule.ahead = window_of(self.schedule), loads_ahead
+            self.schedule.window, self.schedule.preview = window_of(self.schedule), loads_ahead
         self.facts = facts_of_program(self.schedule, ir, self.platform)
         for segment in self.schedule.segments:
             segment.facts = self.facts

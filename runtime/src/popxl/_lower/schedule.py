@@ -177,14 +177,14 @@ class Loop(Step):
 
     Attributes:
         carried: pairs of an output and the input that it is in the next iteration.
-        recopied: inputs of the next iteration that get a copy (see `Passed.copies`).
+        copies: inputs of the next iteration that get a copy (see `Passed.copies`).
         updates: random roundings before this step, and in each iteration.
     """
 
     body: Passed
     count: int = 1
     carried: tuple[tuple[int, int], ...] = ()
-    recopied: frozenset[int] = frozenset()
+    copies: frozenset[int] = frozenset()
     updates: tuple[int, int] = (0, 0)
 
     def reads(self) -> Iterator[Slot]:
@@ -262,7 +262,7 @@ class Schedule:
         segments: what the devices run.
         window: bytes on one replica of loads that are dispatched before the runs that precede them,
             and of stores on their way; None: host and device share their memory.
-        ahead: says of runs which loads are dispatched before them; for people.
+        preview: says of runs which loads are dispatched before them; for people.
     """
 
     graph: Functional
@@ -270,10 +270,10 @@ class Schedule:
     routines: Sequence[Routine]
     segments: Sequence[Segment]
     window: int | None = None
-    ahead: Callable[[Schedule], Mapping[Run, str]] = lambda _: {}
+    preview: Callable[[Schedule], Mapping[Run, str]] = lambda _: {}
 
     def __str__(self) -> str:
-        ahead = self.ahead(self)
+        ahead = self.preview(self)
         routines = ["\n".join(_routine_lines(r, ahead)) for r in reversed(self.routines)]
         return "\n\n".join([*_window_line(self.window), *routines])
 

@@ -242,7 +242,7 @@ class Walker:
             if iteration < step.count - 1:
                 for k, i in step.carried:
                     current[i] = outs[k]
-                for i in step.recopied:
+                for i in step.copies:
                     current[i] = self._copy(current[i])
                 outs.clear()
         for out, value in zip(body.outs, outs, strict=True):

@@ -14,9 +14,8 @@ from popxl.ops._args import axis_of
 from popxl.ops._folds import max_over, sum_over
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_floating, floats, numbers, widen
+from popxl.ops._table import ELEMENTWISE, unary
 from popxl.tensor import Tensor
-
-_TAGS = ("elementwise",)
 
 
 def _relu_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
@@ -25,56 +24,21 @@ def _relu_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [ops.where(ops.greater(ctx.fwd(op.outputs[0]), zero), dy, zero)]
 
 
-_RELU = define("relu", numbers(jax.nn.relu), grad=_relu_grad, tags=_TAGS)
+_RELU = define("relu", numbers(jax.nn.relu), grad=_relu_grad, tags=ELEMENTWISE)
+_GELU = define("gelu", floats(lambda x: jax.nn.gelu(x, approximate=True)), tags=ELEMENTWISE)
+_GELUERF = define("geluerf", floats(lambda x: jax.nn.gelu(x, approximate=False)), tags=ELEMENTWISE)
+_SWISH = define("swish", floats(jax.nn.silu), tags=ELEMENTWISE)
 
-
-def relu(t: Tensor) -> Tensor:
-    """max(t, 0). The gradient at 0 is 0."""
-    return emit(_RELU, [t])[0]
-
-
-def relu_(t: Tensor) -> Tensor:
-    """As `relu`, in place."""
-    return emit(_RELU, [t], inplace=0)[0]
-
-
-_GELU = define("gelu", floats(lambda x: jax.nn.gelu(x, approximate=True)), tags=_TAGS)
-
-
-def gelu(t: Tensor) -> Tensor:
-    """Gaussian error linear unit, by the tanh approximation of Hendrycks and Gimpel (2016)."""
-    return emit(_GELU, [t])[0]
-
-
-def gelu_(t: Tensor) -> Tensor:
-    """As `gelu`, in place."""
-    return emit(_GELU, [t], inplace=0)[0]
-
-
-_GELUERF = define("geluerf", floats(lambda x: jax.nn.gelu(x, approximate=False)), tags=_TAGS)
-
-
-def geluerf(t: Tensor) -> Tensor:
-    """Gaussian error linear unit, exact: t * (1 + erf(t / sqrt(2))) / 2."""
-    return emit(_GELUERF, [t])[0]
-
-
-def geluerf_(t: Tensor) -> Tensor:
-    """As `geluerf`, in place."""
-    return emit(_GELUERF, [t], inplace=0)[0]
-
-
-_SWISH = define("swish", floats(jax.nn.silu), tags=_TAGS)
-
-
-def swish(t: Tensor) -> Tensor:
-    """t * sigmoid(t), also called SiLU."""
-    return emit(_SWISH, [t])[0]
-
-
-def swish_(t: Tensor) -> Tensor:
-    """As `swish`, in place."""
-    return emit(_SWISH, [t], inplace=0)[0]
+relu = unary(_RELU, "max(t, 0). The gradient at 0 is 0.")
+relu_ = unary(_RELU, "As `relu`, in place.", inplace=0)
+gelu = unary(
+    _GELU, "Gaussian error linear unit, by the tanh approximation of Hendrycks and Gimpel (2016)."
+)
+gelu_ = unary(_GELU, "As `gelu`, in place.", inplace=0)
+geluerf = unary(_GELUERF, "Gaussian error linear unit, exact: t * (1 + erf(t / sqrt(2))) / 2.")
+geluerf_ = unary(_GELUERF, "As `geluerf`, in place.", inplace=0)
+swish = unary(_SWISH, "t * sigmoid(t), also called SiLU.")
+swish_ = unary(_SWISH, "As `swish`, in place.", inplace=0)
 
 
 def _tanh_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
@@ -82,12 +46,10 @@ def _tanh_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [ops.mul(dy, ops.sub(scalar_like(1, y), ops.mul(y, y)))]
 
 
-_TANH = define("tanh", floats(jnp.tanh), grad=_tanh_grad, tags=_TAGS)
-
-
-def tanh(t: Tensor) -> Tensor:
-    """Hyperbolic tangent of each element."""
-    return emit(_TANH, [t])[0]
+tanh = unary(
+    define("tanh", floats(jnp.tanh), grad=_tanh_grad, tags=ELEMENTWISE),
+    "Hyperbolic tangent of each element.",
+)
 
 
 def _softmax_backward(y: Any, dy: Any, axis: int) -> Any:

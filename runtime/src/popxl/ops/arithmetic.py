@@ -15,6 +15,7 @@ from popxl._core.opdef import NoGrad, define
 from popxl.ops._grads import sum_to
 from popxl.ops._numerics import check_arithmetic, numbers, widen
 from popxl.ops._scalars import emit_with_scalars, with_scalars
+from popxl.ops._table import ELEMENTWISE, binary
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from popxl.tensor import TensorLike
 
-_TAGS = ("elementwise",)
 Grads = list[Tensor | None]
+_ALIKE = "Shapes broadcast; the dtypes must be equal."
 
 
 # ---- add and subtract ---------------------------------------------------------------------------
@@ -31,17 +32,9 @@ def _add_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     return [sum_to(dy, t.shape) if ctx.needs(op, i) else None for i, t in enumerate(op.inputs)]
 
 
-_ADD = define("add", numbers(jnp.add), grad=_add_grad, dtypes="same", tags=_TAGS)
-
-
-def add(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """lhs + rhs. Shapes broadcast; the dtypes must be equal."""
-    return emit(_ADD, [lhs, rhs])[0]
-
-
-def add_(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """lhs += rhs, in place. `rhs` must broadcast to the shape of `lhs`."""
-    return emit(_ADD, [lhs, rhs], inplace=0)[0]
+_ADD = define("add", numbers(jnp.add), grad=_add_grad, dtypes="same", tags=ELEMENTWISE)
+add = binary(_ADD, f"lhs + rhs. {_ALIKE}")
+add_ = binary(_ADD, "lhs += rhs, in place. `rhs` must broadcast to the shape of `lhs`.", inplace=0)
 
 
 def _sub_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
@@ -52,12 +45,10 @@ def _sub_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     ]
 
 
-_SUB = define("sub", numbers(jnp.subtract), grad=_sub_grad, dtypes="same", tags=_TAGS)
-
-
-def sub(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """lhs - rhs. Shapes broadcast; the dtypes must be equal."""
-    return emit(_SUB, [lhs, rhs])[0]
+sub = binary(
+    define("sub", numbers(jnp.subtract), grad=_sub_grad, dtypes="same", tags=ELEMENTWISE),
+    f"lhs - rhs. {_ALIKE}",
+)
 
 
 # ---- multiply and divide ------------------------------------------------------------------------
@@ -69,12 +60,10 @@ def _mul_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     ]
 
 
-_MUL = define("mul", numbers(jnp.multiply), grad=_mul_grad, dtypes="same", tags=_TAGS)
-
-
-def mul(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """lhs * rhs. Shapes broadcast; the dtypes must be equal."""
-    return emit(_MUL, [lhs, rhs])[0]
+mul = binary(
+    define("mul", numbers(jnp.multiply), grad=_mul_grad, dtypes="same", tags=ELEMENTWISE),
+    f"lhs * rhs. {_ALIKE}",
+)
 
 
 def _div_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
@@ -101,28 +90,22 @@ def _div(x: Any, y: Any) -> Any:
     return _quotient(lax.div, x, y, lambda x: ~jnp.zeros_like(x))
 
 
-_DIV = define("div", numbers(_div), grad=_div_grad, dtypes="same", tags=_TAGS)
-
-
-def div(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """lhs / rhs; integers divide towards zero, and over zero give -1, or the largest number of an
-    unsigned type. Shapes broadcast; the dtypes must be equal."""
-    return emit(_DIV, [lhs, rhs])[0]
+div = binary(
+    define("div", numbers(_div), grad=_div_grad, dtypes="same", tags=ELEMENTWISE),
+    "lhs / rhs; integers divide towards zero, and over zero give -1, or the largest number of an "
+    f"unsigned type. {_ALIKE}",
+)
 
 
 def _fmod(x: Any, y: Any) -> Any:
     return _quotient(lax.rem, x, y, lambda x: x)
 
 
-_FMOD = define("fmod", numbers(_fmod), dtypes="same", tags=_TAGS)
-
-
-def fmod(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Remainder of lhs / rhs with the sign of `lhs`, as C's fmod; of integers over zero, `lhs`."""
-    return emit(_FMOD, [lhs, rhs])[0]
-
-
-_POW = define("pow", numbers(jnp.power), dtypes="same", tags=_TAGS)
+fmod = binary(
+    define("fmod", numbers(_fmod), dtypes="same", tags=ELEMENTWISE),
+    "Remainder of lhs / rhs with the sign of `lhs`, as C's fmod; of integers over zero, `lhs`.",
+)
+_POW = define("pow", numbers(jnp.power), dtypes="same", tags=ELEMENTWISE)
 
 
 def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
@@ -139,7 +122,7 @@ def _maximum(*arrays: Any) -> Any:
     return reduce(jnp.maximum, arrays)
 
 
-_MAXIMUM = define("maximum", numbers(_maximum), dtypes="same", tags=_TAGS)
+_MAXIMUM = define("maximum", numbers(_maximum), dtypes="same", tags=ELEMENTWISE)
 
 
 def maximum(*ts: Tensor) -> Tensor:
@@ -168,7 +151,7 @@ def _scale(x: Any, factor: Any, dtype: Any) -> Any:
     return x.astype(dtype) * jnp.asarray(factor).astype(dtype)
 
 
-_SCALED_ADD = define("scaled_add", with_scalars(_scaled_add), tags=_TAGS)
+_SCALED_ADD = define("scaled_add", with_scalars(_scaled_add), tags=ELEMENTWISE)
 
 
 def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
@@ -194,7 +177,7 @@ _INCREMENT_MOD = define(
     "increment_mod",
     numbers(_increment_mod),
     grad=NoGrad("a counter is not differentiated"),
-    tags=_TAGS,
+    tags=ELEMENTWISE,
 )
 
 

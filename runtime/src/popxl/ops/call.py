@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._core.aliases import check_references
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
+from popxl._core.references import check_references
 from popxl._core.regions import Region
 from popxl._core.text import spec_text
 from popxl.errors import SpecError

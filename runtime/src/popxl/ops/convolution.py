@@ -26,7 +26,6 @@ from popxl.ops._windows import (
 from popxl.ops.float8 import SCALE_CHECK, check_float8, check_scale, times_pow2
 from popxl.tensor import Tensor, TensorSpec
 
-Hints = dict[str, Any]
 _FLOAT8 = NoGrad("float8 convolutions are for inference")
 
 
@@ -117,7 +116,7 @@ _TRANSPOSE_SCALED = define(
 
 # ---- arguments ----------------------------------------------------------------------------------
 def _common(
-    op: str, t: Tensor, weight: Tensor, stride: Any, dilation: Any, groups: int | None, hints: Hints
+    op: str, t: Tensor, weight: Tensor, stride: Any, dilation: Any, groups: int | None, **hints: Any
 ) -> dict[str, Any]:
     rank = t.rank - 2
     if rank < 1 or weight.rank != t.rank:
@@ -251,13 +250,11 @@ def conv(
         ValueError: arguments that do not fit the number of axes.
         SpecError: channels that do not fit.
     """
-    hints = {
-        "available_memory_proportions": available_memory_proportions,
-        "partials_types": partials_types,
-        "enable_conv_dithering": enable_conv_dithering,
-    }
-    attrs = _conv_attrs("conv", t, weight, padding, pad_type, stride=stride, dilation=dilation,
-                        groups=groups, hints=hints)  # fmt: skip
+    attrs = _conv_attrs(
+        "conv", t, weight, padding, pad_type, stride=stride, dilation=dilation, groups=groups,
+        available_memory_proportions=available_memory_proportions, partials_types=partials_types,
+        enable_conv_dithering=enable_conv_dithering,
+    )  # fmt: skip
     return emit(_CONV, [t, weight], attrs)[0]
 
 
@@ -284,12 +281,11 @@ def conv_pow2scaled(
     """
     check_float8("conv_pow2scaled", t, weight)
     check_scale("conv_pow2scaled", log2_scale)
-    hints = {
-        "available_memory_proportions": available_memory_proportions,
-        "enable_conv_dithering": enable_conv_dithering,
-    }
-    attrs = _conv_attrs("conv_pow2scaled", t, weight, padding, pad_type, stride=stride,
-                        dilation=dilation, groups=groups, hints=hints)  # fmt: skip
+    attrs = _conv_attrs(
+        "conv_pow2scaled", t, weight, padding, pad_type, stride=stride, dilation=dilation,
+        groups=groups, available_memory_proportions=available_memory_proportions,
+        enable_conv_dithering=enable_conv_dithering,
+    )  # fmt: skip
     return emit(_CONV_SCALED, [t, weight, log2_scale], attrs)[0]
 
 
@@ -319,14 +315,11 @@ def conv_transpose(
         stride, dilation, groups, pad_type: of the convolution that it transposes; the hints as
             for `conv`.
     """
-    hints = {
-        "available_memory_proportions": available_memory_proportions,
-        "partials_types": partials_types,
-        "enable_conv_dithering": enable_conv_dithering,
-    }
-    attrs = _transpose_attrs("conv_transpose", t, weight, padding, pad_type, output_padding,
-                             output_shape, stride=stride, dilation=dilation, groups=groups,
-                             hints=hints)  # fmt: skip
+    attrs = _transpose_attrs(
+        "conv_transpose", t, weight, padding, pad_type, output_padding, output_shape, stride=stride,
+        dilation=dilation, groups=groups, available_memory_proportions=available_memory_proportions,
+        partials_types=partials_types, enable_conv_dithering=enable_conv_dithering,
+    )  # fmt: skip
     return emit(_TRANSPOSE, [t, weight], attrs)[0]
 
 
@@ -350,11 +343,10 @@ def conv_transpose_pow2scaled(
     """
     check_float8("conv_transpose_pow2scaled", t, weight)
     check_scale("conv_transpose_pow2scaled", log2_scale)
-    hints = {
-        "available_memory_proportions": available_memory_proportions,
-        "enable_conv_dithering": enable_conv_dithering,
-    }
-    attrs = _transpose_attrs("conv_transpose_pow2scaled", t, weight, padding, pad_type,
-                             output_padding, output_shape, stride=stride, dilation=dilation,
-                             groups=groups, hints=hints)  # fmt: skip
+    attrs = _transpose_attrs(
+        "conv_transpose_pow2scaled", t, weight, padding, pad_type, output_padding, output_shape,
+        stride=stride, dilation=dilation, groups=groups,
+        available_memory_proportions=available_memory_proportions,
+        enable_conv_dithering=enable_conv_dithering,
+    )  # fmt: skip
     return emit(_TRANSPOSE_SCALED, [t, weight, log2_scale], attrs)[0]

@@ -10,7 +10,7 @@ from jax import lax
 
 from popxl import ops
 from popxl._core.op import emit
-from popxl._core.opdef import define
+from popxl._core.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops.gathering import check_indices
 from popxl.tensor import Tensor
@@ -42,9 +42,13 @@ def _dynamic_slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
 _DYNAMIC_SLICE = define("dynamic_slice", _dynamic_slice, grad=_dynamic_slice_grad)
 
 
-def _region_attrs(
-    op: str, t: Tensor, axes: Iterable[int], sizes: Iterable[int], no_overlap: bool
-) -> dict[str, Any]:
+def _emit(
+    defn: OpDef, inputs: list[Tensor], axes: Iterable[int], sizes: Iterable[int], no_overlap: bool,
+    inplace: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Check a part of the first input that begins at the second, and add the op."""
+    op, (t, index, *_) = defn.name, inputs
+    check_indices(op, index)
     given, wanted = tuple(axis_of(op, t, a) for a in axes), tuple(int(s) for s in sizes)
     if len(given) != len(wanted) or len(set(given)) != len(given):
         raise ValueError(f"{op}: axes {given} and sizes {wanted} must pair up, each axis once")
@@ -53,7 +57,8 @@ def _region_attrs(
             raise ValueError(
                 f"{op}: size {size} exceeds axis {axis} of {t.id!r} of shape {t.shape}"
             )
-    return {"axes": given, "sizes": wanted, "no_overlap": bool(no_overlap)}
+    attrs = {"axes": given, "sizes": wanted, "no_overlap": bool(no_overlap)}
+    return emit(defn, inputs, attrs, inplace=inplace)[0]
 
 
 def dynamic_slice(
@@ -68,9 +73,7 @@ def dynamic_slice(
     Raises:
         ValueError: no such axis, or a size larger than the axis.
     """
-    check_indices("dynamic_slice", index)
-    attrs = _region_attrs("dynamic_slice", t, axes, sizes, no_overlap)
-    return emit(_DYNAMIC_SLICE, [t, index], attrs)[0]
+    return _emit(_DYNAMIC_SLICE, [t, index], axes, sizes, no_overlap)
 
 
 def _dynamic_update(
@@ -124,9 +127,7 @@ def dynamic_update(
     Raises:
         ValueError: no such axis, or a size larger than the axis.
     """
-    check_indices("dynamic_update", index)
-    attrs = _region_attrs("dynamic_update", t, axes, sizes, no_overlap)
-    return emit(_DYNAMIC_UPDATE, [t, index, t_update], attrs)[0]
+    return _emit(_DYNAMIC_UPDATE, [t, index, t_update], axes, sizes, no_overlap)
 
 
 def dynamic_update_(
@@ -138,6 +139,4 @@ def dynamic_update_(
     no_overlap: bool,
 ) -> Tensor:
     """As `dynamic_update`, in place on `t`."""
-    check_indices("dynamic_update", index)
-    attrs = _region_attrs("dynamic_update", t, axes, sizes, no_overlap)
-    return emit(_DYNAMIC_UPDATE, [t, index, t_update], attrs, inplace=0)[0]
+    return _emit(_DYNAMIC_UPDATE, [t, index, t_update], axes, sizes, no_overlap, inplace=0)

@@ -12,12 +12,12 @@ from popxl import dtypes, ops
 from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._numerics import floats, numbers
+from popxl.ops._table import ELEMENTWISE, unary
+from popxl.utils import downcast_np_dtypes
 
 if TYPE_CHECKING:
     from popxl.tensor import Tensor
-from popxl.utils import downcast_np_dtypes
 
-_TAGS = ("elementwise",)
 _STEP = NoGrad("piecewise constant")
 _BOOLEAN = NoGrad("boolean output")
 
@@ -27,48 +27,30 @@ def _abs_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [ops.mul(dy, ops.sign(ctx.fwd(op.inputs[0])))]
 
 
-_ABS = define("abs", numbers(jnp.abs), grad=_abs_grad, tags=_TAGS)
-
-
-def abs(t: Tensor) -> Tensor:
-    """Absolute value of each element. The gradient at 0 is 0."""
-    return emit(_ABS, [t])[0]
-
-
 def _negate_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [ops.negate(dy)]
 
 
-_NEGATE = define("negate", numbers(jnp.negative), grad=_negate_grad, tags=_TAGS)
-
-
-def negate(t: Tensor) -> Tensor:
-    """Each element with its sign changed."""
-    return emit(_NEGATE, [t])[0]
-
-
-_SIGN = define("sign", numbers(jnp.sign), grad=_STEP, tags=_TAGS)
-
-
-def sign(t: Tensor) -> Tensor:
-    """-1, 0 or 1, the sign of each element. NaN stays NaN."""
-    return emit(_SIGN, [t])[0]
-
-
-_FLOOR = define("floor", numbers(jnp.floor), grad=_STEP, tags=_TAGS)
-
-
-def floor(t: Tensor) -> Tensor:
-    """The largest whole number not above each element."""
-    return emit(_FLOOR, [t])[0]
-
-
-_CEIL = define("ceil", numbers(jnp.ceil), grad=_STEP, tags=_TAGS)
-
-
-def ceil(t: Tensor) -> Tensor:
-    """The smallest whole number not below each element."""
-    return emit(_CEIL, [t])[0]
+abs = unary(
+    define("abs", numbers(jnp.abs), grad=_abs_grad, tags=ELEMENTWISE),
+    "Absolute value of each element. The gradient at 0 is 0.",
+)
+negate = unary(
+    define("negate", numbers(jnp.negative), grad=_negate_grad, tags=ELEMENTWISE),
+    "Each element with its sign changed.",
+)
+sign = unary(
+    define("sign", numbers(jnp.sign), grad=_STEP, tags=ELEMENTWISE),
+    "-1, 0 or 1, the sign of each element. NaN stays NaN.",
+)
+floor = unary(
+    define("floor", numbers(jnp.floor), grad=_STEP, tags=ELEMENTWISE),
+    "The largest whole number not above each element.",
+)
+ceil = unary(
+    define("ceil", numbers(jnp.ceil), grad=_STEP, tags=ELEMENTWISE),
+    "The smallest whole number not below each element.",
+)
 
 
 def _clip(x: Any, min: float, max: float) -> Any:
@@ -77,7 +59,7 @@ def _clip(x: Any, min: float, max: float) -> Any:
     return jnp.clip(x, low, high)
 
 
-_CLIP = define("clip", numbers(_clip), tags=_TAGS)
+_CLIP = define("clip", numbers(_clip), tags=ELEMENTWISE)
 
 
 def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
@@ -99,86 +81,37 @@ def _sqrt_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [ops.div(dy * 0.5, ctx.fwd(op.outputs[0]))]
 
 
-_SQRT = define("sqrt", floats(jnp.sqrt), grad=_sqrt_grad, tags=_TAGS)
-
-
-def sqrt(t: Tensor) -> Tensor:
-    """Square root of each element; NaN for negative ones."""
-    return emit(_SQRT, [t])[0]
-
-
 def _exp_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [ops.mul(dy, ctx.fwd(op.outputs[0]))]
 
 
-_EXP = define("exp", floats(jnp.exp), grad=_exp_grad, tags=_TAGS)
-
-
-def exp(t: Tensor) -> Tensor:
-    """e to the power of each element."""
-    return emit(_EXP, [t])[0]
-
-
-def exp_(t: Tensor) -> Tensor:
-    """As `exp`, in place."""
-    return emit(_EXP, [t], inplace=0)[0]
-
-
-_LOG = define("log", floats(jnp.log), tags=_TAGS)
-
-
-def log(t: Tensor) -> Tensor:
-    """Natural logarithm of each element."""
-    return emit(_LOG, [t])[0]
-
-
-_LOG2 = define("log2", floats(jnp.log2), tags=_TAGS)
-
-
-def log2(t: Tensor) -> Tensor:
-    """Logarithm to base 2 of each element."""
-    return emit(_LOG2, [t])[0]
-
-
-_SIN = define("sin", floats(jnp.sin), tags=_TAGS)
-
-
-def sin(t: Tensor) -> Tensor:
-    """Sine of each element, in radians."""
-    return emit(_SIN, [t])[0]
-
-
-_COS = define("cos", floats(jnp.cos), tags=_TAGS)
-
-
-def cos(t: Tensor) -> Tensor:
-    """Cosine of each element, in radians."""
-    return emit(_COS, [t])[0]
-
+sqrt = unary(
+    define("sqrt", floats(jnp.sqrt), grad=_sqrt_grad, tags=ELEMENTWISE),
+    "Square root of each element; NaN for negative ones.",
+)
+_EXP = define("exp", floats(jnp.exp), grad=_exp_grad, tags=ELEMENTWISE)
+exp = unary(_EXP, "e to the power of each element.")
+exp_ = unary(_EXP, "As `exp`, in place.", inplace=0)
+log = unary(define("log", floats(jnp.log), tags=ELEMENTWISE), "Natural logarithm of each element.")
+log2 = unary(
+    define("log2", floats(jnp.log2), tags=ELEMENTWISE), "Logarithm to base 2 of each element."
+)
+sin = unary(define("sin", floats(jnp.sin), tags=ELEMENTWISE), "Sine of each element, in radians.")
+cos = unary(define("cos", floats(jnp.cos), tags=ELEMENTWISE), "Cosine of each element, in radians.")
 
 # ---- tests of values ----------------------------------------------------------------------------
-_ISNAN = define("isnan", jnp.isnan, grad=_BOOLEAN, tags=_TAGS)
-
-
-def isnan(t: Tensor) -> Tensor:
-    """Whether each element is NaN, as bool."""
-    return emit(_ISNAN, [t])[0]
-
-
-_ISINF = define("isinf", jnp.isinf, grad=_BOOLEAN, tags=_TAGS)
-
-
-def isinf(t: Tensor) -> Tensor:
-    """Whether each element is +inf or -inf, as bool."""
-    return emit(_ISINF, [t])[0]
-
-
-_ISFINITE = define("isfinite", jnp.isfinite, grad=_BOOLEAN, tags=_TAGS)
-
-
-def isfinite(t: Tensor) -> Tensor:
-    """Whether each element is neither infinite nor NaN, as bool."""
-    return emit(_ISFINITE, [t])[0]
+isnan = unary(
+    define("isnan", jnp.isnan, grad=_BOOLEAN, tags=ELEMENTWISE),
+    "Whether each element is NaN, as bool.",
+)
+isinf = unary(
+    define("isinf", jnp.isinf, grad=_BOOLEAN, tags=ELEMENTWISE),
+    "Whether each element is +inf or -inf, as bool.",
+)
+isfinite = unary(
+    define("isfinite", jnp.isfinite, grad=_BOOLEAN, tags=ELEMENTWISE),
+    "Whether each element is neither infinite nor NaN, as bool.",
+)
 
 
 # ---- the same value -----------------------------------------------------------------------------
@@ -191,7 +124,7 @@ _CAST = define(
     "cast",
     lambda x, dtype: x.astype(dtype.as_jax()),
     grad=_cast_grad,
-    tags=_TAGS,
+    tags=ELEMENTWISE,
 )
 
 
@@ -221,11 +154,7 @@ def cast(t: Tensor, data_type: dtypes.dtype) -> Tensor:
     return emit(_CAST, [t], {"dtype": data_type})[0]
 
 
-def _same_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [dy]
-
-
-_IDENTITY = define("identity", lambda x: x, grad=_same_grad, tags=_TAGS)
+_IDENTITY = define("identity", lambda x: x, grad=lambda ctx, op, dy: [dy], tags=ELEMENTWISE)
 
 
 def identity(t: Tensor, output_name: str | None = None) -> Tensor:
@@ -244,7 +173,7 @@ _DETACH = define(
     lax.stop_gradient,
     grad=NoGrad("detached"),
     view_write=lambda inputs, value: (value,),
-    tags=_TAGS,
+    tags=ELEMENTWISE,
 )
 
 

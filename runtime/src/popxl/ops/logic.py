@@ -11,20 +11,17 @@ from popxl._core.op import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._grads import scalar_like, sum_to
 from popxl.ops._numerics import check_same_dtype
+from popxl.ops._table import ELEMENTWISE, binary, unary
 from popxl.tensor import Tensor
 
-_TAGS = ("elementwise",)
 _BOOLEAN = NoGrad("boolean output")
+_TRUE = "Numbers are true unless they are 0."
 
-_EQUAL = define("equal", jnp.equal, grad=_BOOLEAN, dtypes="same", tags=_TAGS)
-
-
-def equal(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Whether lhs == rhs, as bool. Shapes broadcast; the dtypes must be equal."""
-    return emit(_EQUAL, [lhs, rhs])[0]
-
-
-_GREATER = define("greater", jnp.greater, grad=_BOOLEAN, dtypes="same", tags=_TAGS)
+equal = binary(
+    define("equal", jnp.equal, grad=_BOOLEAN, dtypes="same", tags=ELEMENTWISE),
+    "Whether lhs == rhs, as bool. Shapes broadcast; the dtypes must be equal.",
+)
+_GREATER = define("greater", jnp.greater, grad=_BOOLEAN, dtypes="same", tags=ELEMENTWISE)
 
 
 def greater(input: Tensor, other: Tensor) -> Tensor:
@@ -32,28 +29,18 @@ def greater(input: Tensor, other: Tensor) -> Tensor:
     return emit(_GREATER, [input, other])[0]
 
 
-_AND = define("logical_and", jnp.logical_and, grad=_BOOLEAN, tags=_TAGS)
-
-
-def logical_and(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Whether both are true, as bool. Numbers are true unless they are 0. Shapes broadcast."""
-    return emit(_AND, [lhs, rhs])[0]
-
-
-_OR = define("logical_or", jnp.logical_or, grad=_BOOLEAN, tags=_TAGS)
-
-
-def logical_or(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Whether either is true, as bool. Numbers are true unless they are 0. Shapes broadcast."""
-    return emit(_OR, [lhs, rhs])[0]
-
-
-_NOT = define("logical_not", jnp.logical_not, grad=_BOOLEAN, tags=_TAGS)
-
-
-def logical_not(t: Tensor) -> Tensor:
-    """Whether each element is false, as bool. Numbers are true unless they are 0."""
-    return emit(_NOT, [t])[0]
+logical_and = binary(
+    define("logical_and", jnp.logical_and, grad=_BOOLEAN, tags=ELEMENTWISE),
+    f"Whether both are true, as bool. {_TRUE} Shapes broadcast.",
+)
+logical_or = binary(
+    define("logical_or", jnp.logical_or, grad=_BOOLEAN, tags=ELEMENTWISE),
+    f"Whether either is true, as bool. {_TRUE} Shapes broadcast.",
+)
+logical_not = unary(
+    define("logical_not", jnp.logical_not, grad=_BOOLEAN, tags=ELEMENTWISE),
+    f"Whether each element is false, as bool. {_TRUE}",
+)
 
 
 def _where(condition: Any, lhs: Any, rhs: Any) -> Any:
@@ -71,7 +58,7 @@ def _where_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     ]
 
 
-_WHERE = define("where", _where, grad=_where_grad, tags=_TAGS)
+_WHERE = define("where", _where, grad=_where_grad, tags=ELEMENTWISE)
 
 
 def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from popxl.ops._args import Axes, axes_of, axis_of
 from popxl.ops._folds import mean_over, sum_over
 from popxl.ops._grads import divided
 from popxl.ops._numerics import check_arithmetic, floats, widen
+from popxl.ops._table import making, unary
 from popxl.ops.shape import broadcast_to
 
 if TYPE_CHECKING:
@@ -32,9 +33,20 @@ def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lower
 
 
-def _reduce(defn: OpDef, t: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-    attrs = {"axes": axes_of(defn.name, t, axis), "keepdims": bool(keepdims)}
-    return emit(defn, [t], attrs)[0]
+class Reduction(Protocol):
+    """A function of a tensor that reduces axes: one, several, or all (None)."""
+
+    def __call__(self, t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
+
+
+def _reducing(defn: OpDef, doc: str) -> Reduction:
+    """The function that makes an op with attributes `axes` and `keepdims`, with its docstring."""
+
+    def op(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        attrs = {"axes": axes_of(defn.name, t, axis), "keepdims": bool(keepdims)}
+        return emit(defn, [t], attrs)[0]
+
+    return making(defn, op, doc)
 
 
 # ---- sums ---------------------------------------------------------------------------------------
@@ -49,10 +61,8 @@ def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_spread(op, dy)]
 
 
-_SUM = define("sum", _reduction(sum_over), grad=_sum_grad, tags=("reduction",))
-
-
-def sum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+sum = _reducing(
+    define("sum", _reduction(sum_over), grad=_sum_grad, tags=("reduction",)),
     """Sum over `axis`: an axis, several, or all (None). Half types accumulate in float32.
 
     Args:
@@ -60,8 +70,8 @@ def sum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
     Raises:
         ValueError: `t` has no such axis.
-    """
-    return _reduce(_SUM, t, axis, keepdims)
+    """,
+)
 
 
 def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
@@ -69,24 +79,18 @@ def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_spread(op, divided(dy, count))]
 
 
-_MEAN = define("mean", floats(mean_over), grad=_mean_grad, tags=("reduction",))
-
-
-def mean(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Mean over `axis`, as `sum`."""
-    return _reduce(_MEAN, t, axis, keepdims)
-
-
-_SUMSQUARE = define(
-    "sumsquare",
-    _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
-    tags=("reduction",),
+mean = _reducing(
+    define("mean", floats(mean_over), grad=_mean_grad, tags=("reduction",)),
+    "Mean over `axis`, as `sum`.",
 )
-
-
-def sumsquare(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Sum of squares over `axis`, as `sum`."""
-    return _reduce(_SUMSQUARE, t, axis, keepdims)
+sumsquare = _reducing(
+    define(
+        "sumsquare",
+        _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
+        tags=("reduction",),
+    ),
+    "Sum of squares over `axis`, as `sum`.",
+)
 
 
 def _lamb_square(x: Any) -> Any:
@@ -94,12 +98,10 @@ def _lamb_square(x: Any) -> Any:
     return sum_over(wide * wide, tuple(range(wide.ndim)))
 
 
-_LAMB_SQUARE = define("lamb_square", _lamb_square)
-
-
-def lamb_square(t: Tensor) -> Tensor:
-    """Sum of the squares of all elements as a float32 scalar, for the trust ratio of LAMB."""
-    return emit(_LAMB_SQUARE, [t])[0]
+lamb_square = unary(
+    define("lamb_square", _lamb_square),
+    "Sum of the squares of all elements as a float32 scalar, for the trust ratio of LAMB.",
+)
 
 
 def _l1(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -107,78 +109,53 @@ def _l1(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jnp.sum(x * jax.lax.stop_gradient(jnp.sign(x)), axes, keepdims=keepdims)
 
 
-_L1 = define("l1", _reduction(_l1))
-
-
-def l1(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Sum of absolute values over `axis`, as `sum`. The gradient at 0 is 0."""
-    return _reduce(_L1, t, axis, keepdims)
+l1 = _reducing(
+    define("l1", _reduction(_l1)),
+    "Sum of absolute values over `axis`, as `sum`. The gradient at 0 is 0.",
+)
 
 
 def _l2(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jnp.sqrt(jnp.sum(x * x, axes, keepdims=keepdims))
 
 
-_L2 = define("l2", _reduction(_l2))
-
-
-def l2(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Euclidean norm over `axis`, as `sum`."""
-    return _reduce(_L2, t, axis, keepdims)
-
-
-_LOGSUM = define(
-    "logsum", floats(lambda x, axes, keepdims: jnp.log(jnp.sum(x, axes, keepdims=keepdims)))
+l2 = _reducing(define("l2", _reduction(_l2)), "Euclidean norm over `axis`, as `sum`.")
+logsum = _reducing(
+    define(
+        "logsum", floats(lambda x, axes, keepdims: jnp.log(jnp.sum(x, axes, keepdims=keepdims)))
+    ),
+    "Logarithm of the sum over `axis`, as `sum`.",
 )
-
-
-def logsum(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Logarithm of the sum over `axis`, as `sum`."""
-    return _reduce(_LOGSUM, t, axis, keepdims)
-
-
-_LOGSUMEXP = define(
-    "logsumexp",
-    floats(lambda x, axes, keepdims: jax.nn.logsumexp(x, axes, keepdims=keepdims)),
+logsumexp = _reducing(
+    define(
+        "logsumexp",
+        floats(lambda x, axes, keepdims: jax.nn.logsumexp(x, axes, keepdims=keepdims)),
+    ),
+    "log(sum(exp(t))) over `axis`, without overflow, as `sum`.",
 )
-
-
-def logsumexp(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """log(sum(exp(t))) over `axis`, without overflow, as `sum`."""
-    return _reduce(_LOGSUMEXP, t, axis, keepdims)
-
-
-_PROD = define("prod", _reduction(lambda x, axes, keepdims: jnp.prod(x, axes, keepdims=keepdims)))
-
-
-def prod(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Product over `axis`, as `sum`."""
-    return _reduce(_PROD, t, axis, keepdims)
+prod = _reducing(
+    define("prod", _reduction(lambda x, axes, keepdims: jnp.prod(x, axes, keepdims=keepdims))),
+    "Product over `axis`, as `sum`.",
+)
 
 
 # ---- extremes -----------------------------------------------------------------------------------
-_MAX = define(
-    "max",
-    _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)),
-    tags=("reduction",),
+max = _reducing(
+    define(
+        "max",
+        _reduction(lambda x, axes, keepdims: jnp.max(x, axes, keepdims=keepdims)),
+        tags=("reduction",),
+    ),
+    "Largest element over `axis`, as `sum`. Equal largest elements share the gradient.",
 )
-
-
-def max(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Largest element over `axis`, as `sum`. Equal largest elements share the gradient."""
-    return _reduce(_MAX, t, axis, keepdims)
-
-
-_MIN = define(
-    "min",
-    _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
-    tags=("reduction",),
+min = _reducing(
+    define(
+        "min",
+        _reduction(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
+        tags=("reduction",),
+    ),
+    "Smallest element over `axis`, as `sum`. Equal smallest elements share the gradient.",
 )
-
-
-def min(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Smallest element over `axis`, as `sum`. Equal smallest elements share the gradient."""
-    return _reduce(_MIN, t, axis, keepdims)
 
 
 def _median(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -189,12 +166,10 @@ def _median(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jnp.expand_dims(middle, axes) if keepdims else middle
 
 
-_MEDIAN = define("median", _reduction(_median))
-
-
-def median(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Median over `axis`, as `sum`; the lower of the two middle elements of an even number."""
-    return _reduce(_MEDIAN, t, axis, keepdims)
+median = _reducing(
+    define("median", _reduction(_median)),
+    "Median over `axis`, as `sum`; the lower of the two middle elements of an even number.",
+)
 
 
 def _arg(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -135,6 +135,15 @@ def _region(t: Tensor, args: Iterable[list[int]]) -> Region:
     return tuple(region)
 
 
+def _sliced(
+    t: Tensor, start: _Bound, stop: _Bound, step: _Bound, axis: Any, view: bool = False
+) -> Tensor:
+    if start is None and stop is None and step is None:
+        return t
+    region = _region(t, process_args(start, stop, step, axis))
+    return emit(_SLICE, [t], {"region": region}, view=view)[0]
+
+
 def slice(
     t: Tensor,
     start: int | list[int | None] | None = None,
@@ -153,10 +162,7 @@ def slice(
     Raises:
         ValueError: lists of different lengths, a step of 0, or no such axis.
     """
-    if start is None and stop is None and step is None:
-        return t
-    region = _region(t, process_args(start, stop, step, axis))
-    return emit(_SLICE, [t], {"region": region})[0]
+    return _sliced(t, start, stop, step, axis)
 
 
 def slice_(
@@ -167,10 +173,7 @@ def slice_(
     axis: int | list[int] | None = None,
 ) -> Tensor:
     """As `slice`, as a view of `t`."""
-    if start is None and stop is None and step is None:
-        return t
-    region = _region(t, process_args(start, stop, step, axis))
-    return emit(_SLICE, [t], {"region": region}, view=True)[0]
+    return _sliced(t, start, stop, step, axis, view=True)
 
 
 def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:

@@ -1,5 +1,6 @@
 """Transforms of graphs."""
 
+from popxl._core.exports import exported as _exported
 from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection
 from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnectionType
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
@@ -12,16 +13,4 @@ from popxl.transforms.outline import outline as outline
 from popxl.transforms.saveable import products_saveable as products_saveable
 from popxl.transforms.saveable import saving as saving
 
-__all__ = [
-    "ExpectedConnection",
-    "ExpectedConnectionType",
-    "GradGraphInfo",
-    "autodiff",
-    "decompose_sum",
-    "io_tile_exchange",
-    "merge_exchange",
-    "observed_tensors",
-    "outline",
-    "products_saveable",
-    "saving",
-]
+__all__ = _exported(globals())

@@ -38,86 +38,58 @@ class ExpectedConnectionType(Enum):
     FwdGrad = "FwdGrad"  # the gradient of a tensor of the forward graph
 
 
-class ExpectedConnection:
-    """What an input or output of a gradient graph must be connected to."""
-
-    _fwd_tensor: Tensor
-    _type: ExpectedConnectionType
+class _Made:
+    """What programs get, and never create."""
 
     def __init__(self) -> None:
-        raise TypeError("Cannot create ExpectedConnection instances; autodiff makes them")
+        raise TypeError(f"Cannot create {type(self).__name__} instances; autodiff makes them")
 
     @classmethod
-    def _make(cls, tensor: Tensor, kind: ExpectedConnectionType) -> ExpectedConnection:
+    def _make(cls, *fields: Any) -> Any:
         self = object.__new__(cls)
-        self._fwd_tensor, self._type = tensor, kind
+        self.__dict__.update(zip(cls.__annotations__, fields, strict=True))
         return self
 
-    @property
-    def fwd_tensor(self) -> Tensor:
-        """The tensor of the forward graph."""
-        return self._fwd_tensor
 
-    @property
-    def connection_type(self) -> ExpectedConnectionType:
-        """Whether the tensor itself or its gradient is meant."""
-        return self._type
+class ExpectedConnection(_Made):
+    """What an input or output of a gradient graph must be connected to.
+
+    Attributes:
+        fwd_tensor: a tensor of the forward graph.
+        connection_type: whether the tensor itself or its gradient is meant.
+    """
+
+    fwd_tensor: Tensor
+    connection_type: ExpectedConnectionType
 
     def __repr__(self) -> str:
-        return f"({self._type.name}, {self._fwd_tensor!r})"
+        return f"({self.connection_type.name}, {self.fwd_tensor!r})"
 
 
-class GradGraphInfo:
-    """A gradient graph, and how its inputs and outputs relate to the forward graph."""
+class GradGraphInfo(_Made):
+    """A gradient graph, and how its inputs and outputs relate to the forward graph.
 
-    _graph: Graph
-    _forward: Graph
-    _ins: list[ExpectedConnection]
-    _outs: list[ExpectedConnection]
+    Attributes:
+        graph: the gradient graph.
+        forward_graph: the forward graph.
+        expected_inputs: what each input of the gradient graph must be given.
+        expected_outputs: what each output of the gradient graph is the gradient of.
+    """
 
-    def __init__(self) -> None:
-        raise TypeError("Cannot create GradGraphInfo instances; autodiff makes them")
-
-    @classmethod
-    def _make(
-        cls,
-        graph: Graph,
-        forward: Graph,
-        ins: Sequence[ExpectedConnection],
-        outs: Sequence[ExpectedConnection],
-    ) -> GradGraphInfo:
-        self = object.__new__(cls)
-        self._graph, self._forward, self._ins, self._outs = graph, forward, list(ins), list(outs)
-        return self
-
-    @property
-    def graph(self) -> Graph:
-        """The gradient graph."""
-        return self._graph
-
-    @property
-    def forward_graph(self) -> Graph:
-        return self._forward
-
-    @property
-    def expected_inputs(self) -> tuple[ExpectedConnection, ...]:
-        """What each input of the gradient graph must be given."""
-        return tuple(self._ins)
-
-    @property
-    def expected_outputs(self) -> tuple[ExpectedConnection, ...]:
-        """What each output of the gradient graph is the gradient of."""
-        return tuple(self._outs)
+    graph: Graph
+    forward_graph: Graph
+    expected_inputs: tuple[ExpectedConnection, ...]
+    expected_outputs: tuple[ExpectedConnection, ...]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """Tensors of the forward graph that the inputs stand for."""
-        return tuple(c.fwd_tensor for c in self._ins)
+        return tuple(c.fwd_tensor for c in self.expected_inputs)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Tensors of the forward graph whose gradients the outputs are."""
-        return tuple(c.fwd_tensor for c in self._outs)
+        return tuple(c.fwd_tensor for c in self.expected_outputs)
 
     def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
         """Inputs of the gradient graph that a call of the forward graph provides.
@@ -125,8 +97,8 @@ class GradGraphInfo:
         Use as `inputs_dict` of `ops.call`; the gradients remain as positional inputs.
         """
         return {
-            self._graph.inputs[i]: fwd_call_info.graph_to_parent(c.fwd_tensor)
-            for i, c in enumerate(self._ins)
+            self.graph.inputs[i]: fwd_call_info.graph_to_parent(c.fwd_tensor)
+            for i, c in enumerate(self.expected_inputs)
             if c.connection_type is ExpectedConnectionType.Fwd
         }
 
@@ -134,7 +106,7 @@ class GradGraphInfo:
         self, grad_call_info: CallSiteInfo
     ) -> dict[Tensor, Tensor]:
         """Tensor of the forward graph -> its gradient, an output of the gradient call."""
-        return {c.fwd_tensor: grad_call_info.parent_output(i) for i, c in enumerate(self._outs)}
+        return {t: grad_call_info.parent_output(i) for i, t in enumerate(self.outputs)}
 
     def fwd_parent_ins_to_grad_parent_outs(
         self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
@@ -147,7 +119,7 @@ class GradGraphInfo:
         by_input: dict[Tensor, dict[Tensor, Tensor]] = {}
         for t, g in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items():
             by_input.setdefault(fwd_call_info.graph_to_parent(t), {})[t] = g
-        observed = observed_tensors(self._forward)
+        observed = observed_tensors(self.forward_graph)
         with grad_call_info._op.graph:
             return {
                 mine: total(list(terms.values()), is_maximum=not observed.isdisjoint(terms))
@@ -156,8 +128,9 @@ class GradGraphInfo:
 
     def __repr__(self) -> str:
         return (
-            f"GradGraphInfo[\n  graph={self._graph!r}\n  expected_inputs={self._ins}\n"
-            f"  expected_outputs={self._outs}\n]"
+            f"GradGraphInfo[\n  graph={self.graph!r}\n"
+            f"  expected_inputs={list(self.expected_inputs)}\n"
+            f"  expected_outputs={list(self.expected_outputs)}\n]"
         )
 
 
@@ -249,7 +222,7 @@ class _Autodiff:
             outs = ctx.finish(required, explicit)
             if expose:
                 ctx.expose_values()
-        return GradGraphInfo._make(grad_graph, graph, ctx.expected, outs)
+        return GradGraphInfo._make(grad_graph, graph, tuple(ctx.expected), tuple(outs))
 
 
 def _grad_name(graph: Graph) -> str:

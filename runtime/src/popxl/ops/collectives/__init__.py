@@ -1,5 +1,6 @@
 """Collectives among replicas, and among virtual devices of a replica."""
 
+from popxl._core.exports import exported as _exported
 from popxl.ops.collectives.all_reduce import all_reduce as all_reduce
 from popxl.ops.collectives.all_reduce import (
     all_reduce_identical_grad_inputs as all_reduce_identical_grad_inputs,
@@ -16,16 +17,4 @@ from popxl.ops.collectives.replicated import replicated_all_reduce_ as replicate
 from popxl.ops.collectives.replicated import replicated_reduce_scatter as replicated_reduce_scatter
 from popxl.ops.collectives.replicated import replicated_slice as replicated_slice
 
-__all__ = [
-    "CommGroup",
-    "CommGroupType",
-    "all_reduce",
-    "all_reduce_identical_grad_inputs",
-    "all_reduce_identical_inputs",
-    "replica_sharded_slice",
-    "replicated_all_gather",
-    "replicated_all_reduce",
-    "replicated_all_reduce_",
-    "replicated_reduce_scatter",
-    "replicated_slice",
-]
+__all__ = _exported(globals())

@@ -1,5 +1,6 @@
 """Updates of variables in place: accumulators and optimizers."""
 
+from popxl._core.exports import exported as _exported
 from popxl.ops.var_updates.accumulate import accumulate_ as accumulate_
 from popxl.ops.var_updates.accumulate import accumulate_maximum_ as accumulate_maximum_
 from popxl.ops.var_updates.accumulate import accumulate_mean_ as accumulate_mean_
@@ -19,19 +20,4 @@ from popxl.ops.var_updates.adam_updater import lamb_updater as lamb_updater
 from popxl.ops.var_updates.adam_var_update import adam_var_update as adam_var_update
 from popxl.ops.var_updates.copy_var_update import copy_var_update_ as copy_var_update_
 
-__all__ = [
-    "accumulate_",
-    "accumulate_maximum_",
-    "accumulate_mean_",
-    "accumulate_moving_average_",
-    "accumulate_moving_average_square_",
-    "accumulate_square_",
-    "accumulator_scale_",
-    "accumulator_zero_",
-    "adam_updater",
-    "adam_var_update",
-    "adamax_updater",
-    "copy_var_update_",
-    "lamb_updater",
-    "sparse_accumulate_",
-]
+__all__ = _exported(globals())

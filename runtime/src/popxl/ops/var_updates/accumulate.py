@@ -9,6 +9,7 @@ tensor, an alias of `t`.
 # ruff: noqa: N803 - names of PopXL's arguments
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,17 +21,24 @@ from popxl.ops.gathering import check_indices
 from popxl.ops.var_updates._store import NO_GRAD, operands, store
 from popxl.tensor import Tensor
 
-_TAGS = ("elementwise",)
+_UPDATE: dict[str, Any] = {"grad": NO_GRAD, "rounds": True}
+_OF_EACH: dict[str, Any] = {**_UPDATE, "tags": ("elementwise",)}
+
+
+def _updated(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The meaning of an update from the new value, `formula(t, x, f)`; f may be None."""
+
+    @with_scalars
+    def lower(t: Any, x: Any, f: Any = None, rounding: Any = None) -> Any:
+        return store(formula(*operands(t, x, f)), t, rounding)
+
+    return lower
 
 
 # ---- sums ---------------------------------------------------------------------------------------
-@with_scalars
-def _accumulate(t: Any, x: Any, f: Any = None, rounding: Any = None) -> Any:
-    value, term, factor = operands(t, x, f)
-    return store(value + (term if factor is None else factor * term), t, rounding)
-
-
-_ACCUMULATE = define("accumulate", _accumulate, grad=NO_GRAD, rounds=True, tags=_TAGS)
+_ACCUMULATE = define(
+    "accumulate", _updated(lambda t, x, f: t + (x if f is None else f * x)), **_OF_EACH
+)
 
 
 def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
@@ -38,20 +46,12 @@ def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor
     return emit_with_scalars(_ACCUMULATE, [t, X], {"f": f}, inplace=0)[0]
 
 
-@with_scalars
-def _accumulate_square(t: Any, x: Any, f: Any = 1.0, rounding: Any = None) -> Any:
-    value, term, factor = operands(t, x, f)
-    return store(value + factor * jnp.square(term), t, rounding)
-
-
-_ACCUMULATE_SQUARE = define(
-    "accumulate_square", _accumulate_square, grad=NO_GRAD, rounds=True, tags=_TAGS
-)
+_SQUARE = define("accumulate_square", _updated(lambda t, x, f: t + f * jnp.square(x)), **_OF_EACH)
 
 
 def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
     """t += f * X²."""
-    return emit_with_scalars(_ACCUMULATE_SQUARE, [t, X], {"f": f}, inplace=0)[0]
+    return emit_with_scalars(_SQUARE, [t, X], {"f": f}, inplace=0)[0]
 
 
 @with_scalars
@@ -61,9 +61,7 @@ def _accumulate_mean(t: Any, x: Any, step: Any, rounding: Any = None) -> Any:
     return store((value * count + term) / (count + 1), t, rounding)
 
 
-_ACCUMULATE_MEAN = define(
-    "accumulate_mean", _accumulate_mean, grad=NO_GRAD, rounds=True, tags=_TAGS
-)
+_MEAN = define("accumulate_mean", _accumulate_mean, **_OF_EACH)
 
 
 def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
@@ -72,34 +70,20 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
     Args:
         step: how many values `t` is the mean of; 0 overwrites `t`.
     """
-    return emit_with_scalars(_ACCUMULATE_MEAN, [t, X], {"step": step}, inplace=0)[0]
+    return emit_with_scalars(_MEAN, [t, X], {"step": step}, inplace=0)[0]
 
 
-@with_scalars
-def _accumulate_maximum(t: Any, x: Any, rounding: Any = None) -> Any:
-    value, other = operands(t, x)
-    return store(jnp.maximum(value, other), t, rounding)
-
-
-_ACCUMULATE_MAXIMUM = define(
-    "accumulate_maximum", _accumulate_maximum, grad=NO_GRAD, rounds=True, tags=_TAGS
-)
+_MAXIMUM = define("accumulate_maximum", _updated(lambda t, x, f: jnp.maximum(t, x)), **_OF_EACH)
 
 
 def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
     """The larger of `t` and X, element by element; NaN if one of them is."""
-    return emit_with_scalars(_ACCUMULATE_MAXIMUM, [t, X], {}, inplace=0)[0]
+    return emit_with_scalars(_MAXIMUM, [t, X], {}, inplace=0)[0]
 
 
 # ---- moving averages ----------------------------------------------------------------------------
-@with_scalars
-def _moving_average(t: Any, x: Any, f: Any, rounding: Any = None) -> Any:
-    value, term, factor = operands(t, x, f)
-    return store(factor * value + (1 - factor) * term, t, rounding)
-
-
 _MOVING_AVERAGE = define(
-    "accumulate_moving_average", _moving_average, grad=NO_GRAD, rounds=True, tags=_TAGS
+    "accumulate_moving_average", _updated(lambda t, x, f: f * t + (1 - f) * x), **_OF_EACH
 )
 
 
@@ -108,18 +92,10 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tenso
     return emit_with_scalars(_MOVING_AVERAGE, [t, X], {"f": f}, inplace=0)[0]
 
 
-@with_scalars
-def _moving_average_square(t: Any, x: Any, f: Any, rounding: Any = None) -> Any:
-    value, term, factor = operands(t, x, f)
-    return store(factor * value + (1 - factor) * jnp.square(term), t, rounding)
-
-
 _MOVING_AVERAGE_SQUARE = define(
     "accumulate_moving_average_square",
-    _moving_average_square,
-    grad=NO_GRAD,
-    rounds=True,
-    tags=_TAGS,
+    _updated(lambda t, x, f: f * t + (1 - f) * jnp.square(x)),
+    **_OF_EACH,
 )
 
 
@@ -136,7 +112,7 @@ def _scale(t: Any, f: Any, rounding: Any = None) -> Any:
     return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), value * factor), t, rounding)
 
 
-_SCALE = define("accumulator_scale", _scale, grad=NO_GRAD, rounds=True, tags=_TAGS)
+_SCALE = define("accumulator_scale", _scale, **_OF_EACH)
 
 
 def accumulator_scale_(t: Tensor, f: float | Tensor) -> Tensor:
@@ -166,7 +142,7 @@ def _sparse_accumulate(
     return store(jnp.moveaxis(total, 0, axis), t, rounding)
 
 
-_SPARSE_ACCUMULATE = define("sparse_accumulate", _sparse_accumulate, grad=NO_GRAD, rounds=True)
+_SPARSE_ACCUMULATE = define("sparse_accumulate", _sparse_accumulate, **_UPDATE)
 
 
 def sparse_accumulate_(

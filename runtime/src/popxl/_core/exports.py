@@ -1,0 +1,19 @@
+"""What a package of modules offers."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+
+def exported(package: dict[str, Any]) -> list[str]:
+    """The names that a package imports from its modules, for its `__all__`.
+
+    Args:
+        package: its `globals()`.
+    """
+    return sorted(
+        name
+        for name, value in package.items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    )

@@ -1,0 +1,57 @@
+"""Functions of ops that take tensors and nothing else.
+
+exp = unary(define("exp", floats(jnp.exp), grad=..., tags=ELEMENTWISE), "e to the power ...")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from popxl._core.op import emit
+
+if TYPE_CHECKING:
+    from popxl._core.opdef import OpDef
+    from popxl.tensor import Tensor
+
+ELEMENTWISE = ("elementwise",)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Unary(Protocol):
+    """A function of a tensor."""
+
+    def __call__(self, t: Tensor) -> Tensor: ...
+
+
+class Binary(Protocol):
+    """A function of two tensors."""
+
+    def __call__(self, lhs: Tensor, rhs: Tensor) -> Tensor: ...
+
+
+def unary(defn: OpDef, doc: str, inplace: int | None = None) -> Unary:
+    """The function that makes an op of one tensor, with its docstring."""
+
+    def op(t: Tensor) -> Tensor:
+        return emit(defn, [t], inplace=inplace)[0]
+
+    return making(defn, op, doc, inplace)
+
+
+def binary(defn: OpDef, doc: str, inplace: int | None = None) -> Binary:
+    """As `unary`, of two tensors."""
+
+    def op(lhs: Tensor, rhs: Tensor) -> Tensor:
+        return emit(defn, [lhs, rhs], inplace=inplace)[0]
+
+    return making(defn, op, doc, inplace)
+
+
+def making(defn: OpDef, op: _Function, doc: str, inplace: int | None = None) -> _Function:
+    """Let `op`, which makes an op, be a function of the module that defines it."""
+    op.__name__ = op.__qualname__ = defn.name + ("" if inplace is None else "_")
+    op.__module__, op.__doc__ = defn.home, doc
+    op.defn = defn  # type: ignore[attr-defined]
+    return op
