@@ -23,7 +23,6 @@ import yaml
 
 import popxl
 from benchmarks.bandwidth import bandwidths
-from benchmarks.matrix_rate import matrix_rate
 from config.errors import UserError
 from config.families import config_class_of
 from config.machines import Machine, machine, machine_of_kind
@@ -36,6 +35,7 @@ from modelling.sessions.generating import Inference
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from modelling.weights import Computed, WeightTable
+from planning.matrix_rate import matrix_rate
 from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.report import report
 from popxl import hardware

@@ -14,7 +14,6 @@ from config.agreement import agree_on_run
 from config.base import flattened
 from config.errors import ConfigError
 from config.machines import Machine, machine, machine_of_kind
-from config.presets import merge
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
 from data.pairs import PAIRS
@@ -123,13 +122,7 @@ class Choices:
         """With those of the fields, by dotted name with `__` for the dots, that are open."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
         new = {name: value for name, value in named.items() if name not in self.given}
-        data: Mapping[str, Any] = self.config.to_dict()
-        for name, value in new.items():
-            for part in reversed(name.split(".")):
-                value = {part: value}
-            data = merge(data, value)
-        config = type(self.config).from_dict(data)
-        return replace(self, config=config, chosen={**self.chosen, **new})
+        return replace(self, config=self.config.changed(new), chosen={**self.chosen, **new})
 
 
 def with_choices(
@@ -241,7 +234,7 @@ def _with_batch(choices: Choices, shape: Shape, lengths: Lengths | None, measure
     else:
         most = _most_at_once(choices, shape, measured)
         each = each if whole else 1 << each.bit_length() - 1
-        micro = next(n for n in range(min(each, most), 0, -1) if each % n == 0)
+        micro = largest_divisor(each, most)
     return choices.with_(
         training__global_batch_size=each * copies,
         execution__micro_batch_size=micro,
@@ -294,7 +287,12 @@ def _copies(choices: Choices, batch: int | None) -> int:
     most = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
         return most
-    return next(n for n in range(most, 0, -1) if batch % n == 0)
+    return largest_divisor(batch, most)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
 def _most_at_once(choices: Choices, shape: Shape, measured: bool) -> int:

@@ -171,10 +171,7 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
     """
     made = _report(preset, needs, machine)
     streamed = None if made.fits else streamed_instead(needs, machine.platform)
-    if streamed is None:
-        return made
-    other = _report(preset, streamed, machine)
-    return other if other.fits else made
+    return made if streamed is None else _report(preset, streamed, machine)
 
 
 def _report(preset: str, needs: Needs, machine: Machine) -> Report:

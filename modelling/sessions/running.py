@@ -12,8 +12,7 @@ import popdist
 import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.memory import check_memory
-from modelling.placement import place
+from modelling.placement import check_placed, place
 from modelling.weights import Variables, WeightTable
 from popxl import Variable
 from popxl_addons import NamedTensors
@@ -46,7 +45,7 @@ class RunningModel:
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
         beside = 0 if lender is None else lender.stored
         place(config, ir, beside, lender is not None)
-        check_memory(ir, device_desc(config), beside, lender is not None)
+        check_placed(config, ir, beside, lender is not None)
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )

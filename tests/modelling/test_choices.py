@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,13 +215,16 @@ def test_a_plan_needs_no_data(models, chosen):
 def test_three_commands(kind, models, executables, tmp_path, monkeypatch, capsys):
     """Those of docs/own_task.md; the later ones in another folder than the first."""
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
-    monkeypatch.chdir(models)
-    run, out = tmp_path / "run", tmp_path / "exported"
+    here, run, out = (tmp_path / name for name in ("here", "run", "exported"))
+    shutil.copytree(models / kind, here / kind)
+    shutil.copy(models / "rows.jsonl", here)
+    monkeypatch.chdir(here)
     train = ["--model", kind, *DATA, "--data.validation", "0.1", "--save", str(run)]
     assert run_finetuning.main([*train, "--epochs", "0.5"]) == 0
     saved = read_yaml(run / "config.yml")["training"]
     assert saved["epochs"] == 0.5
-    # The first command again continues the run, with what was chosen then.
+    # The first command again continues the run, with what was chosen then, from the run alone.
+    shutil.rmtree(here / kind)
     assert run_finetuning.main([*train, "--epochs", "0.6"]) == 0
     said = capsys.readouterr().err
     assert "(as the run in --save)" in said

@@ -40,7 +40,7 @@ PRESETS = {"t5": "tiny", "2019": "tiny", "mt5": "tiny", "gptj": "gptj_tiny", "qw
 
 
 @pytest.mark.parametrize(
-    "kind", ["t5", "gptj", *(pytest.param(k, marks=SLOW) for k in ("2019", "mt5", "qwen3"))]
+    "kind", ["t5", *(pytest.param(k, marks=SLOW) for k in ("gptj", "2019", "mt5", "qwen3"))]
 )
 def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
     """At rate 0 the exported weights are those that went in, bit for bit."""

@@ -274,13 +274,14 @@ def test_virtual_devices_are_on_one_host_and_others_on_as_many_as_they_take() ->
     [
         (
             "rtx4090",
-            "NO: 8... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory",
+            "NO: 8... GB of 24.00 GB device memory, 146.99 GB of 128.00 GB host memory; "
+            "--execution.disk DIR takes what host memory cannot hold",
         ),
         (
             "l40s",
             "yes: 8... GB of 48.00 GB device memory, 146.99 GB of 1,500.00 GB host memory",
         ),
-        ("laptop", "NO: 1(49|50)... GB of 16.00 GB memory"),
+        ("laptop", "NO: 1(49|50)... GB of 16.00 GB memory; --execution.disk DIR takes .*"),
     ],
 )
 def test_a_plan_says_first_whether_the_machine_has_room(name: str, words: str) -> None:
