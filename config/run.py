@@ -205,7 +205,8 @@ class Execution(Section):
     update: Literal["auto", "end", "behind"] = "auto"
     """When the optimizer updates a layer. end: after the backward pass. behind: before the layer's
     next forward pass, which hides the transfers; before weights are saved or used, what is pending
-    is done. Results are the same. auto: behind on devices with memory of their own."""
+    is done. Results are the same. auto: behind on devices with memory of their own, and with a
+    disk."""
 
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If

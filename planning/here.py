@@ -91,14 +91,14 @@ def disk_rates(folder: str) -> tuple[float, float]:
     Raises:
         DiskError: `folder` is in use, or has no room.
     """
-    block, total = np.ones(_BLOCK, np.uint8), _BLOCK * _BLOCKS
-    places = range(0, total, _BLOCK)
+    total = _BLOCK * _BLOCKS
+    blocks = {at: np.ones(_BLOCK, np.uint8) for at in range(0, total, _BLOCK)}
     with (
         popxl.plan.scratch_file(Path(folder), total) as file,
         ThreadPoolExecutor(_BLOCKS) as pool,
     ):
-        write = _best(lambda: list(pool.map(lambda at: file.write(at, block), places)))
-        read = _best(lambda: list(pool.map(lambda at: file.read(at, _BLOCK).size, places)))
+        write = _best(lambda: list(pool.map(file.write, blocks, blocks.values())))
+        read = _best(lambda: list(pool.map(file.read, blocks, blocks.values())))
     return total / read, total / write
 
 

@@ -124,12 +124,13 @@ def build_training(
 def updates_behind(config: RunConfig) -> bool:
     """Whether updates run before the next forward pass; "auto": where that hides their transfers.
 
-    Devices that share the host's memory have none to hide.
+    Devices that share the host's memory have none to hide, but those of a disk.
     """
-    wanted = config.execution.update
-    if wanted == "auto":
-        return platform(config) != "cpu" and config.rounds_behind
-    return wanted == "behind"
+    execution = config.execution
+    if execution.update == "auto":
+        moves = platform(config) != "cpu" or execution.disk is not None
+        return moves and config.rounds_behind
+    return execution.update == "behind"
 
 
 @dataclass(frozen=True)
