@@ -228,6 +228,15 @@ def test_a_llama_killed_six_times(tmp_path, executables):
 
 
 @pytest.mark.slow
+def test_with_updates_behind_a_llama_is_killed_six_times(tmp_path, executables):
+    """What it saves is what a run with updates at the end of a step saves."""
+    flags = ("--execution.update", "behind")
+    given = FLAGS_OF_LLAMA
+    lives = killed(tmp_path / "run", executables, 6, {3: flip}, flags=flags, given=given)
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+@pytest.mark.slow
 def test_one_of_four_processes_killed_twenty_times(tmp_path):
     lives = killed(tmp_path / "run", tmp_path / "executables", 20, {}, processes=4)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
