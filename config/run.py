@@ -195,8 +195,10 @@ class Execution(Section):
     """Let activations be [sequence, batch, hidden], not [batch, sequence, hidden]. Dropout draws
     other masks then."""
 
-    activations: Literal["recompute", "keep"] = "recompute"
-    """For the backward pass, compute a layer's activations again or keep them in host memory."""
+    activations: Literal["auto", "recompute", "keep"] = "auto"
+    """For the backward pass, compute a layer's activations again or keep them. Results are the
+    same. auto: where the plan places them (`placement`), each kind of layer does what is faster in
+    a simulated run; else recompute."""
 
     placement: Literal["auto", "host"] = "auto"
     """Where training keeps state and activations on devices with memory of their own. auto: what

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 import popdist
 import popxl
+from checkpoints.together import damage_told
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from modelling.placement import check_placed, place
@@ -113,7 +115,15 @@ class RunningModel:
         }
 
     def __enter__(self) -> Self:
-        self.session.__enter__()
+        """Bring the weights to the devices.
+
+        Raises:
+            DamagedError: on all processes, if one finds that values in a file are damaged.
+        """
+        with ExitStack() as stack:
+            with damage_told():
+                stack.enter_context(self.session)
+            stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
