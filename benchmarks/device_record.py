@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from files.writing import write_text
 from terminal.screen import say
 
@@ -54,6 +56,7 @@ def tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str])
     return [
         ("bandwidths", ["bandwidth"]),
         ("matrix rate", ["matrix"]),
+        *([("matrix rate, FP8", ["matrix", "--fp8"])] if fp8 else []),
         *trained,
         *((f"{preset}, FP8", ["train", "--config", preset]) for preset in fp8),
         *((f"{preset}, generation", ["generate", "--config", preset]) for preset in generating),
@@ -88,7 +91,8 @@ def record(
     minutes: float = MINUTES,
     run: Callable[[Sequence[str], float], dict[str, Any]] = in_a_process,
 ) -> list[Measured]:
-    """Measure, and write `record.json` and `record.md` into a folder after each task.
+    """Measure, and write `record.json` and `record.md` into a folder after each task, and
+    `machine.yml`, which `--machine` takes, as soon as there are rates.
 
     Args:
         extra: further arguments of all tasks.
@@ -109,7 +113,24 @@ def record(
         text = json.dumps([asdict(each) for each in found], indent=1)
         write_text("the record", folder / "record.json", text + "\n")
         write_text("the record", folder / "record.md", table(found))
+        if (machine := measured_machine(found)) is not None:
+            text = yaml.safe_dump(machine, sort_keys=False)
+            write_text("the machine", folder / "machine.yml", text)
     return found
+
+
+def measured_machine(found: Sequence[Measured]) -> dict[str, Any] | None:
+    """The fields of the hardware table (`config/machines.yml`), with the rates that were measured;
+    None as long as there are none."""
+    made: dict[str, Any] | None = None
+    for facts in (each.facts for each in found):
+        rates = facts.get("measured", {})
+        if "machine" in facts:  # what both ways do at once is what a step asks for
+            made = facts["machine"] | {"bandwidth": rates["memory"], "host_link": rates["both"]}
+        elif "of" in facts and made is not None:
+            of = [facts["of"], *(["float16"] if facts["of"] == "bfloat16" else [])]
+            made = made | {"flops": made["flops"] | dict.fromkeys(of, rates["flops"])}
+    return made
 
 
 def line(found: Measured) -> str:

@@ -23,7 +23,6 @@ import yaml
 
 import popxl
 from benchmarks.bandwidth import bandwidths
-from benchmarks.matrix_rate import matrix_rate
 from config.errors import UserError
 from config.families import config_class_of
 from config.machines import Machine, machine, machine_of_kind
@@ -31,11 +30,12 @@ from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.batches import Loader
 from modelling.devices import device_desc, platform
-from modelling.memory import NotEnoughMemoryError, check_least
+from modelling.memory import NotEnoughMemoryError, check_least, host_memory
 from modelling.sessions.generating import Inference
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from modelling.weights import Computed, WeightTable
+from planning.matrix_rate import matrix_rate
 from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.report import report
 from popxl import hardware
@@ -47,15 +47,28 @@ _BLOCK = 2**20  # random numbers; weights repeat them
 
 
 def bandwidth(given: argparse.Namespace) -> Facts:
-    """Rates of copies and of device memory."""
+    """Rates of copies and of device memory, and what the hardware table says of the machine."""
     found = bandwidths(given.device, given.mebibytes)
-    return {"measured": asdict(found) | {"overlap": found.overlap}}
+    return {
+        "measured": asdict(found) | {"overlap": found.overlap},
+        "machine": _described(given.device),
+    }
+
+
+def _described(device: DeviceDesc) -> Facts:
+    """The fields of `config.machines.Machine`, with the memories that are here."""
+    kind, memory = hardware.device_kinds(device, 1)[0], popxl.plan.device_memory(device, 1)
+    found = asdict(_of_kind(kind, hardware.platform(device)))
+    del found["name"]
+    found |= {"title": f"{kind}, as measured", "devices": hardware.device_count(device)}
+    sizes = {"memory": memory, "host_memory": host_memory()}
+    return found | {name: float(size) for name, size in sizes.items() if size is not None}
 
 
 def matrix(given: argparse.Namespace) -> Facts:
-    """The rate of large products in bfloat16."""
-    rate = matrix_rate(given.device, popxl.bfloat16, size=given.size, products=8)
-    return {"measured": {"flops": rate}}
+    """The rate of large products in bfloat16, or of operands in FP8."""
+    rate = matrix_rate(given.device, popxl.bfloat16, size=given.size, products=8, fp8=given.fp8)
+    return {"measured": {"flops": rate}, "of": "float8" if given.fp8 else "bfloat16"}
 
 
 def train(given: argparse.Namespace) -> Facts:
@@ -157,8 +170,11 @@ def _predicted(config: RunConfig, needs_of: Callable[[RunConfig, str], Needs]) -
 
 def _machine(config: RunConfig) -> Machine:
     kind = hardware.device_kinds(device_desc(config), config.replicas)[0]
-    default = "laptop" if platform(config) == "cpu" else "h100"
-    return machine_of_kind(kind) or machine(default)
+    return _of_kind(kind, platform(config))
+
+
+def _of_kind(kind: str, platform: str) -> Machine:
+    return machine_of_kind(kind) or machine("laptop" if platform == "cpu" else "h100")
 
 
 TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
@@ -179,6 +195,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--mebibytes", type=int, default=256, help="of an entry")
     parser.add_argument("--size", type=int, default=8192, help="rows of a matrix")
+    parser.add_argument("--fp8", action="store_true", help="matrices in FP8")
     given = parser.parse_args(arguments)
     given.device = _description(given.device_name)
     return given

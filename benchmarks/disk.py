@@ -46,9 +46,11 @@ def direct(folder: Path, entries: Sequence[np.ndarray]) -> tuple[float, float]:
     from popxl.plan import scratch_file
 
     with scratch_file(folder, sum(e.nbytes for e in entries)) as file:
-        size = entries[0].nbytes
+        size, found = entries[0].nbytes, [np.empty_like(entry) for entry in entries]
         write = _timed(lambda i: file.write(i * size, entries[i]), len(entries), lambda: None)
-        read = _timed(lambda i: file.read(_shuffled(i, entries) * size, size), len(entries), _no)
+        read = _timed(
+            lambda i: file.read(_shuffled(i, entries) * size, found[i]), len(entries), _no
+        )
     return write, read
 
 

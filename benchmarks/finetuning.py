@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.command import run_benchmark
+from benchmarks.idle_disk import idle_disk
 from benchmarks.machine_use import MachineUse
 from config.sections import RunConfig
 from data.batches import Loader
 from modelling.placement import planned_bytes
-from modelling.sessions.training import FineTuning
+from modelling.sessions.training import FineTuning, StepResult
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from terminal.entry_point import entry_point
@@ -41,6 +42,7 @@ class Measurement:
         disk_read, disk_written: bytes from and to files in a step of this process.
         planned_host_bytes: memory that the process takes by its plan, where devices are virtual.
         kernel_fraction: of the processor's time in the measured steps, what the kernel took.
+        seconds_besides_disk: of a step with a disk that answers at once; None without a disk.
     """
 
     samples_per_step: int
@@ -56,6 +58,7 @@ class Measurement:
     disk_written: float
     planned_host_bytes: int
     kernel_fraction: float
+    seconds_besides_disk: float | None
     loss: float
     machine: MachineUse
 
@@ -69,31 +72,41 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
-    seconds, tokens, traffic, cpu = [], [], [], []
+
+    def step(run: int) -> tuple[float, list[StepResult]]:
+        batches = [loader.next_batch() for _ in range(iterations)]
+        start = time.perf_counter()
+        results = model.run(batches, [1e-4] * iterations, run * iterations)
+        return (time.perf_counter() - start) / iterations, results
+
+    seconds, tokens, besides_disk = [], [], None
     with model:
-        for run in range(runs + 1):
-            batches = [loader.next_batch() for _ in range(iterations)]
-            start = time.perf_counter()
-            results = model.run(batches, [1e-4] * iterations, run * iterations)
-            seconds.append((time.perf_counter() - start) / iterations)
+        step(0)
+        before, cpu = model.session.disk_traffic, os.times()
+        for run in range(1, runs + 1):
+            taken, results = step(run)
+            seconds.append(taken)
             tokens.append(sum(result.target_tokens for result in results) / iterations)
-            traffic.append(model.session.disk_traffic)
-            cpu.append(os.times())
-    per_step, memory = statistics.median(seconds[1:]), model.session.memory_use()
+        after, in_kernel = model.session.disk_traffic, kernel_fraction(cpu, os.times())
+        if config.execution.disk is not None:
+            with idle_disk():
+                besides_disk = min(step(run)[0] for run in range(runs + 1, runs + 3))
+    per_step, memory = statistics.median(seconds), model.session.memory_use()
     return Measurement(
         samples,
         startup,
         model.session.startup.seconds,
         per_step,
         samples / per_step,
-        statistics.mean(tokens[1:]) / per_step,
+        statistics.mean(tokens) / per_step,
         memory.temporaries + memory.streams,
         memory.remote,
         memory.disk,
-        (traffic[-1].read - traffic[0].read) / (runs * iterations),
-        (traffic[-1].written - traffic[0].written) / (runs * iterations),
+        (after.read - before.read) / (runs * iterations),
+        (after.written - before.written) / (runs * iterations),
         planned_bytes(memory, config.replicas),
-        kernel_fraction(cpu[0], cpu[-1]),
+        in_kernel,
+        besides_disk,
         results[-1].loss,
         MachineUse.of(config, finetuning_needs, samples / per_step),
     )

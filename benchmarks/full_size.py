@@ -152,21 +152,20 @@ def trained(config: RunConfig, runs: int) -> dict[str, Any]:
 
 
 def _bound(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a step takes at least: all its matrix products at the machine's rate for large ones, or
-    its disk traffic at the disk's, whichever is longer. And the traffic that is planned."""
+    """What a step takes at least: what it takes with a disk that answers at once, or its disk
+    traffic at the disk's rate, whichever is longer. And the traffic that is planned."""
     roomy = replace(machine("laptop"), host_memory=1e15)  # the configuration has the limit
     needs = placed(finetuning_needs(config), roomy)
-    rate = facts["model_flops_per_second"] / facts["of_matrix_rate"]
-    flops = needs.flops_per_sample * facts["samples_per_step"]
     read, write = disk_rates(config.execution.disk or ".")
     disk = facts["disk_read"] / read + facts["disk_written"] / write
+    bound = max(facts["seconds_besides_disk"], disk)
     return {
         "planned_disk_read": sum(part.disk_read for part in needs.plan.parts),
         "planned_disk_written": sum(part.disk_written for part in needs.plan.parts),
         "disk_read_rate": read,
         "disk_write_rate": write,
-        "bound_seconds": max(flops / rate, disk),
-        "bound_by": "compute" if flops / rate > disk else "disk",
+        "disk_seconds": disk,
+        "of_bound": bound / facts["seconds_per_step"],
     }
 
 

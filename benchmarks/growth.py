@@ -3,6 +3,9 @@
     python3 -m benchmarks.growth --processes 1 2 4 8 16 32 64
     python3 -m benchmarks.growth --hosts 8 16 64 256 1024
 
+`--record FILE` writes both as JSON Lines; `benchmarks/results/growth.jsonl` is such a file, which
+`imgs/figures/growth.py` draws.
+
 The first measures what processes of this machine do besides compute: they meet, exchange small
 values as after each step, watch each other, save and load a state of which each holds a row of
 300 tensors. `service` is the processor time of the coordination service, of which a run has one.
@@ -47,17 +50,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="*", default=[])
     parser.add_argument("--hosts", type=count_option, nargs="*", default=[])
+    parser.add_argument("--record", type=Path, help="a file that takes what was found")
     given = parser.parse_args(arguments)
-    rows = []
+    rows: list[dict[str, float]] = []
+    found = []
     for count in given.processes:
         with tempfile.TemporaryDirectory() as folder:
-            found = in_processes(count, "benchmarks.growth", "--be-one", folder)
-        rows.append({"processes": count} | found)
+            one = in_processes(count, "benchmarks.growth", "--be-one", folder)
+        rows.append({"processes": count} | one)
         _print_row(rows)
     if len(rows) > 3:
-        print(json.dumps(_computed(rows[1:])))
+        found.append(_computed(rows[1:]))
+        print(json.dumps(found[-1]))
     for hosts in given.hosts:
-        print(json.dumps(_listed(hosts)), flush=True)
+        found.append(_listed(hosts))
+        print(json.dumps(found[-1]), flush=True)
+    if given.record is not None:
+        lines = [json.dumps(row) for row in (*rows, *found)]
+        given.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
@@ -121,16 +131,29 @@ def _watching() -> dict[str, float]:
 
 def _saving(folder: str) -> dict[str, float]:
     """Save a step, and load it."""
-    from checkpoints import CheckpointStore, load_checkpoint
+    from checkpoints import CheckpointStore
 
     with CheckpointStore(folder) as store:
         popdist.gather("saving begins")
         save = _slowest(lambda: store.save(1, _Rows(), {}, wait=True))
     found = []
-    load = _slowest(lambda: found.append(load_checkpoint(folder)))
+    load = _slowest(lambda: found.append(_loaded(folder)))
     sizes = {p.name: p.stat().st_size for p in found[0].path.glob("*.json")}
     return {"save_s": save, "load_s": load, "manifest_bytes": sizes.pop("manifest.json"),
             "tables_bytes": sum(sizes.values())}  # fmt: skip
+
+
+def _loaded(folder: str) -> Any:
+    """A step, of which this process has read its row of each tensor."""
+    from checkpoints import load_checkpoint
+    from checkpoints.parts import Part
+
+    checkpoint = load_checkpoint(folder, verify=False)
+    count, index = popdist.getNumInstances(), popdist.getInstanceIndex()
+    row = Part((count, ROW), (0, 1), (index, 0), (1, ROW), 0, ROW)
+    for number, name in enumerate(checkpoint.tensors):
+        assert (checkpoint.tensors.some(name, [row])[index] == number).all()
+    return checkpoint
 
 
 class _Rows(Mapping[str, np.ndarray]):
@@ -188,7 +211,7 @@ def _service_seconds() -> float:
 # ---- many hosts, on paper -----------------------------------------------------------------------
 def _listed(hosts: int) -> dict[str, float]:
     """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
-    from checkpoints.layouts import layout_data
+    from checkpoints.manifest import FILE_NAME, Manifest
     from checkpoints.shares import Divided
     from checkpoints.tables import Table
 
@@ -209,20 +232,41 @@ def _listed(hosts: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.json"
         begin = time.process_time()
-        sha256 = Table(records, shares.held).write(path)
+        sha256 = Table(records).write(path)
         writing = time.process_time() - begin
         begin = time.process_time()
         Table.read(path, sha256)
         reading = time.process_time() - begin
         table = path.stat().st_size
-    layouts = len(json.dumps([layout_data(layout) for layout in shares.layouts], indent=2))
+        Manifest(1, {}, tables={f"{i}": sha256 for i in range(hosts)}, cut=shares.cut).write(
+            Path(folder)
+        )
+        manifest = (Path(folder) / FILE_NAME).stat().st_size
+        begin = time.process_time()
+        Manifest.read(Path(folder))
+        reading_manifest = time.process_time() - begin
+    needed = len(_owners(tensors, shares.cut, hosts // 2))
     return {
         "hosts": hosts, "parts": parts, "listing_s": round(listing, 3),
         "sharing_s": round(sharing, 3), "again_s": round(again, 3),
-        "table_bytes": table, "layouts_bytes": layouts,
+        "table_bytes": table, "manifest_bytes": manifest,
+        "read_manifest_s": round(reading_manifest, 3),
         "write_table_s": round(writing, 3), "tables_bytes": table * hosts,
-        "read_tables_s": round(reading * hosts, 2),
+        "read_tables_s": round(reading * hosts, 2), "tables_needed": needed,
     }  # fmt: skip
+
+
+def _owners(tensors: Any, cut: Mapping[str, Any], host: int) -> set[int]:
+    """The processes that have stored something that a host needs to continue on as many hosts."""
+    found: set[int] = set()
+    seen = set()
+    for one in tensors.parts():
+        owners = cut[one.name].owners
+        if (id(owners), id(one.holders)) not in seen:
+            seen.add((id(owners), id(one.holders)))
+            pairs = zip(owners, one.holders, strict=True)
+            found |= {owner for owner, holders in pairs if host in holders}
+    return found
 
 
 def _tensors_on(hosts: int) -> Any:

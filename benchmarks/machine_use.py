@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import popxl
-from benchmarks.matrix_rate import matrix_rate
 from config.sections import RunConfig
 from modelling.devices import device_desc
+from planning.matrix_rate import matrix_rate
 from planning.needs import Needs
 from records.pace import peak_host_bytes
 

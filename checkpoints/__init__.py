@@ -21,6 +21,7 @@ short in what matters most here:
 
 from checkpoints.errors import CheckpointError as CheckpointError
 from checkpoints.errors import CheckpointWarning as CheckpointWarning
+from checkpoints.errors import DamagedError as DamagedError
 from checkpoints.store import Checkpoint as Checkpoint
 from checkpoints.store import CheckpointStore as CheckpointStore
 from checkpoints.store import has_checkpoint as has_checkpoint

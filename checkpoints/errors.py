@@ -14,6 +14,10 @@ class NewerFormatError(CheckpointError):
     """A checkpoint that a later version of this program wrote. It is not damaged."""
 
 
+class DamagedError(CheckpointError):
+    """Values in a file that are not what was saved, or cannot be read, found as they are read."""
+
+
 class DifferentCopiesError(CheckpointError):
     """Processes that read different checkpoints under one name. Neither is damaged."""
 

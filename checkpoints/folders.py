@@ -126,7 +126,7 @@ def new_step_folder(directory: Path, step: int) -> Iterator[Path]:
 def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> None:
     """Delete all but the last saves of the newest `to_keep` steps, and what is half deleted.
 
-    Steps known to be damaged do not count, so that they cannot push out the good ones. What cannot
+    Steps known to be damaged, by their absolute paths, do not push out the good ones. What cannot
     be deleted is told in a `CheckpointWarning`, and tried again the next time.
     """
     kept: set[int] = set()
@@ -134,7 +134,7 @@ def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> No
         if step in kept or len(kept) == to_keep:
             with _told(path):
                 os.rename(path, path.with_name(f".deleted-{path.name}"))
-        elif path not in damaged:
+        elif path.absolute() not in damaged:
             kept.add(step)
     _remove_hidden(directory, "deleted")
 

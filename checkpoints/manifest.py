@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from checkpoints.digests import Digests, digest_of_bytes
+from checkpoints.digests import digest_of_bytes
 from checkpoints.errors import CheckpointError, NewerFormatError
 from checkpoints.layouts import Piece, layout_data, pieces_of, read_layout
 from checkpoints.parts import Layout, Part, check_whole
-from checkpoints.stored import DTYPES
+from checkpoints.tabled import Cut, TabledFiles, check_recorded
 from checkpoints.tables import (
     MOST,
+    NAMED_DTYPES,
     Records,
     Table,
     TensorRecord,
@@ -32,9 +32,9 @@ from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
 MOST_TEXT = MEBIBYTE
-_SIZES = {dtype.name: dtype.itemsize for dtype in DTYPES.values()}
-FORMAT = 5
-"""1 had no texts, 2 no tensors in parts, 3 a record of each part, 4 one digest of each tensor."""
+FORMAT = 6
+"""1 had no texts, 2 no tensors in parts, 3 a record of each part, 4 one digest of each tensor; in 5
+only tables said which process had stored which part."""
 
 Pieces = dict[str, list[Piece]]
 """Tensors that are stored in parts, by name."""
@@ -56,9 +56,12 @@ class Manifest:
     """What each of several processes has stored: name of the file to its SHA-256, in the order of
     the processes. See `checkpoints.tables`."""
 
+    cut: dict[str, Cut] = field(default_factory=dict)
+    """Tensors that several processes have stored in parts."""
+
     layouts: Sequence[Layout] = ()
-    cut: dict[str, int] = field(default_factory=dict)
-    """Tensors that are stored in parts: name to the number of their layout."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """The same in formats 4 and 5: name to the number of their layout."""
 
     parts: dict[str, dict[str, Part]] = field(default_factory=dict)
     """The same in format 3: the parts by their names in the files."""
@@ -72,6 +75,8 @@ class Manifest:
         Raises:
             CheckpointError: it is larger than what may be read.
         """
+        layouts, layout_of = _each_once(one.layout for one in self.cut.values())
+        owners, owners_of = _each_once(one.owners for one in self.cut.values())
         content = {
             "format": FORMAT,
             "step": self.step,
@@ -79,8 +84,14 @@ class Manifest:
             "tensors": {name: asdict(record) for name, record in self.tensors.items()},
             "texts": self.texts,
             "tables": self.tables,
-            "layouts": [layout_data(layout) for layout in self.layouts],
-            "cut": self.cut,
+            "layouts": [layout_data(layout) for layout in layouts],
+            "owners": owners,
+            "cut": {
+                name: {"dtype": one.dtype.name, "layout": layout, "owners": owner}
+                for (name, one), layout, owner in zip(
+                    self.cut.items(), layout_of, owners_of, strict=True
+                )
+            },
         }
         whole = {"sha256": _digest(content), "content": content}
         write_checked(folder / FILE_NAME, json.dumps(whole, indent=2) + "\n")
@@ -122,12 +133,13 @@ class Manifest:
             raise FileError(f"{shown_path(path)} names files that are not of the checkpoint")
         in_parts = content.objects("parts") if written == 3 else {}
         layouts = [read_layout(row) for row in content.rows("layouts")] if written > 3 else []
-        cut = content.all_counts("cut") if written > 3 else {}
-        if any(number >= len(layouts) for number in cut.values()):
+        numbers = content.all_counts("cut") if written in (4, 5) else {}
+        if any(number >= len(layouts) for number in numbers.values()):
             raise FileError(f"{shown_path(path)} has tensors without a layout")
         return cls(
             content.count("step"), content.mapping("metadata"), tensors, texts, tables,
-            layouts, cut, {name: _read_parts(row) for name, row in in_parts.items()}, sha256,
+            _read_cut(content, layouts, len(tables)) if written > 5 else {},
+            layouts, numbers, {name: _read_parts(row) for name, row in in_parts.items()}, sha256,
         )  # fmt: skip
 
     def check_texts(self, folder: Path) -> None:
@@ -140,33 +152,33 @@ class Manifest:
             if found != saved:
                 raise CheckpointError(f"{shown_path(folder / name)} is not what was saved")
 
-    def open(self, folder: Path) -> TensorFiles:
+    def open(self, folder: Path, at_once: bool = True) -> TensorFiles:
         """The tensors in a step's folder, after a check of everything but their values.
+
+        Args:
+            at_once: False leaves what several processes have stored to who asks for it, and with
+                it the check.
 
         Raises:
             CheckpointError: if a file or tensor is missing, too many, or of another kind.
         """
+        if self.cut:
+            found = TabledFiles(folder, list(self.tables.items()), self.cut)
+            if at_once:
+                found.open_all()
+            return found
         tables = [Table.read(folder / name, sha256) for name, sha256 in self.tables.items()]
         records = _merged(self.tensors, tables)
         pieces = self._pieces(tables)
         files = dict.fromkeys(record.file for record in records.values())
-        digests = {name: _digests(name, record) for name, record in records.items()}
+        digests = {name: record.digests(name) for name, record in records.items()}
         tensors = TensorFiles([folder / file for file in files], digests, pieces)
-        different = tensors.stored ^ records.keys()
-        if different:
-            raise CheckpointError(f"{folder} lacks, or should lack, tensor {min(different)}")
-        for name, record in records.items():
-            dtype, shape = tensors.stored_spec(name)
-            if (dtype.name, list(shape)) != (record.dtype, record.shape):
-                raise CheckpointError(
-                    f"tensor {name} in {folder} is {dtype.name}{list(shape)}, "
-                    f"but was saved as {record.dtype}{record.shape}"
-                )
+        check_recorded(folder, tensors, records)
         return tensors
 
     def _pieces(self, tables: Sequence[Table]) -> Pieces:
         found = {name: _old_pieces(name, parts) for name, parts in self.parts.items()}
-        for name, number in self.cut.items():
+        for name, number in self.numbers.items():
             layout, numbers = self.layouts[number], list[int]()
             pieces: list[Piece] = []
             for process, table in enumerate(tables):
@@ -190,13 +202,33 @@ def _merged(own: Records, tables: Sequence[Table]) -> Records:
     return found
 
 
-def _digests(name: str, record: TensorRecord) -> Digests:
-    if record.dtype not in _SIZES:
-        raise CheckpointError(f"tensor {shown_name(name)} is of no type that can be stored")
-    nbytes = math.prod(record.shape) * _SIZES[record.dtype]
-    found = Digests.saved(record.sha256, nbytes)
-    if found is None:
-        raise CheckpointError(f"tensor {shown_name(name)} has not as many digests as it has chunks")
+Listed = TypeVar("Listed")
+
+
+def _each_once(values: Iterable[Listed]) -> tuple[list[Listed], list[int]]:
+    """Each object once, and which of them each value is."""
+    places: dict[int, int] = {}
+    found: list[Listed] = []
+    numbers = []
+    for value in values:
+        if id(value) not in places:
+            places[id(value)] = len(found)
+            found.append(value)
+        numbers.append(places[id(value)])
+    return found, numbers
+
+
+def _read_cut(content: Fields, layouts: Sequence[Layout], processes: int) -> dict[str, Cut]:
+    """The tensors in parts. Raises FileError if they are none."""
+    owners, found = content.lists("owners"), {}
+    for name, row in content.objects("cut").items():
+        layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
+        if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
+            raise FileError(f"tensor {shown_name(name)} has no layout, no owners or no type")
+        found[name] = Cut(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
+    for each in {id(one): one for one in found.values()}.values():
+        if len(each.owners) != len(each.layout) or max(each.owners) >= processes:
+            raise FileError("not all parts of a tensor are there, each once")
     return found
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 import popdist
-from checkpoints.parts import CutTensor, InParts, Layout
+from checkpoints.parts import CutTensor, InParts
 from checkpoints.shards import as_stored
+from checkpoints.tabled import Cut
 from checkpoints.tables import stored_name
+
+SMALL = 4096
+"""A part that several processes hold is small if it is less than this fraction of a process's share
+of all."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +24,11 @@ class Shares:
     """How tensors that are in parts on several processes are divided among them.
 
     Attributes:
-        layouts: each once.
-        cut: which of them a tensor has, by name.
+        cut: the tensors, by name.
         held: the parts of its layout that this process stores, by the tensor's name.
     """
 
-    layouts: list[Layout]
-    cut: dict[str, int]
+    cut: dict[str, Cut]
     held: dict[str, list[int]]
     _tensors: Mapping[str, CutTensor]
 
@@ -67,20 +70,18 @@ def _form(tensor: CutTensor) -> tuple[str, int, int, int]:
 
 
 def _shares_of(tensors: Sequence[CutTensor]) -> Shares:
-    loads, process = _Loads(), popdist.getInstanceIndex()
-    places: dict[int, int] = {}
-    layouts: list[Layout] = []
-    cut: dict[str, int] = {}
+    whole = sum(math.prod(one.layout[0].shape) * one.dtype.itemsize for one in tensors)
+    loads, process = _Loads(whole), popdist.getInstanceIndex()
+    alike: dict[tuple[int, ...], tuple[int, ...]] = {}
+    cut: dict[str, Cut] = {}
     held: dict[str, list[int]] = {}
     for one in tensors:
-        if id(one.layout) not in places:
-            places[id(one.layout)] = len(layouts)
-            layouts.append(one.layout)
-        cut[one.name] = places[id(one.layout)]
-        mine = loads.take(one)[process]
+        owners = loads.take(one)
+        cut[one.name] = Cut(one.dtype, one.layout, alike.setdefault(owners, owners))
+        mine = [part for part, owner in enumerate(owners) if owner == process]
         if mine:
             held[one.name] = mine
-    return Shares(layouts, cut, held, {one.name: one for one in tensors})
+    return Shares(cut, held, {one.name: one for one in tensors})
 
 
 def own_share(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -101,8 +102,10 @@ def own_share(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarr
 class _Loads:
     """How many bytes each process stores so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: int = 0) -> None:
+        """Args: `whole`: bytes of all tensors."""
         self._bytes = [0] * popdist.getNumInstances()
+        self._small = whole // popdist.getNumInstances() // SMALL
 
     def owner(self, nbytes: int, processes: Sequence[int]) -> int:
         """Which of the processes that have something stores it: the one that has least to store."""
@@ -110,10 +113,14 @@ class _Loads:
         self._bytes[owner] += nbytes
         return owner
 
-    def take(self, tensor: CutTensor) -> Mapping[int, list[int]]:
-        """The parts of a tensor that each process stores."""
-        parts: dict[int, list[int]] = defaultdict(list)
+    def take(self, tensor: CutTensor) -> tuple[int, ...]:
+        """Which process stores each part of a tensor."""
         size = tensor.dtype.itemsize
-        for number, (part, processes) in enumerate(zip(tensor.layout, tensor.holders, strict=True)):
-            parts[self.owner(part.size * size, processes)].append(number)
-        return parts
+        # Who loads reads the table of each process that has stored something it needs. What is
+        # small is in one table, where it makes no difference to the load.
+        return tuple(
+            self.owner(
+                part.size * size, processes[:1] if part.size * size < self._small else processes
+            )
+            for part, processes in zip(tensor.layout, tensor.holders, strict=True)
+        )

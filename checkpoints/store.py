@@ -43,22 +43,27 @@ from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import Divided, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
-from checkpoints.together import ProcessError, done_by_all, reason_of
+from checkpoints.together import ProcessError, damage_told, done_by_all, reason_of
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
 SHARD_BYTES = 2**30
 
 
+_set_aside: dict[Path, str] = {}
+"""Folders of steps that were found to be damaged as they were read, and how: this process loads
+them no more."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved state that was verified."""
+    """A saved state, of which everything but the values was verified."""
 
     step: int
     """Optimizer steps done when it was saved."""
 
     tensors: TensorFiles
-    """Logical tensors by name; each access reads one from disk and verifies it again."""
+    """Logical tensors by name; each access reads one from disk and verifies it."""
 
     metadata: dict[str, Any]
     """What was saved with them, as JSON gives it back: tuples have become lists."""
@@ -68,6 +73,20 @@ class Checkpoint:
 
     sha256: str = ""
     """The digest of its manifest, and so of all of it."""
+
+    def verify(self) -> None:
+        """Read every value once. Of several processes each reads a share.
+
+        Raises:
+            DamagedError: on all processes, about one that is not what was saved.
+        """
+        with damage_told():
+            self.tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
+
+    def set_aside(self, reason: str) -> None:
+        """Load it no more in this process, since it turned out to be damaged: `load` then takes the
+        step before. All processes do so."""
+        _set_aside[self.path.absolute()] = reason
 
 
 class CheckpointStore:
@@ -136,18 +155,17 @@ class CheckpointStore:
         self.wait()
         record: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
         manifest = Manifest(step, record, texts=dict(texts or {}))
-        held: dict[str, list[int]] = {}
         if popdist.getNumInstances() > 1 and isinstance(tensors, InParts):
             shares = self._shares.of(tensors)
-            manifest, held = replace(manifest, layouts=shares.layouts, cut=shares.cut), shares.held
+            manifest = replace(manifest, cut=shares.cut)
             own, is_copy = shares.arrays(), True
         else:
             own, is_copy = own_share(tensors), False
         if wait:
-            self._write(manifest, own, held)
+            self._write(manifest, own)
             return
         copies = {name: array if is_copy else array.copy() for name, array in own}
-        self._pending = self._writer.submit(self._write, manifest, copies.items(), held)
+        self._pending = self._writer.submit(self._write, manifest, copies.items())
         CheckpointStore._latest = self._pending
 
     def check_space(self, step: int | None, needed: int) -> None:
@@ -189,11 +207,14 @@ class CheckpointStore:
         if pending is not None:
             pending.result()
 
-    def load(self, step: int | None = None) -> Checkpoint:
+    def load(self, step: int | None = None, verify: bool = True) -> Checkpoint:
         """The newest step whose every byte is as it was saved, or the `step` asked for.
 
-        All tensors are read once here to verify them, a few at a time. If a newer step is
-        damaged, a `CheckpointWarning` says which and why.
+        If a newer step is damaged, a `CheckpointWarning` says which and why.
+
+        Args:
+            verify: read all tensors once, in order to verify them. False leaves it to who reads
+                them, and sets the step aside if one is damaged (`Checkpoint.set_aside`).
 
         Raises:
             CheckpointError: if there is no good one, or a later version of this wrote the newest.
@@ -204,11 +225,11 @@ class CheckpointStore:
             if step is not None and folder.step != step:
                 continue
             try:
-                checkpoint = _read(folder.path)
+                checkpoint = _read(folder.path, verify)
             except (NewerFormatError, DifferentCopiesError):
                 raise
             except CheckpointError as error:
-                self._damaged.add(folder.path)
+                self._damaged.add(folder.path.absolute())
                 problems.append(f"the checkpoint of step {folder.step} is damaged ({error})")
                 continue
             if problems:
@@ -261,35 +282,30 @@ class CheckpointStore:
             )
         return found
 
-    def _write(
-        self,
-        manifest: Manifest,
-        tensors: Iterable[tuple[str, np.ndarray]],
-        held: dict[str, list[int]],
-    ) -> None:
+    def _write(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Write a step.
 
         Args:
             manifest: without records of the tensors, and with the texts themselves.
             tensors: what this process stores.
-            held: which parts of tensors are among them.
         """
         step, texts = manifest.step, manifest.texts
         try:
             if popdist.getInstanceIndex():
-                self._write_share(Path(done_by_all(lambda: "", self._channel)[0]), tensors, held)
+                self._write_share(Path(done_by_all(lambda: "", self._channel)[0]), tensors)
                 return
             with ExitStack() as stack:
                 begin = partial(stack.enter_context, self._begun(step))
                 folder = Path(done_by_all(lambda: str(begin()), self._channel)[0])
-                records, tables = self._write_share(folder, tensors, held)
+                records, tables = self._write_share(folder, tensors)
                 for name, text in texts.items():
                     write_synced(folder / name, text)
                 digests = {name: digest_of_bytes(text.encode()) for name, text in texts.items()}
                 replace(manifest, tensors=records, texts=digests, tables=tables).write(folder)
                 Manifest.read(folder).open(folder)  # what could not be read is no step
             if self._to_keep is not None:
-                remove_older(self._directory, self._to_keep, self._damaged)
+                damaged = self._damaged | _set_aside.keys()
+                remove_older(self._directory, self._to_keep, damaged)
         except (OSError, SafetensorError, ProcessError) as error:
             raise CheckpointError(
                 f"cannot save step {step} in {self._directory}: {reason_of(error)}"
@@ -306,7 +322,7 @@ class CheckpointStore:
             yield folder
 
     def _write_share(
-        self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]], held: dict[str, list[int]]
+        self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]]
     ) -> tuple[Records, dict[str, str]]:
         """Write the tensors of this process.
 
@@ -318,7 +334,7 @@ class CheckpointStore:
         prefix = f"tensors-{popdist.getInstanceIndex():05d}"
 
         def written() -> list[str]:
-            table = Table(self._write_tensors(folder, f"{prefix}-", tensors), held)
+            table = Table(self._write_tensors(folder, f"{prefix}-", tensors))
             return [f"{prefix}.json", table.write(folder / f"{prefix}.json")]
 
         return {}, dict(done_by_all(written, self._channel))
@@ -351,29 +367,32 @@ def has_checkpoint(path: str | Path) -> bool:
     return (Path(path) / FILE_NAME).is_file() or bool(step_folders(Path(path)))
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
+def load_checkpoint(path: str | Path, verify: bool = True) -> Checkpoint:
     """Load from a directory of checkpoints its newest good one, or from the folder of one step.
+
+    Args:
+        verify: as for `CheckpointStore.load`.
 
     Raises:
         CheckpointError: if there is no good one.
     """
     path = Path(path)
     if (path / FILE_NAME).is_file():
-        return _read(path)
-    return CheckpointStore(path).load()
+        return _read(path, verify)
+    return CheckpointStore(path).load(verify=verify)
 
 
-def _read(folder: Path) -> Checkpoint:
-    """Read the folder of a step and verify all of it; `CheckpointError` if it is damaged.
-
-    Of several processes each verifies its share, and all come to the same end.
+def _read(folder: Path, verify: bool) -> Checkpoint:
+    """Read the folder of a step and verify it, also the values if that is asked; `CheckpointError`
+    if it is damaged. Of several processes all come to the same end.
     """
-    problem, checkpoint = None, None
+    problem, checkpoint = _set_aside.get(folder.absolute()), None
+    if problem is not None:
+        raise CheckpointError(problem)
     try:
         manifest = Manifest.read(folder)
         manifest.check_texts(folder)
-        tensors = manifest.open(folder)
-        tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
+        tensors = manifest.open(folder, at_once=verify or popdist.getNumInstances() == 1)
         checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder, manifest.sha256)
     except NewerFormatError:
         raise
@@ -389,4 +408,6 @@ def _read(folder: Path) -> Checkpoint:
                 f"process {process} reads another {shown_path(folder)} than process 0: give a "
                 "folder that all hosts share, or the same copy on each"
             )
+    if verify:
+        checkpoint.verify()
     return checkpoint

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, DamagedError
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -84,7 +84,7 @@ class Stored(NamedTuple):
         """Fill `memory` with the bytes of the tensor from `offset` on; several threads may.
 
         Raises:
-            CheckpointError: the file cannot be read, or has become shorter.
+            DamagedError: the file cannot be read, or has become shorter.
         """
         done = 0
         try:
@@ -98,7 +98,7 @@ class Stored(NamedTuple):
                 done += count
         except OSError as error:
             reason = error.strerror or error
-            raise CheckpointError(
+            raise DamagedError(
                 f"cannot read tensor {self.name} of {self.path}: {reason}"
             ) from error
 

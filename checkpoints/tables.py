@@ -15,12 +15,14 @@ import numpy as np
 
 from checkpoints.digests import Digests, digest_of_bytes
 from checkpoints.errors import CheckpointError
+from checkpoints.stored import DTYPES, TensorSpec
 from files.errors import FileError
 from files.json_files import Fields, parse_json
-from files.shown import shown, shown_path
+from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, decoded, read_bytes
 from files.writing import write_synced
 
+NAMED_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 MOST = 64 * MEBIBYTE
 """Bytes of a table, and of a manifest."""
 
@@ -47,6 +49,18 @@ class TensorRecord:
         digests = list(Digests.of_array(array).sha256)
         return cls(file, array.dtype.name, list(array.shape), digests)
 
+    def digests(self, name: str) -> Digests:
+        """The digests of the tensor `name`. Raises CheckpointError if they do not fit."""
+        if self.dtype not in NAMED_DTYPES:
+            raise CheckpointError(f"tensor {shown_name(name)} is of no type that can be stored")
+        nbytes = TensorSpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
+        found = Digests.saved(self.sha256, nbytes)
+        if found is None:
+            raise CheckpointError(
+                f"tensor {shown_name(name)} has not as many digests as it has chunks"
+            )
+        return found
+
     @classmethod
     def read(cls, fields: Fields) -> Self:
         """The record in a manifest or table. Raises FileError if it is none."""
@@ -69,19 +83,13 @@ class Table:
     """By their names in the files."""
 
     held: dict[str, list[int]] = field(default_factory=dict)
-    """Tensors of which it stores parts, by name: which parts of their layout, in this order. They
-    are one tensor in the files, named by `stored_name`."""
+    """In formats 4 and 5 the tensors of which it stores parts, by name: which parts of their
+    layout, in this order. They are one tensor in the files, named by `stored_name`."""
 
     def write(self, path: Path) -> str:
         """Write the table, and return its digest."""
-        lists = list(dict.fromkeys(map(tuple, self.held.values())))
-        place = {held: i for i, held in enumerate(lists)}
-        content = {
-            "tensors": {name: asdict(record) for name, record in self.tensors.items()},
-            "lists": lists,
-            "held": {name: place[tuple(held)] for name, held in self.held.items()},
-        }
-        return write_checked(path, json.dumps(content))
+        tensors = {name: asdict(record) for name, record in self.tensors.items()}
+        return write_checked(path, json.dumps({"tensors": tensors}))
 
     @classmethod
     def read(cls, path: Path, sha256: str) -> Self:
@@ -95,8 +103,9 @@ class Table:
             if digest_of_bytes(content) != sha256:
                 raise CheckpointError(f"{shown_path(path)} is not what was saved")
             fields = Fields(parse_json(decoded(content, path, 1), path), shown_path(path))
-            lists = fields.lists("lists")
-            held = {name: _one(lists, at) for name, at in fields.all_counts("held").items()}
+            lists = fields.lists("lists") if "held" in fields else []
+            places = fields.all_counts("held") if "held" in fields else {}
+            held = {name: _one(lists, at) for name, at in places.items()}
             rows = fields.objects("tensors")
             return cls({name: TensorRecord.read(row) for name, row in rows.items()}, held)
         except CheckpointError:

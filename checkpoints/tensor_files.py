@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints.digests import Digests, chunk_bytes, digest_of_bytes
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, DamagedError
 from checkpoints.layouts import Piece
 from checkpoints.parts import Part, assembled
 from checkpoints.ranges import Span, chunks_needed
@@ -57,16 +57,16 @@ class TensorFiles(Mapping[str, np.ndarray]):
         Raises:
             CheckpointError: if a file is missing or damaged, or names do not fit.
         """
-        self._files: dict[str, Stored] = {}
+        found: dict[str, Stored] = {}
         for path in files:
             for one in tensors_in(path):
-                if one.name in self._files:
+                if one.name in found:
                     raise CheckpointError(
-                        f"tensor {one.name} is in {self._files[one.name].path} and also in "
-                        f"{path.name}"
+                        f"tensor {one.name} is in {found[one.name].path} and also in {path.name}"
                     )
-                self._files[one.name] = one
-        self._digests, self._pieces = digests, dict(pieces or {})
+                found[one.name] = one
+        self._files: Mapping[str, Stored] = found
+        self._digests, self._pieces = digests, pieces or {}
         owners = [
             (stored, name)
             for name, of_one in self._pieces.items()
@@ -80,14 +80,15 @@ class TensorFiles(Mapping[str, np.ndarray]):
             raise CheckpointError("a tensor is part of several, or stored both whole and in parts")
         for name, of_one in self._pieces.items():
             self._check_pieces(name, of_one)
-        self._names = [name for name in self._files if name not in inside] + list(self._pieces)
+        names = [name for name in self._files if name not in inside]
+        self._names = dict.fromkeys([*names, *self._pieces])
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor.
 
         Raises:
             KeyError: if there is none of that name.
-            CheckpointError: if it cannot be read, or is not what its digest says.
+            DamagedError: if it cannot be read, or is not what its digest says.
         """
         if name not in self._pieces:
             return self._read(name)
@@ -101,18 +102,22 @@ class TensorFiles(Mapping[str, np.ndarray]):
             The tensor; elements outside of these chunks are 0.
 
         Raises:
-            KeyError, CheckpointError: as when all of it is read.
+            KeyError, DamagedError: as when all of it is read.
         """
+        needed = self._needed(name, tuple(wanted))
+        arrays = {one: self._read(one, chunks) for one, chunks in needed.items() if chunks}
+        if name in self._pieces:
+            return self._assembled(name, arrays)
+        return arrays[name] if arrays else np.zeros(*reversed(self.spec(name)))
+
+    def _needed(self, name: str, wanted: tuple[Part, ...]) -> dict[str, tuple[int, ...]]:
+        """The chunks, in the files, that have elements of the parts `wanted` of a tensor."""
         whole = [Piece(name, 0, _whole(self.spec(name)))]
         stored: dict[str, list[tuple[int, Part]]] = {}
         for piece in self._pieces.get(name, whole):
             stored.setdefault(piece.stored, []).append((piece.start, piece.part))
         spans = (Span(self._elements(one), tuple(parts)) for one, parts in stored.items())
-        chunks = zip(stored, chunks_needed(tuple(wanted), tuple(spans)), strict=True)
-        arrays = {one: self._read(one, needed) for one, needed in chunks if needed}
-        if name in self._pieces:
-            return self._assembled(name, arrays)
-        return arrays[name] if arrays else np.zeros(*reversed(self.spec(name)))
+        return dict(zip(stored, chunks_needed(wanted, tuple(spans)), strict=True))
 
     def _assembled(self, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """A tensor in pieces, of what was read of them."""
@@ -121,8 +126,12 @@ class TensorFiles(Mapping[str, np.ndarray]):
         def elements(piece: Piece) -> np.ndarray:
             return arrays[piece.stored][piece.start : piece.start + piece.part.size]
 
-        there = (piece for piece in self._pieces[name] if piece.stored in arrays)
+        there = self._pieces_in(name, arrays)
         return assembled(shape, dtype, {piece.part: partial(elements, piece) for piece in there})
+
+    def _pieces_in(self, name: str, stored: Collection[str]) -> Iterable[Piece]:
+        """The pieces of a tensor that are in what is stored under some names."""
+        return (piece for piece in self._pieces[name] if piece.stored in stored)
 
     def _check_pieces(self, name: str, pieces: Sequence[Piece]) -> None:
         """Raise CheckpointError unless what is stored has the size and type of the pieces."""
@@ -139,6 +148,9 @@ class TensorFiles(Mapping[str, np.ndarray]):
     def stored(self) -> Collection[str]:
         """The names of the tensors in the files: whole ones, and parts."""
         return self._files.keys()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # without reading it
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -180,7 +192,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
             part, parts: read only the chunks of one of so many parts.
 
         Raises:
-            CheckpointError: about the first that is not what was saved.
+            DamagedError: about the first that is not what was saved.
         """
 
         def read(chunk: tuple[str, int]) -> None:
@@ -211,7 +223,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
             return
         if digest_of_bytes(memory) != self._digests[name].sha256[number]:
             file = f"{stored.path.parent.name}/{stored.path.name}"
-            raise CheckpointError(f"tensor {name} in {file} is not what was saved")
+            raise DamagedError(f"tensor {name} in {file} is not what was saved")
 
     def _range(self, name: str, number: int) -> tuple[int, int]:
         """First and last byte of a chunk."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from safetensors import SafetensorError
 
 import popdist
+from checkpoints.errors import DamagedError
 from files.errors import FileError
 
 
@@ -40,6 +42,24 @@ def done_by_all(work: Callable[[], Any], channel: str) -> list[Any]:
         if found is not None:
             raise ProcessError(f"process {process} on {host[:30]}: {found}") from failure
     return [one for one, _, _ in everyones]
+
+
+@contextmanager
+def damage_told() -> Iterator[None]:
+    """A context in which each process reads values of its own, which all enter and leave.
+
+    Raises:
+        DamagedError: on all processes, if one has found damage.
+    """
+    found = None
+    try:
+        yield
+    except DamagedError as error:
+        found = error
+    everyones = popdist.gather(None if found is None else str(found))
+    first = next((text for text in everyones if text is not None), None)
+    if first is not None:
+        raise DamagedError(first) from found
 
 
 def reason_of(error: Exception) -> str:

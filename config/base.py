@@ -82,6 +82,21 @@ class Section:
         """The section as plain data; `from_dict` reads it back."""
         return asdict(self)
 
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """The section with other values, by the dotted names of their fields, and checked again.
+
+        Raises:
+            ConfigError: as `from_dict`.
+        """
+        data = self.to_dict()
+        for dotted, value in values.items():
+            *path, name = dotted.split(".")
+            inner = data
+            for part in path:
+                inner = inner[part]
+            inner[name] = value
+        return self.from_dict(data)
+
 
 @dataclass(frozen=True)
 class Leaf:

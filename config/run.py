@@ -195,8 +195,10 @@ class Execution(Section):
     """Let activations be [sequence, batch, hidden], not [batch, sequence, hidden]. Dropout draws
     other masks then."""
 
-    activations: Literal["recompute", "keep"] = "recompute"
-    """For the backward pass, compute a layer's activations again or keep them in host memory."""
+    activations: Literal["auto", "recompute", "keep"] = "auto"
+    """For the backward pass, compute a layer's activations again or keep them. Results are the
+    same. auto: where the plan places them (`placement`), each kind of layer does what is faster in
+    a simulated run; else recompute."""
 
     placement: Literal["auto", "host"] = "auto"
     """Where training keeps state and activations on devices with memory of their own. auto: what
@@ -205,7 +207,8 @@ class Execution(Section):
     update: Literal["auto", "end", "behind"] = "auto"
     """When the optimizer updates a layer. end: after the backward pass. behind: before the layer's
     next forward pass, which hides the transfers; before weights are saved or used, what is pending
-    is done. Results are the same. auto: behind on devices with memory of their own."""
+    is done. Results are the same. auto: behind on devices with memory of their own, and with a
+    disk."""
 
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If

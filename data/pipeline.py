@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import popdist
@@ -17,7 +18,7 @@ from data.samples import Prompts, Samples, fitted_targets
 from data.shapes import Shape
 from data.task import SAMPLE_FOLDER, Split, task_of
 from data.texts import Corpus, Example
-from data.tokens import Tokenizer
+from data.tokens import Tokenizer, tokenizer_in
 from huggingface import hub
 from terminal.screen import say
 
@@ -49,11 +50,7 @@ class Pipeline:
             UserError: it is unavailable, lacks what training needs, or has tokens that the model
                 does not.
         """
-        data, rows = self.given.data, self.given.model.embedding.vocab_size
-        default = self.given.published_tokenizer
-        if data.dataset == "sample":
-            default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
-        base = hub.load_tokenizer(data.tokenizer or default)
+        rows, (_, base) = self.given.model.embedding.vocab_size, self._loaded
         chat = self._chat_template(base) if self.is_chat else None
         try:
             if chat is not None and self.shape.takes_chats:
@@ -68,6 +65,24 @@ class Pipeline:
                 f"{rows}: set it to {found.rows} or more"
             )
         return found
+
+    @cached_property
+    def _loaded(self) -> tuple[str | None, PreTrainedTokenizerFast]:
+        """`data.tokenizer`, and what it names. A run that is continued has a copy, which stands in
+        for what is gone."""
+        data, save = self.given.data, self.given.checkpoint.save
+        default = self.given.published_tokenizer
+        if data.dataset == "sample":
+            default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
+        name = data.tokenizer or default
+        try:
+            return data.tokenizer, hub.load_tokenizer(name)
+        except hub.DataUnavailable:
+            kept = None if save is None else tokenizer_in(save)
+            if kept is None or Path(name).exists():
+                raise
+            say(f"tokenizer {name} is gone: the run's copy in {kept} is used")
+            return str(kept), hub.load_tokenizer(str(kept))
 
     @cached_property
     def is_chat(self) -> bool:
@@ -95,9 +110,10 @@ class Pipeline:
     @cached_property
     def config(self) -> RunConfig:
         """The configuration, with the tokenizer's end and padding tokens in the model's section,
-        and the format of the data."""
+        where the tokenizer is, and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
-        data = replace(self.given.data, format="chat" if self.is_chat else self.given.data.format)
+        kind = "chat" if self.is_chat else self.given.data.format
+        data = replace(self.given.data, format=kind, tokenizer=self._loaded[0])
         model = replace(self.given.model, end_token=end, pad_token=pad)
         return replace(self.given, model=model, data=data)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from config.errors import UserError
+from files.errors import FileError
 from files.json_files import LONGEST_LINE, json_lines, parse_json
 from files.shown import shown, shown_name, shown_path
 from files.text import check_regular, decoded
@@ -84,7 +85,14 @@ def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
             f"{shown_path(path)} has more than {MOST_JSON:,} bytes: write it as JSON Lines, which "
             "is read row by row"
         )
-    rows = parse_json(decoded(content, path), path)
+    text = decoded(content, path)
+    try:
+        rows = parse_json(text, path)
+    except FileError:
+        if not text.lstrip().startswith("{"):
+            raise
+        yield from _json_lines(path, io.BytesIO(content))  # JSON Lines under this name
+        return
     if isinstance(rows, dict):  # one row alone
         rows = [rows]
     if not isinstance(rows, list):
@@ -113,7 +121,7 @@ def _separated(path: Path, file: BinaryIO, separators: str) -> Iterator[tuple[st
         header, number = next(lines, ""), 1
         separator = max(separators, key=_QUOTED.sub("", header).count)
         try:
-            columns = next(csv.reader([header], delimiter=separator), [])
+            columns = [c.strip() for c in next(csv.reader([header], delimiter=separator), [])]
             _check_header(path, columns)
             reader = csv.DictReader(lines, columns, delimiter=separator, strict=True)
             for row in reader:

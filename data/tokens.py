@@ -181,7 +181,12 @@ def kept_tokenizer(step: Path) -> Path | None:
     """The tokenizer of the run that has the folder `step`, itself or in best/; None: it has none,
     since an older version made the run."""
     run = step.absolute().parent
-    path = (run.parent if run.name == "best" else run) / KEPT
+    return tokenizer_in(run.parent if run.name == "best" else run)
+
+
+def tokenizer_in(run: str | Path) -> Path | None:
+    """The tokenizer that the run in a folder keeps; None: there is none."""
+    path = Path(run).absolute() / KEPT
     return path if path.is_dir() else None
 
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Fine-tuning a model, step by step
 #
-# What `run_finetuning.py` does, with its parts in the hand: configuration, plan, data, program,
+# What `run_finetuning.py` does, one part at a time: configuration, plan, data, program,
 # training, where the time goes, evaluation, answers. It runs offline on a CPU, in about a minute.
 # Run it as a script, `python3 -m docs.walkthrough`, or cell by cell in an editor that knows `# %%`.
 

@@ -19,6 +19,7 @@ from evaluation.generate import ready
 from modelling.generation.strategies import strategy_of
 from modelling.sessions.generating import Inference
 from modelling.sessions.running import compiled
+from modelling.start import Start
 from terminal.screen import is_heard, say
 
 SHORTEST = 64
@@ -101,10 +102,14 @@ class Partner:
             self._model = compiled(
                 lambda: Inference(fitted, self._family, strategy), "the program that generates"
             )
-            self._model.write(self._start.tensors)
-        mask = (np.arange(self._room) < length).astype(np.int32)[None]
-        with self._model as model:
-            tokens = model.generate(words, mask)
+        model, mask = self._model, (np.arange(self._room) < length).astype(np.int32)[None]
+
+        def generated(start: Start) -> np.ndarray:
+            model.write(start.tensors)
+            with model:
+                return model.generate(words, mask)
+
+        self._start, tokens = self._start.used(generated)
         say_cut(tokens, self._data.tokenizer)
         (found,) = self._data.tokenizer.texts(tokens)
         self._said.append(said("assistant", found.strip()))

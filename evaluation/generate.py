@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 import popdist
@@ -73,13 +74,17 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
         )
     strategy = strategy_of(fitted, data.tokenizer)
     model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")
-    model.write(start.tensors)
     bar = tqdm(
         total=len(prompts), unit="prompt", disable=not is_heard() or None, leave=False,
         dynamic_ncols=True,
     )  # fmt: skip
-    with model, bar:
-        tokens = model.generate(encoded.words, encoded.mask, bar.update)
+
+    def generated(start: Start) -> np.ndarray:
+        model.write(start.tensors)
+        with model, bar:
+            return model.generate(encoded.words, encoded.mask, bar.update)
+
+    tokens = start.used(generated)[1]
     say_cut(tokens, data.tokenizer, config.generation.stops())
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 

@@ -17,7 +17,7 @@ from modelling.memory import check_least
 from modelling.sessions.generating import Inference
 from modelling.sessions.running import compiled
 from modelling.spec import family_of
-from modelling.start import load_weights
+from modelling.start import Start, load_weights
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,13 @@ def side_by_side(config: RunConfig) -> SideBySide:
     examples = data.corpus("validation").examples[: e.micro_batch_size]
     fitted, prompts = data.answering(examples)
     model = compiled(lambda: Inference(fitted, family, Greedy()), "the program that generates")
-    model.write(start.tensors)
-    with model:
-        ours = model.generate(prompts.words, prompts.mask)
+
+    def generated(start: Start) -> np.ndarray:
+        model.write(start.tensors)
+        with model:
+            return model.generate(prompts.words, prompts.mask)
+
+    start, ours = start.used(generated)
     description = family.to_config_json(fitted)
     theirs = _hugging_face(
         model_of(description, fitted.model.precision, table.for_files(start.tensors)),

@@ -41,7 +41,7 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     evaluator = Evaluator(config, family)
     begin = time.perf_counter()
-    outcome = evaluator.evaluate(start.tensors)
+    start, outcome = start.used(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin
     facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
     outcome = replace(outcome, facts=facts | dict(outcome.facts))

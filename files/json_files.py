@@ -70,7 +70,7 @@ def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
             raise FileError(f"{shown_path(path)}, line {number} has more than {LONGEST_LINE} bytes")
         text = decoded(line, path, number)
         if text.strip():
-            yield number, parse_json(text, path, number)
+            yield number, parse_json(text.rstrip(), path, number)
 
 
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:

@@ -10,6 +10,9 @@ from pathlib import Path
 LONGEST = 70
 """Characters of a value in a message."""
 
+LEAST_WORD = 40
+"""Characters to which a word of a sentence, such as a path, may be shortened."""
+
 MOST_NAMES = 12
 """Names that a message lists."""
 
@@ -70,9 +73,17 @@ def shown_names(names: Iterable[str], longest: int = 200) -> str:
     return ", ".join(every[:count]) + (f" and {more} more" if more > 0 else "")
 
 
-def shown_line(text: str, longest: int) -> str:
-    """A line of text, shortened in the middle if it is longer than `longest` characters."""
-    return _cut(text, longest)
+def shown_sentence(text: str, longest: int) -> str:
+    """A sentence on one line. To fit `longest` characters, its longest words, such as paths, are
+    shortened in the middle. The words of the sentence itself stay, however many there are.
+    """
+    words = text.split()
+    while words and (excess := len(" ".join(words)) - longest) > 0:
+        at = max(range(len(words)), key=lambda i: len(words[i]))
+        if len(words[at]) <= LEAST_WORD:
+            break
+        words[at] = _cut(words[at], max(len(words[at]) - excess, LEAST_WORD))
+    return " ".join(words)
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:

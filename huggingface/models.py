@@ -13,6 +13,7 @@ from huggingface.folders import CONFIG, is_hf_directory
 from huggingface.hub import is_reachable
 
 WEIGHTS = ("*.safetensors", "*.json")
+ADAPTER = "adapter_config.json"
 RANDOM = "random"  # in place of a model: random weights
 
 
@@ -26,6 +27,11 @@ def local_model(name: str, files: Sequence[str] = WEIGHTS) -> Path:
         UserError: there is none.
     """
     folder = Path(name) if Path(name).exists() else _downloaded(name, files)
+    if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"{shown_path(name)} is an adapter, not a model: merge it into its base model first, "
+            "as peft's merge_and_unload does"
+        )
     if not is_hf_directory(folder):
         raise CheckpointError(
             f"there is neither a checkpoint nor a Hugging Face model in {shown_path(name)}: give a "

@@ -84,12 +84,14 @@ class Canvas:
         words: what is written.
         boxes: the rectangles that are drawn; words are inside one or outside.
         lines: the corners of each arrow and line, which cross no words.
+        curves: the points of each curve, which crosses none either.
     """
 
     height: float
     words: list[Text] = field(default_factory=list)
     boxes: list[Area] = field(default_factory=list)
     lines: list[Sequence[Point]] = field(default_factory=list)
+    curves: list[Sequence[Point]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.figure = Figure(figsize=(WIDTH / 100, self.height / 100), dpi=100, facecolor=PAPER)
@@ -157,6 +159,19 @@ class Canvas:
                 capstyle="butt",
                 zorder=3,
             )
+        )
+
+    def curve(self, points: Sequence[Point], kind: Kind, dashed: bool = False) -> None:
+        """A line through points, each with a dot; a dashed one without."""
+        self.curves.append(points)
+        self._axes.plot(
+            *zip(*points, strict=True),
+            color=kind.edge,
+            linestyle=(0, (3, 2)) if dashed else "-",
+            linewidth=1.4,
+            marker="" if dashed else "o",
+            markersize=3.5,
+            zorder=3,
         )
 
     def bracket(self, start: Point, end: Point, depth: float) -> None:

@@ -4,7 +4,7 @@ machine. What a person gives is kept, and what a run in `--save` chose is chosen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
@@ -13,8 +13,7 @@ import popxl
 from config.agreement import agree_on_run
 from config.base import flattened
 from config.errors import ConfigError
-from config.machines import Machine
-from config.presets import merge
+from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
 from data.pairs import PAIRS
@@ -24,6 +23,7 @@ from data.task import Split
 from modelling.devices import device_desc
 from modelling.memory import host_memory
 from modelling.origins import ORIGINS
+from modelling.residence import choose, finetuning_candidates, is_automatic
 from modelling.shortage import explained
 from modelling.spec import family_of
 from popxl import hardware
@@ -51,6 +51,9 @@ that: those of the presets."""
 
 WARMUP = 0.1
 
+LEAST_GAIN = 0.02
+"""Of the time, for which a micro-batch other than the usual one is chosen."""
+
 
 @dataclass(frozen=True)
 class Devices:
@@ -61,19 +64,22 @@ class Devices:
         bfloat16: whether its devices multiply that at full rate.
         count: how many devices a run can have, those of all processes.
         memory: bytes for intermediate values, of a device, or of the host it shares.
+        machine: to simulate runs on; None: devices share the host's memory.
     """
 
     platform: str
     bfloat16: bool
     count: int
     memory: float
+    machine: Machine | None = None
 
     @classmethod
     def of(cls, machine: Machine) -> Devices:
         """Those of a host of a machine."""
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
-        return cls(machine.platform, accelerated, count, machine.memory)
+        on = machine if accelerated else None
+        return cls(machine.platform, accelerated, count, machine.memory, on)
 
     @classmethod
     def here(cls, config: RunConfig) -> Devices:
@@ -87,7 +93,11 @@ class Devices:
         count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
         memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
         least = min(popdist.gather(memory))  # all processes choose alike
-        return cls(platform, hardware.has_bfloat16(desc), count, least)
+        on = None
+        if platform != "cpu":
+            kind = hardware.device_kinds(desc, 1)[0]
+            on = replace(machine_of_kind(kind) or machine("h100"), memory=least)
+        return cls(platform, hardware.has_bfloat16(desc), count, least, on)
 
 
 @dataclass(frozen=True)
@@ -99,24 +109,20 @@ class Choices:
         given: dotted names of the fields that are not to be chosen.
         chosen: those that were, with their values.
         devices: to run on.
+        simulated: samples a second by the size of the micro-batch, where runs were simulated.
     """
 
     config: RunConfig
     given: frozenset[str]
     chosen: Mapping[str, Any]
     devices: Devices
+    simulated: Mapping[int, float] = field(default_factory=dict)
 
     def with_(self, **fields: Any) -> Choices:
         """With those of the fields, by dotted name with `__` for the dots, that are open."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
         new = {name: value for name, value in named.items() if name not in self.given}
-        data: Mapping[str, Any] = self.config.to_dict()
-        for name, value in new.items():
-            for part in reversed(name.split(".")):
-                value = {part: value}
-            data = merge(data, value)
-        config = type(self.config).from_dict(data)
-        return replace(self, config=config, chosen={**self.chosen, **new})
+        return replace(self, config=self.config.changed(new), chosen={**self.chosen, **new})
 
 
 def with_choices(
@@ -170,7 +176,8 @@ def _chosen(choices: Choices, splits: Sequence[Split], trains: bool) -> Choices:
     choices = _with_lengths(choices, shape, lengths)
     if trains:
         choices = choices.with_(**_habits(choices.config, shape))
-    return _with_batch(choices, shape, lengths if trains else None, lengths is not None)
+    choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
+    return _with_micro_batch(choices) if trains else choices
 
 
 def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
@@ -227,12 +234,40 @@ def _with_batch(choices: Choices, shape: Shape, lengths: Lengths | None, measure
     else:
         most = _most_at_once(choices, shape, measured)
         each = each if whole else 1 << each.bit_length() - 1
-        micro = next(n for n in range(min(each, most), 0, -1) if each % n == 0)
+        micro = largest_divisor(each, most)
     return choices.with_(
         training__global_batch_size=each * copies,
         execution__micro_batch_size=micro,
         execution__data_parallel=copies,
     )
+
+
+def _with_micro_batch(choices: Choices) -> Choices:
+    """Another size of the micro-batch where simulated runs are faster with it, by at least
+    `LEAST_GAIN`: what is larger reads weights less often, and takes memory that could hold state.
+    """
+    config, on = choices.config, choices.devices.machine
+    if "execution.micro_batch_size" in choices.given or on is None or not is_automatic(config):
+        return choices
+    usual, each = config.execution.micro_batch_size, config.gradient_accumulation
+    each *= usual
+    sizes = (n for n in (usual, 2 * usual, 4 * usual, usual // 2) if n and each % n == 0)
+    runs = {n: _simulated(choices.with_(execution__micro_batch_size=n).config, on) for n in sizes}
+    fitting = {n: seconds for n, seconds in runs.items() if seconds is not None}
+    best = min(fitting, key=fitting.__getitem__, default=usual)
+    if usual in fitting and fitting[best] > (1 - LEAST_GAIN) * fitting[usual]:
+        best = usual
+    samples = config.training.global_batch_size * config.execution.device_iterations
+    rates = {n: samples / seconds for n, seconds in fitting.items()}
+    return replace(choices.with_(execution__micro_batch_size=best), simulated=rates)
+
+
+def _simulated(config: RunConfig, on: Machine) -> float | None:
+    """Seconds of a simulated run of training; None where it does not fit."""
+    again = replace(config, execution=replace(config.execution, activations="recompute"))
+    needs = finetuning_candidates(again, on.platform)
+    best = choose(needs, again, on).best
+    return best.seconds if best.fits else None
 
 
 def _batch(config: RunConfig, lengths: Lengths | None) -> int:
@@ -252,7 +287,12 @@ def _copies(choices: Choices, batch: int | None) -> int:
     most = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
         return most
-    return next(n for n in range(most, 0, -1) if batch % n == 0)
+    return largest_divisor(batch, most)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
 def _most_at_once(choices: Choices, shape: Shape, measured: bool) -> int:
@@ -299,6 +339,14 @@ CHOSEN = (
 """The fields that may be chosen."""
 
 
+def _why(made: Choices) -> str:
+    """Samples a second of the sizes that were simulated."""
+    if not made.simulated:
+        return ""
+    of = ", ".join(f"{rate:,.1f} with {n}" for n, rate in sorted(made.simulated.items()))
+    return f" (simulated samples/s: {of})"
+
+
 def _told(made: Choices, trains: bool, before: bool) -> str:
     """What was chosen, in a line."""
     c, e = made.config, made.config.execution
@@ -309,7 +357,7 @@ def _told(made: Choices, trains: bool, before: bool) -> str:
         t = c.training
         pieces.append(
             f"batch {t.global_batch_size} = {e.micro_batch_size} micro × "
-            f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp"
+            f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp{_why(made)}"
         )
         pieces.append(f"learning rate {t.optimizer.learning_rate.maximum:g}")
         pieces.append(f"{t.epochs:g} epochs" if t.epochs else f"{t.steps} steps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints import has_checkpoint, load_checkpoint
+from checkpoints.together import damage_told
 from config.sections import RunConfig
 from data.pipeline import Pipeline
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
@@ -13,7 +13,7 @@ from huggingface.models import RANDOM
 from modelling.card import RunRecord, write_card
 from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
-from modelling.start import load_weights
+from modelling.start import Start, load_weights
 from modelling.weights import Arrays
 from terminal.screen import is_heard, say
 
@@ -73,15 +73,20 @@ def export_checkpoint(config: RunConfig, folder: str) -> None:
     if config.checkpoint.load == RANDOM:
         export(config, family, table.initial(config.model.seed), folder)
         return
-    start = load_weights(config, table)
-    export(config, family, start.tensors, folder, _record(config, start.step))
+
+    def written(start: Start) -> None:
+        with damage_told():
+            if is_heard():
+                export(config, family, start.tensors, folder, _record(config, start))
+
+    load_weights(config, table).used(written)
 
 
-def _record(config: RunConfig, step: int) -> RunRecord | None:
+def _record(config: RunConfig, start: Start) -> RunRecord | None:
     """What is known of the run in `checkpoint.load`; None: it is no run."""
     load = config.checkpoint.load
-    if load is None or not has_checkpoint(load):
+    if load is None or start.checkpoint is None:
         return None
-    saved = load_checkpoint(load).metadata.get("config")
+    saved = start.checkpoint.metadata.get("config")
     known = saved if isinstance(saved, dict) else config.to_dict()
-    return RunRecord.of_checkpoint(load, step, known)
+    return RunRecord.of_checkpoint(load, start.step, known)

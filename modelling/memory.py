@@ -26,13 +26,17 @@ class NotEnoughMemoryError(Exception):
     """A program that does not fit.
 
     Attributes:
-        place: "host" or "device".
+        place: "host", "device", or "host and disk".
         needed, available: bytes; those of the device are of one device.
         parts: what the needed bytes are, in words.
+        disk: bytes of a disk with which it would fit; None: with none.
     """
 
-    def __init__(self, place: str, needed: int, available: int, parts: str) -> None:
+    def __init__(
+        self, place: str, needed: int, available: int, parts: str, disk: int | None = None
+    ) -> None:
         self.place, self.needed, self.available, self.parts = place, needed, available, parts
+        self.disk = disk
         super().__init__(f"needs {needed} bytes of {place} memory, of which {available} are there")
 
 
@@ -53,13 +57,14 @@ def check_least(config: RunConfig) -> None:
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
         own = {what: n // instances for what, n in config.least_bytes().items()}
-        _compare("host", own, available + _free(config.execution.disk))
+        if e.disk is None:
+            _compare("host", own, available, max(sum(own.values()) - available, 0))
+        else:
+            _compare("host and disk", own, available + _free(e.disk))
 
 
-def _free(folder: str | None) -> int:
+def _free(folder: str) -> int:
     """Bytes left on the disk that holds `folder`, or will hold it."""
-    if folder is None:
-        return 0
     path = Path(folder).absolute()
     there = next((p for p in (path, *path.parents) if p.exists()), path)
     try:
@@ -113,12 +118,12 @@ def weights_of(ir: popxl.Ir) -> int:
     )
 
 
-def _compare(place: str, needs: dict[str, int], available: int) -> None:
+def _compare(place: str, needs: dict[str, int], available: int, disk: int | None = None) -> None:
     needed = sum(needs.values())
     if needed > available:
         largest = sorted(needs.items(), key=lambda item: -item[1])[:2]
         parts = ", ".join(f"{n / 1e9:.1f} GB {what}" for what, n in largest if n >= 1e8)
-        raise NotEnoughMemoryError(place, needed, available, parts or "all of it small")
+        raise NotEnoughMemoryError(place, needed, available, parts or "all of it small", disk)
 
 
 def host_memory() -> int | None:

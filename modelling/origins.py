@@ -12,7 +12,7 @@ from checkpoints.folders import step_folders
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.store import has_checkpoint
 from config.base import Section, field_annotations, is_section
-from config.errors import ConfigError
+from config.errors import ConfigError, UserError
 from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
 from data.tokens import kept_tokenizer
@@ -47,8 +47,19 @@ class SavedOrModel:
 
     def run(self, folder: str) -> Mapping[str, Any] | None:
         """As `saved`, for a folder that need not be there."""
-        if not has_checkpoint(folder):
+        step, found = self._newest(folder)
+        if step is None:
             return None
+        inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
+        kept = kept_tokenizer(step)
+        # The tokenizer that was kept has the chat template of a file that may be gone.
+        own = {"tokenizer": str(kept), "chat_template": None}
+        return merge(inherited, {"data": own} if kept else {})
+
+    def _newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
+        """The newest intact step of a run, and its configuration."""
+        if not has_checkpoint(folder):
+            return None, {}
         path = Path(folder)
         steps = [path] if (path / FILE_NAME).is_file() else [f.path for f in step_folders(path)]
         for step in steps:
@@ -58,17 +69,29 @@ class SavedOrModel:
             except CheckpointError:
                 continue  # damage is reported when the weights are read
             if CONFIG in manifest.texts:
-                found = preset_data("finetuning", str(step / CONFIG))
-                inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
-                kept = kept_tokenizer(step)
-                # The tokenizer that was kept has the chat template of a file that may be gone.
-                own = {"tokenizer": str(kept), "chat_template": None}
-                return merge(inherited, {"data": own} if kept else {})
-        return None
+                return step, preset_data("finetuning", str(step / CONFIG))
+        return None, {}
 
-    def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def with_model(
+        self, name: str, data: Mapping[str, Any] | None, save: str | None = None
+    ) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer, laid over how to run it."""
-        description = model_description(name)
+        model = self._described(name, save)
+        family = model["family"]
+        data = {"family": family} if data is None else data
+        if data.get("family") != family:  # settings of the other family do not apply
+            data = _known(FAMILIES[family].config, data)
+        return merge(data, model)
+
+    def _described(self, name: str, save: str | None) -> Mapping[str, Any]:
+        """What is known of a model: from its folder, or from the run that began with it."""
+        try:
+            description = model_description(name)
+        except UserError:
+            begun = None if save is None or os.path.exists(name) else self._begun(name, save)
+            if begun is None:
+                raise
+            return begun
         kind = description.text("model_type")
         known = kinds()
         if kind not in known:
@@ -80,16 +103,22 @@ class SavedOrModel:
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import family_named
 
-        data = {"family": family} if data is None else data
-        if data.get("family") != family:  # settings of the other family do not apply
-            data = _known(FAMILIES[family].config, data)
-        model = {
+        return {
             "family": family,
             "model": family_named(family).from_config_json(description),
             "checkpoint": {"load": name},
             "data": {"tokenizer": _whole(name)} | exported_task(description),
         }
-        return merge(data, model)
+
+    def _begun(self, name: str, folder: str) -> Mapping[str, Any] | None:
+        """What the run in a folder knows of the model that it began with; None if that is another
+        one."""
+        _, found = self._newest(folder)
+        if found.get("checkpoint", {}).get("load") != name:
+            return None
+        task = {n: found["data"][n] for n in ("tokenizer", *TASK_FIELDS) if n in found["data"]}
+        known = {"family": found["family"], "model": found["model"], "data": task}
+        return known | {"checkpoint": {"load": name}}
 
 
 def _whole(name: str) -> str:

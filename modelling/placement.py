@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import popdist
 import popxl
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.memory import host_memory, weights_of
+from modelling.memory import NotEnoughMemoryError, check_memory, host_memory, weights_of
 
 KINDS = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
@@ -38,8 +39,31 @@ def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = Fals
     Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
     hold is in it as well.
     """
-    if config.execution.disk is None:
-        return
+    if config.execution.disk is not None:
+        _spill_over(config, ir, beside, borrows)
+
+
+def check_placed(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:
+    """Check that a program fits as it is placed; arguments as for `place`.
+
+    Raises:
+        DeviceError: fewer devices than replicas.
+        NotEnoughMemoryError: it does not; with the bytes of a disk that would help, if one would.
+    """
+    desc = device_desc(config)
+    try:
+        check_memory(ir, desc, beside, borrows)
+    except NotEnoughMemoryError as error:
+        if error.place == "host" and config.execution.disk is None:
+            _spill_over(config, ir, beside, borrows)  # nobody will run this program
+            with suppress(NotEnoughMemoryError):
+                check_memory(ir, desc, beside, borrows)
+                replicas = ir.instance_replication_factor
+                error.disk = popxl.plan.storage_of(ir).disk * replicas
+        raise
+
+
+def _spill_over(config: RunConfig, ir: popxl.Ir, beside: int, borrows: bool) -> None:
     room = host_room(config)
     if room is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import popdist
 import popxl
 from config.errors import UserError
 from config.sections import RunConfig
-from files.shown import shown_name
+from files.shown import shown, shown_name
 from modelling.memory import NotEnoughMemoryError
 
 
@@ -41,20 +42,31 @@ def explained(preset: str, config: RunConfig) -> Iterator[None]:
         raise UserError(str(error)) from error
     except NotEnoughMemoryError as error:
         raise UserError(
-            f"preset {name} needs {error.needed / 1e9:.1f} GB of {error.place} memory "
+            f"preset {name} needs {error.needed / 1e9:.1f} GB of {_WHERE[error.place]} "
             f"({error.parts}), but {error.available / 1e9:.1f} GB are free: "
-            f"{_MORE[error.place]}; --plan shows what each phase needs"
+            f"{_more(error)}; --plan shows what each phase needs"
         ) from error
 
 
+def _more(error: NotEnoughMemoryError) -> str:
+    if error.disk is None:
+        return _MORE[error.place]
+    return f"add --execution.disk DIR, a folder of a local disk with {error.disk / 1e9:.1f} GB free"
+
+
+_WHERE = {"host": "host memory", "device": "device memory", "host and disk": "memory and disk"}
 _MORE = {
-    "host": "name a folder of a local disk in --execution.disk, or take a smaller preset",
+    "host": "lower --micro_batch_size, or take a smaller preset",
+    "host and disk": "name a folder with more room in --execution.disk, or take a smaller preset",
     "device": "lower --micro_batch_size, raise --tensor_parallel, or take a smaller preset",
 }
 
 
 def _way_out(error: popxl.errors.DeviceError) -> str:
     lower = "lower --data_parallel or --tensor_parallel, or "
+    if error.platform == "cpu" and not error.found:
+        given = shown(os.environ.get("JAX_PLATFORMS", ""))
+        return f"the environment variable JAX_PLATFORMS is {given}: unset it, or set it to cpu"
     if error.platform == "cpu":  # only a limit that was set can be too low
         return lower + "take xla_force_host_platform_device_count out of XLA_FLAGS"
     if error.found:

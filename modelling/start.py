@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from checkpoints import (
     Checkpoint,
     CheckpointError,
+    DamagedError,
     TensorFiles,
     TensorSpec,
     has_checkpoint,
@@ -28,9 +29,10 @@ from files.shown import shown_name, shown_path
 from huggingface.folders import hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
 from modelling.spec import family_of
-from modelling.weights import FP8, OPTIMIZER, Computed, WeightTable
+from modelling.weights import FP8, OPTIMIZER, WeightTable
 
 Tensors = Mapping[str, np.ndarray]
+Used = TypeVar("Used")
 
 MODEL = "model"
 """Name under which a checkpoint's metadata have Hugging Face's description of its model."""
@@ -60,6 +62,8 @@ class Start:
         skipped_steps: how many of the steps left the state unchanged.
         best: state of the watch over the best evaluation; None: there is none.
         sha256: digest of what was read, as far as there is one.
+        checkpoint: what it is a state of, if it is one that was saved.
+        again: finds the start anew.
     """
 
     tensors: Tensors
@@ -69,6 +73,36 @@ class Start:
     skipped_steps: int = 0
     best: dict[str, Any] | None = None
     sha256: str = ""
+    checkpoint: Checkpoint | None = None
+    again: Callable[[], Start] | None = None
+
+    def used(self, use: Callable[[Start], Used]) -> tuple[Start, Used]:
+        """Let `use` read the state; if it turns out to be damaged, that of the step before.
+
+        Values are verified as they are read, so that each is read once.
+
+        Args:
+            use: raises DamagedError on all processes, as `modelling.sessions` do.
+
+        Returns:
+            The start whose state was used, and what `use` made of it.
+
+        Raises:
+            CheckpointError: there is no other.
+        """
+        start = self
+        while True:
+            try:
+                return start, use(start)
+            except DamagedError as error:
+                if start.checkpoint is None or start.again is None:
+                    raise
+                start.checkpoint.set_aside(str(error))
+            start = start.again()
+
+
+def _findable_again(find: Callable[[], Start]) -> Start:
+    return replace(find(), again=partial(_findable_again, find))
 
 
 def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
@@ -86,6 +120,10 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
         UserError: nothing usable is there, the weights do not fit the configured model, or the run
             in `checkpoint.save` is one of another model or other data.
     """
+    return _findable_again(lambda: _starting_point(config, table, fresh))
+
+
+def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start:
     load, save = config.checkpoint.load, config.checkpoint.save
     places = {"--save": save, "--load": load}
     agree(
@@ -95,7 +133,7 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
         }
     )
     if save is not None and not fresh and has_checkpoint(save):
-        checkpoint = load_checkpoint(save)
+        checkpoint = load_checkpoint(save, verify=False)
         saved = flattened(_mapping(_metadata(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
@@ -104,11 +142,11 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
         return Start(table.initial(config.model.seed))
     if not has_checkpoint(load):
         return _of_model(config, table, load)
-    checkpoint = load_checkpoint(load)
+    checkpoint = load_checkpoint(load, verify=False)
     if not config.checkpoint.load_optimizer:
         weights = _weights(config, checkpoint, table, load)
         source = f"the weights of step {checkpoint.step} in {load}"
-        return Start(weights, source=source, sha256=checkpoint.sha256)
+        return Start(weights, source=source, sha256=checkpoint.sha256, checkpoint=checkpoint)
     advice = "--checkpoint.load_optimizer false starts a new run from its weights"
     return _continued(config, checkpoint, table, load, advice)
 
@@ -156,6 +194,7 @@ def _continued(
         metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
         _mapping(metadata, "best"),
         checkpoint.sha256,
+        checkpoint,
     )
 
 
@@ -219,6 +258,10 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     Raises:
         UserError: as for `starting_point`, or if it names nothing.
     """
+    return _findable_again(lambda: _load_weights(config, table))
+
+
+def _load_weights(config: RunConfig, table: WeightTable) -> Start:
     load = config.checkpoint.load
     if load is None or load == RANDOM:
         raise CheckpointError(
@@ -230,20 +273,21 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
         if needs_scales:
             raise _no_scales(load)
         return _of_model(config, table, load)
-    checkpoint = load_checkpoint(load)
+    checkpoint = load_checkpoint(load, verify=False)
     weights = _weights(config, checkpoint, table, load)
     if needs_scales:
-        weights = _with_scales(weights, checkpoint.tensors, load)
+        weights = _with_scales(config, weights, checkpoint.tensors, load)
     source = f"step {checkpoint.step} in {load}"
-    return Start(weights, checkpoint.step, None, source, sha256=checkpoint.sha256)
+    return Start(
+        weights, checkpoint.step, None, source, sha256=checkpoint.sha256, checkpoint=checkpoint
+    )
 
 
-def _with_scales(weights: Tensors, tensors: Tensors, load: str) -> Tensors:
+def _with_scales(config: RunConfig, weights: Tensors, tensors: Tensors, load: str) -> Tensors:
     names = [n for n in tensors if n.startswith(f"{FP8}/")]
     if not names:
         raise _no_scales(load)
-    return Computed({n: partial((weights if n in weights else tensors).__getitem__, n)
-                     for n in (*weights, *names)})  # fmt: skip
+    return _Finite(config, tensors, load, [*weights, *names])
 
 
 def _no_scales(load: str) -> CheckpointError:

@@ -187,7 +187,8 @@ def _machine(found: Machine) -> str:
 
 def _fits(made: Report) -> str:
     if made.fits:
-        return "yes, with the rest of the state on disk" if made.plan.disk else "yes"
+        folder = made.needs.config.execution.disk
+        return f"yes, with --execution.disk {folder}" if made.plan.disk else "yes"
     lacking = [name for name, (needed, there) in made.shares.items() if needed > there]
     return f"NO: not enough {' and '.join(lacking)}"
 

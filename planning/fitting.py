@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from config.errors import ConfigError
 from config.machines import Machine
 from config.sections import RunConfig
+from modelling.choices import largest_divisor
 from planning.needs import finetuning_needs, inference_needs
 from planning.report import Report, report
 
-_HERE = "DIR"  # stands for a folder of the machine's disk
+DISK = "DIR"
+"""Stands for a folder of the machine's disk."""
 
 
 def best_training(name: str, config: RunConfig, machine: Machine, devices: int) -> Report:
@@ -36,9 +38,15 @@ def best_training(name: str, config: RunConfig, machine: Machine, devices: int) 
 
 
 def generation(name: str, config: RunConfig, machine: Machine) -> Report:
-    """The plan of generation on one device, with the prompts of a batch of training."""
-    one = _changed(config, data_parallel=1, tensor_parallel=1)
-    return report(name, inference_needs(one, machine.platform), machine)
+    """The plan of generation on one device, with the prompts of a batch of training, and with the
+    disk if host memory is too small."""
+    one = config.changed({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
+    made = report(name, inference_needs(one, machine.platform), machine)
+    if made.fits or one.execution.disk is not None:
+        return made
+    on_disk = one.changed({"execution.disk": DISK})
+    other = report(name, inference_needs(on_disk, machine.platform), machine)
+    return other if other.fits else made
 
 
 def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
@@ -47,13 +55,14 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
         e, batch = config.execution, config.training.global_batch_size
         if batch % data:
             continue
-        micro = _divisor(batch // data, e.micro_batch_size)
+        micro = largest_divisor(batch // data, e.micro_batch_size)
         try:
-            yield _changed(
-                config,
-                data_parallel=data,
-                tensor_parallel=devices // data,
-                micro_batch_size=micro,
+            yield config.changed(
+                {
+                    "execution.data_parallel": data,
+                    "execution.tensor_parallel": devices // data,
+                    "execution.micro_batch_size": micro,
+                }
             )
         except ConfigError:  # heads or features that so many devices cannot share
             continue
@@ -67,22 +76,11 @@ def _smallest_that_fits(name: str, config: RunConfig, machine: Machine) -> Repor
         execution = made.needs.config.execution
         needed, there = made.shares.get("device memory", (0, 0))
         if needed > there and execution.micro_batch_size > 1:
-            half = _divisor(execution.micro_batch_size, execution.micro_batch_size // 2)
-            config = _changed(made.needs.config, micro_batch_size=half)
+            half = largest_divisor(execution.micro_batch_size, execution.micro_batch_size // 2)
+            config = made.needs.config.changed({"execution.micro_batch_size": half})
         elif needed <= there and execution.disk is None:
-            config = _changed(made.needs.config, disk=_HERE)
+            config = made.needs.config.changed({"execution.disk": DISK})
         else:
             break
         made = report(name, finetuning_needs(config, machine.platform), machine)
     return made
-
-
-def _changed(config: RunConfig, **execution: object) -> RunConfig:
-    """The configuration with fields of its section `execution` changed, and checked again."""
-    data = config.to_dict()
-    return type(config).from_dict(data | {"execution": {**data["execution"], **execution}})
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is at most `most`."""
-    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)

@@ -16,19 +16,19 @@ from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from modelling.devices import device_desc, platform
 from modelling.memory import host_memory
+from planning.matrix_rate import matrix_rate
 from popxl import hardware
 
-_SIZE = 2048  # rows and columns of the matrices
 _BLOCK = 2**26  # bytes
 _BLOCKS = 4
 _RUNS = 2
 
 
 def machine_here(config: RunConfig, folder: str | None) -> Machine:
-    """The machine at hand. Takes a second or two, in which it measures.
+    """The machine at hand. Takes a few seconds, in which it measures.
 
     A GPU or TPU has the rates of the hardware table (an H100's, where it is not in there), and its
-    own memory. A processor's rates are those of products of matrices and of copies with NumPy.
+    own memory. A processor multiplies matrices in the model's precision, and copies bytes.
 
     Args:
         folder: of a local disk, which is written to and read from; None: the disk that the working
@@ -38,7 +38,7 @@ def machine_here(config: RunConfig, folder: str | None) -> Machine:
         DiskError: `folder` is in use, or has no room for 256 MiB.
     """
     here, memory = platform(config), host_memory()
-    found = _processor() if here == "cpu" else _accelerator(config, here)
+    found = _processor(config.model.precision) if here == "cpu" else _accelerator(config, here)
     if memory is not None:
         found = replace(found, host_memory=memory)
     if here == "cpu":
@@ -60,10 +60,9 @@ def _accelerator(config: RunConfig, platform: str) -> Machine:
     )
 
 
-def _processor() -> Machine:
-    a = np.full((_SIZE, _SIZE), 0.5, np.float32)
-    out, block = np.empty_like(a), np.zeros(_BLOCK, np.uint8)
-    rate = 2 * _SIZE**3 / _best(lambda: np.matmul(a, a, out))
+def _processor(precision: str) -> Machine:
+    rate = matrix_rate("cpu", popxl.dtype.from_name(precision), products=1, runs=_RUNS)
+    block = np.zeros(_BLOCK, np.uint8)
     copied = np.empty_like(block)
     bandwidth = 2 * _BLOCK / _best(lambda: np.copyto(copied, block))
     return replace(
@@ -92,14 +91,14 @@ def disk_rates(folder: str) -> tuple[float, float]:
     Raises:
         DiskError: `folder` is in use, or has no room.
     """
-    block, total = np.ones(_BLOCK, np.uint8), _BLOCK * _BLOCKS
-    places = range(0, total, _BLOCK)
+    total = _BLOCK * _BLOCKS
+    blocks = {at: np.ones(_BLOCK, np.uint8) for at in range(0, total, _BLOCK)}
     with (
         popxl.plan.scratch_file(Path(folder), total) as file,
         ThreadPoolExecutor(_BLOCKS) as pool,
     ):
-        write = _best(lambda: list(pool.map(lambda at: file.write(at, block), places)))
-        read = _best(lambda: list(pool.map(lambda at: file.read(at, _BLOCK).size, places)))
+        write = _best(lambda: list(pool.map(file.write, blocks, blocks.values())))
+        read = _best(lambda: list(pool.map(file.read, blocks, blocks.values())))
     return total / read, total / write
 
 

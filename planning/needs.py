@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
 
 import popxl
 from config.machines import Machine
-from config.run import Device
 from config.sections import RunConfig
 from modelling.generation import build_generation
 from modelling.generation.choice import streamed_of
 from modelling.generation.strategies import strategy_of
 from modelling.generation.streamed import build_streamed
-from modelling.phases.training import build_training
 from modelling.placement import spill
-from modelling.residence import is_automatic, place_on
+from modelling.residence import (
+    Candidates,
+    Chosen,
+    choose,
+    finetuning_candidates,
+    is_automatic,
+    on_platform,
+)
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 
@@ -33,7 +37,8 @@ class Needs:
         parameters: number of weights of the model.
         state: bytes of weights, and in fine-tuning of gradients, moments and masters, once.
         moments: bytes of the moments.
-        placement: which entries the plan chose to stay on the device.
+        candidates: training programs to choose from.
+        chosen: the one that the plan chose, with which entries stay on the device.
         samples: samples that a run of the program takes, over all replicas.
         tokens: that they are, padding included; of generation, those that are written at most.
         streamed: whether the weights visit the device layer by layer, in generation.
@@ -49,7 +54,13 @@ class Needs:
     tokens: int
     moments: int = 0
     streamed: bool = False
-    placement: popxl.plan.Placement | None = None
+    candidates: Candidates | None = None
+    chosen: Chosen | None = None
+
+    @property
+    def placement(self) -> popxl.plan.Placement | None:
+        """Which entries the plan chose to stay on the device."""
+        return None if self.chosen is None else self.chosen.best.placement
 
     @property
     def flops_per_sample(self) -> float:
@@ -58,38 +69,37 @@ class Needs:
 
 
 def placed(needs: Needs, machine: Machine) -> Needs:
-    """What a program needs on a machine: there the plan may choose what stays on the device, and
-    what goes to disk."""
+    """What a program needs on a machine: there the plan may choose what stays on the device, which
+    layers keep their activations, and what goes to disk."""
     config, apart = needs.config, machine.platform != "cpu"
-    placement = None
-    if needs.kind == "finetuning" and apart and is_automatic(config):
-        placement = place_on(needs.traced, config, machine)
+    if needs.candidates is not None and apart and is_automatic(config):
+        chosen = choose(needs.candidates, config, machine)
+        traced = chosen.best.traced
+        needs = replace(needs, traced=traced, plan=traced.plan(), chosen=chosen)
     if config.execution.disk is not None:
         given = config.execution.host_memory
         room = machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
         replicas = min(config.replicas, machine.devices or config.replicas)
         beside = 0 if apart else needs.plan.device * replicas
         spill(needs.traced.ir, int(room) - beside, replicas)
-    elif placement is None:
-        return needs
-    return replace(needs, plan=needs.traced.plan(), placement=placement)
+        needs = replace(needs, plan=needs.traced.plan())
+    return needs
 
 
 def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     """What fine-tuning needs, traced for a platform."""
     family = family_of(config)
     table = family.weights(config)
-    program = build_training(_on(platform, config), family.layout, table=table)
-    traced = popxl.plan.trace(program.ir, platform)
+    candidates = finetuning_candidates(config, platform)
+    _, traced = candidates.get()
     count, optimizer = _parameters(table), config.training.optimizer
     shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
     moments, masters = FLOAT32 * sum(map(math.prod, shapes)), FLOAT32 * count * config.has_masters
     state = count * (_itemsize(config) + FLOAT32) + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_of_sample(config)
-    return Needs(
-        "finetuning", config, traced, traced.plan(), count, state, samples, tokens, moments
-    )
+    sizes = (count, state, samples, tokens, moments)
+    return Needs("finetuning", config, traced, traced.plan(), *sizes, candidates=candidates)
 
 
 def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
@@ -99,7 +109,7 @@ def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
         ConfigError: `generation.weights` is streamed, which the family has no program for.
     """
     config = replace(config, model=replace(config.model, eval=True))
-    family, here = family_of(config), _on(platform, config)
+    family, here = family_of(config), on_platform(config, platform)
     streamed = config.generation.weights == "streamed"
     strategy = strategy_of(config)
     if streamed:
@@ -138,14 +148,6 @@ def tokens_of_sample(config: RunConfig) -> int:
     """Tokens of a sample, padding included: of both texts, where a model has two."""
     model = config.model
     return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))
-
-
-def _on(platform: str, config: RunConfig) -> RunConfig:
-    """The configuration as it runs on a platform that need not be here."""
-    execution = config.execution
-    if execution.device != "auto":
-        return config
-    return replace(config, execution=replace(execution, device=cast(Device, platform)))
 
 
 def _parameters(table: WeightTable) -> int:

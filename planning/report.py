@@ -9,6 +9,7 @@ from typing import Any
 import popxl
 from config.machines import Machine
 from modelling.placement import PROCESS, WINDOWS
+from modelling.residence import Chosen
 from planning.estimate import Times, times
 from planning.needs import Needs, placed, streamed_instead
 
@@ -157,6 +158,7 @@ class Report:
             "simulated": None if self.timeline is None else _simulated(self, self.timeline),
             "execution": asdict(needs.config.execution),
             "placement": None if needs.placement is None else _placement(needs.placement),
+            "activations": None if needs.chosen is None else _activations(needs.chosen),
             "phases": [_row(row) | {"exposed": asdict(self.exposed(row))} for row in self.rows],
         }
 
@@ -169,10 +171,7 @@ def report(preset: str, needs: Needs, machine: Machine) -> Report:
     """
     made = _report(preset, needs, machine)
     streamed = None if made.fits else streamed_instead(needs, machine.platform)
-    if streamed is None:
-        return made
-    other = _report(preset, streamed, machine)
-    return other if other.fits else made
+    return made if streamed is None else _report(preset, streamed, machine)
 
 
 def _report(preset: str, needs: Needs, machine: Machine) -> Report:
@@ -197,6 +196,13 @@ def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
         "room_bytes": placement.room,
         "kinds": [asdict(kind) for kind in placement.kinds],
     }
+
+
+def _activations(chosen: Chosen) -> list[dict[str, Any]]:
+    return [
+        {"kept_by": sorted(trial.kinds), "seconds": trial.seconds, "fits": trial.fits}
+        for trial in chosen.tried
+    ]
 
 
 def _simulated(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:

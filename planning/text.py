@@ -85,7 +85,7 @@ def _facts(report: Report) -> list[str]:
         f"bound        {report.seconds:,.3f} s a run, {needs.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    return [*lines, *_simulated(report), *_placement(report)]
+    return [*lines, *_simulated(report), *_activations(report), *_placement(report)]
 
 
 def _weights(report: Report) -> str:
@@ -146,6 +146,19 @@ def _placement(report: Report) -> list[str]:
     ]
 
 
+def _activations(report: Report) -> list[str]:
+    """Which layers keep their activations, and why."""
+    chosen = report.needs.chosen
+    if chosen is None or len(chosen.tried) < 2:
+        return []
+    others = ", ".join(
+        f"{trial.title}: {trial.seconds:,.3f} s" + ("" if trial.fits else " (does not fit)")
+        for trial in chosen.tried
+        if trial is not chosen.best
+    )
+    return [f"activations  {chosen.best.title}: {chosen.best.seconds:,.3f} s; {others}"]
+
+
 def _simulated(report: Report) -> list[str]:
     """What a simulated run adds to the bound."""
     timeline = report.timeline
@@ -165,7 +178,11 @@ def _fits(report: Report) -> str:
         f"{gigabytes(needed)} of {gigabytes(there)} {name}"
         for name, (needed, there) in report.shares.items()
     ]
-    return f"{'yes' if report.fits else 'NO'}: {', '.join(shares)}"
+    found = f"{'yes' if report.fits else 'NO'}: {', '.join(shares)}"
+    short = {name for name, (needed, there) in report.shares.items() if needed > there}
+    if report.needs.config.execution.disk is None and short & {"host memory", "memory"}:
+        found += "; --execution.disk DIR takes what host memory cannot hold"
+    return found
 
 
 def _table(report: Report) -> list[str]:

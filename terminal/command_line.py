@@ -40,11 +40,14 @@ class Origins(Protocol):
         """The configuration of the run that `--load` names, or None if that is no run."""
         ...
 
-    def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def with_model(
+        self, name: str, data: Mapping[str, Any] | None, save: str | None = None
+    ) -> Mapping[str, Any]:
         """A configuration of the model in a Hugging Face folder or of the hub's.
 
         Args:
             data: how to run it, such as a preset; None: that is open.
+            save: a run's folder. If it began with a model that is gone, it knows what that was.
         """
         ...
 
@@ -129,13 +132,14 @@ def _start(
     parser = Parser(add_help=False, allow_abbrev=False)
     _add_config_options(parser, origins)
     parser.add_argument("--load", "--checkpoint.load", dest="load", type=path_option)
+    parser.add_argument("--save", "--checkpoint.save", dest="save", type=path_option)
     parser.add_argument("--data.train", dest="data")
     given = parser.parse_known_args(arguments)[0]
     evaluating = {"model": {"eval": True}} if presets == "inference" else {}
     if given.config is not None:
         data: Mapping[str, Any] = preset_data(presets, given.config)
         if origins is not None and given.model is not None:
-            data = merge(origins.with_model(given.model, data), evaluating)
+            data = merge(origins.with_model(given.model, data, given.save), evaluating)
         return given.config, data, False
     if origins is None:
         return default_preset, preset_data(presets, default_preset), False
@@ -146,7 +150,7 @@ def _start(
         return given.load, merge(saved, evaluating), False
     model = given.model or _model_of(given.load, given.data)
     if model is not None:
-        return model, merge(origins.with_model(model, None), evaluating), True
+        return model, merge(origins.with_model(model, None, given.save), evaluating), True
     if not {"-h", "--help", "--help-all"} & set(arguments):
         raise ConfigError(
             "nothing says which model: give --model with a Hugging Face folder or name, --load "

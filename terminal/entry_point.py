@@ -24,7 +24,7 @@ from typing import Protocol
 
 import popdist
 from config.errors import ConfigError, Notice, UserError
-from files.shown import shown_line, shown_path
+from files.shown import shown_path, shown_sentence
 from terminal.environment import check_environment
 from terminal.interrupts import Interrupted, exit_code, interruptible, sentence
 from terminal.parser import Parser, add_process_options
@@ -32,7 +32,7 @@ from terminal.screen import hold_standard_streams, is_heard
 
 USER_ERROR = 2
 LONGEST = 300
-"""Characters of a message; a longer one, such as with long paths, is cut in the middle."""
+"""Characters of a message; in a longer one, paths and other long words are shortened."""
 
 NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
 
@@ -77,8 +77,7 @@ def entry_point(
                         _meet(sys.argv[1:] if arguments is None else arguments)
                     _run(main, arguments)
             except expected as error:
-                text = shown_line(" ".join(str(error).split()), LONGEST)
-                return _say(f"error: {text}", USER_ERROR)
+                return _say(f"error: {shown_sentence(str(error), LONGEST)}", USER_ERROR)
             except BrokenPipeError:  # such as `| head`
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one

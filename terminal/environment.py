@@ -34,6 +34,7 @@ def check_environment() -> None:
     Raises:
         ConfigError: one has a value with which they do not start.
     """
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files; matplotlib raises at unknown names
     _check_platforms(os.environ.get("JAX_PLATFORMS", ""))
     flags = os.environ.get("XLA_FLAGS", "")
     if not _FLAGS.fullmatch(flags):

@@ -42,18 +42,21 @@ sys.exit(run_finetuning.main(sys.argv[1:]))
 """
 
 
-def finetuning(processes: int, executables: Path, *arguments: str) -> list[subprocess.Popen[str]]:
+def finetuning(
+    processes: int, executables: Path, *arguments: str, first: str = ""
+) -> list[subprocess.Popen[str]]:
     """run_finetuning.py on few examples, in processes that nobody watches but they themselves.
 
     Args:
         executables: the folder of compiled programs.
+        first: what each process does first, in Python.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         meeting = f"127.0.0.1:{probe.getsockname()[1]}"
     return [
         subprocess.Popen(
-            [sys.executable, "-c", _FINETUNING, *arguments], cwd=ROOT,
+            [sys.executable, "-c", first + _FINETUNING, *arguments], cwd=ROOT,
             env={
                 **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}",
                 "POPXL_CACHE_DIR": str(executables),

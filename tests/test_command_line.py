@@ -406,6 +406,11 @@ def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys):
         assert [s["expected"] for s in samples] == [example.target for example in examples]
         assert all(len(re.findall("[a-z]+", s["generated"])) <= 1 for s in samples)
     shutil.rmtree(given)
+    capsys.readouterr()
+    assert run_finetuning.main(command) == 0
+    said = capsys.readouterr().err
+    assert f"tokenizer {given} is gone: the run's copy in {run / 'tokenizer'} is used" in said
+    assert "nothing to train: step 4" in said
     assert run_export.main(["--load", str(run), "--save-hf", str(tmp_path / "again")]) == 0
     cards = [ModelCard.load(tmp_path / name / "README.md") for name in ("hf", "again")]
     for card in cards:

@@ -70,7 +70,9 @@ class OfPresets(SavedOrModel):
     def saved(self, load: str) -> Mapping[str, Any] | None:
         return None
 
-    def with_model(self, name: str, data: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def with_model(
+        self, name: str, data: Mapping[str, Any] | None, save: str | None = None
+    ) -> Mapping[str, Any]:
         return data or preset_data("finetuning", "small")
 
 

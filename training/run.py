@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from modelling.sessions.running import compiled
 from modelling.sessions.training import FineTuning
 from modelling.spec import ModelFamily, family_of
 from modelling.start import Start, starting_point
-from modelling.weights import Arrays, without_optimizer
+from modelling.weights import Arrays, Computed, without_optimizer
 from records.metrics import SAMPLES
 from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
@@ -108,18 +109,40 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     start = starting_point(config, family.weights(config), options.fresh)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
-    if start.data is not None:
-        _continue(loader, start.data)
+    _continue(loader, start)
     if start.step >= config.training.steps:
-        _say_done(config, family, start, options, path)
-        return
+        start, _ = start.used(_verify)
+        if start.step >= config.training.steps:
+            _say_done(config, family, start, options, path)
+            return
     profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
-    _Run.of(config, family, options, loader, start, path).train(data.tokenizer)
+    model = compiled(lambda: FineTuning(config, family), "the training program")
+    evaluates = config.evaluation.steps is not None
+    evaluator = Evaluator(config, family, model) if evaluates else None
+    with ExitStack() as stack:
+        start, _ = start.used(partial(_enter, stack, model))
+        _continue(loader, start)
+        say(f"starting from {start.source}")
+        run = _Run(
+            config, family, options, loader, start, model, evaluator, Best(config, start.best),
+            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), path,
+        )  # fmt: skip
+        run.train(data.tokenizer)
+
+
+def _verify(start: Start) -> None:
+    if start.checkpoint is not None:
+        start.checkpoint.verify()
+
+
+def _enter(stack: ExitStack, model: FineTuning, start: Start) -> None:
+    model.write(start.tensors)
+    stack.enter_context(model)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run that is ready to train."""
+    """A run that is ready to train, with its state on the devices."""
 
     config: RunConfig
     family: ModelFamily
@@ -131,28 +154,6 @@ class _Run:
     best: Best
     skipped: SkippedSteps
     path: Path
-
-    @classmethod
-    def of(
-        cls,
-        config: RunConfig,
-        family: ModelFamily,
-        options: RunOptions,
-        loader: Loader,
-        start: Start,
-        path: Path,
-    ) -> _Run:
-        """Compile the programs."""
-        model = compiled(lambda: FineTuning(config, family), "the training program")
-        model.write(start.tensors)
-        evaluates = config.evaluation.steps is not None
-        evaluator = Evaluator(config, family, model) if evaluates else None
-        say(f"starting from {start.source}")
-        skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
-        return cls(
-            config, family, options, loader, start, model, evaluator,
-            Best(config, start.best), skipped, path,
-        )  # fmt: skip
 
     def train(self, tokenizer: Tokenizer) -> None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
@@ -180,7 +181,6 @@ class _Run:
                     self.start.step,
                 )
             )
-            stack.enter_context(self.model)
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
@@ -285,15 +285,18 @@ def _say_done(
         f"nothing to train: {start.source} is complete, with training.steps "
         f"{config.training.steps}; raise --training.steps to go on, or give --fresh to start over"
     )
-    if options.save_hf is not None:
+    if options.save_hf is not None and is_heard():
         names = [weight.name for weight in family.weights(config).weights]
-        weights = {name: start.tensors[name] for name in names}
+        weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
         record = RunRecord(config.to_dict(), start.step, path)
         export(config, family, weights, options.save_hf, record)
 
 
-def _continue(loader: Loader, state: dict[str, Any]) -> None:
+def _continue(loader: Loader, start: Start) -> None:
+    """Let the data go on where the run that is continued was, if there is one."""
+    if start.data is None:
+        return
     try:
-        loader.restore(state)
+        loader.restore(start.data)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def generation_program(
     config: RunConfig, family: ModelFamily, strategy: Strategy, beside: int = 0
 ) -> GenerationProgram:
-    """The program that `generation.weights` asks for; auto: the resident one, unless only the
-    streamed one fits.
+    """The program that `generation.weights` asks for; auto: the resident one if it fits, else the
+    streamed one.
 
     Args:
         config: with `model.eval` set.
@@ -37,8 +37,7 @@ def generation_program(
     resident = build_generation(config, family.generator, strategy)
     if wanted != "auto" or family.streamed is None or _fits(resident, config, beside):
         return resident
-    streamed = build_streamed(config, family.streamed, strategy)
-    return streamed if _fits(streamed, config, beside) else resident
+    return build_streamed(config, family.streamed, strategy)
 
 
 def streamed_of(config: RunConfig, family: ModelFamily) -> StreamedOf:

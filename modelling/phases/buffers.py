@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import popxl
 from modelling.phases.settings import Settings
@@ -73,9 +73,25 @@ class ActivationBuffers:
         """`value(offset)` and its gradient, as a phase takes them."""
         return Port(self.spec, self.value(offset), self.grad(offset))
 
-    def value_at(self, row: int) -> RemoteHandle:
-        """Row `row`, whichever row the phase is at."""
-        return fixed_row(self.x, row, self.shards)
+    def shared(self, row: int) -> Port:
+        """Row `row`, whichever row the phase is at: each layer adds to its gradient."""
+        value = fixed_row(self.x, row, self.shards)
+        if self.dx is None:
+            return Port(self.spec, value)
+        return Port(self.spec, value, replace(fixed_row(self.dx, row, self.shards), adds=True))
+
+    def begin_gradient(self, row: int, steps: int) -> None:
+        """Let the gradient of row `row` be zero for all micro-batches, before layers add to it."""
+        buffer = self.dx
+        assert buffer is not None, "there are gradients in training only"
+
+        def one_step(at: popxl.Tensor) -> popxl.Tensor:
+            zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
+            ops.remote_store(buffer, at, zero)
+            return at + 1
+
+        first = popxl.constant(row * steps, popxl.int32)
+        ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)
 
 
 def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
@@ -89,15 +105,10 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     return buffer
 
 
-def gradient_buffer(
-    spec: popxl.TensorSpec,
-    rows: int,
-    settings: Settings,
-    label: str = "gradients between layers",
-) -> popxl.RemoteBuffer:
+def gradient_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> popxl.RemoteBuffer:
     """A buffer of `rows` rows for gradients of activations of `spec`."""
     buffer = activation_buffer(spec, rows, settings)
-    buffer.kind = label
+    buffer.kind = "gradients between layers"
     return buffer
 
 
@@ -170,26 +181,3 @@ def over_layers(
     first = popxl.constant(rows[0], popxl.int32)
     graph = popxl.gir().create_graph(one_row, first, list(carried), list(invariant))
     return list(ops.repeat(graph, len(rows), first, *carried, *invariant))[1:]
-
-
-def sum_of_rows(
-    source: popxl.RemoteBuffer, rows: int, target: popxl.RemoteBuffer, target_row: int, steps: int
-) -> None:
-    """Store the sum of the first `rows` rows of `source` as a row of `target`.
-
-    The buffers' entries must be of one spec; shards stay shards.
-    """
-
-    def add(at: popxl.Tensor, total: popxl.Tensor) -> tuple[popxl.Tensor, popxl.Tensor]:
-        return at + steps, total + ops.remote_load(source, at)
-
-    def one_step(step: popxl.Tensor) -> popxl.Tensor:
-        at = step + 0  # row 0; a copy, since the loop carries it on
-        zero = ops.init(source.tensor_shape, source.tensor_dtype, meta_shape=source.meta_shape)
-        graph = popxl.gir().create_graph(add, at, zero)
-        _, total = ops.repeat(graph, rows, at, zero)
-        ops.remote_store(target, step + target_row * steps, total)
-        return step + 1
-
-    first = popxl.constant(0, popxl.int32)
-    ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)

@@ -35,6 +35,9 @@ class Phase:
     once before it; so is the gradient graph, which adds up gradients. It computes the layer's
     activations again, or finds them in remote buffers (`execution.activations`).
 
+    Attributes:
+        layer: the module's class, which layers of a kind have in common.
+
     Args:
         module: the layer; `build(*inputs, seed=None)` returns one tensor.
         inputs: its inputs by name, in the order of `build`'s parameters.
@@ -61,6 +64,7 @@ class Phase:
         alike: Phase | None = None,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
+        self.layer = type(module).__name__
         self.keeps_variables = alike is None
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
@@ -118,7 +122,7 @@ class Phase:
         # So keeping activations and computing them again give the same bits.
         popxl.transforms.outline(forward.graph, _taken_from_inside(forward, grad))
         popxl.transforms.outline(grad.graph)
-        if settings.config.execution.activations == "recompute":
+        if not settings.keeps(self.name):
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: port.value for n, port in inputs.items()}
         loads[_gradient_input(grad)] = output.grad
@@ -140,6 +144,8 @@ class Phase:
             rows=self.entries,
             io_mode="compute",
         )
+        for handle in fwd.stored_buffers.values():
+            handle.buffer.kind = handle.buffer.kind or "activations inside layers"
         self.fwd, self.bwd = fwd.graph, bwd.graph
 
     def _own(self, shared: dict[str, Phase]) -> None:

@@ -18,16 +18,23 @@ class Settings:
         config: the run's configuration.
         groups: replica groups of data and tensor parallelism.
         table: the model's weights, which Adafactor treats one by one.
+        keeping: phases that keep their activations, where the configuration leaves it open.
     """
 
     config: RunConfig
     groups: Groups
     table: WeightTable | None = None
+    keeping: frozenset[str] = frozenset()
 
     @property
     def steps(self) -> int:
         """Micro-batches in an optimizer step on one replica."""
         return self.config.gradient_accumulation
+
+    def keeps(self, phase: str) -> bool:
+        """Whether a phase keeps its activations for the backward pass."""
+        wanted = self.config.execution.activations
+        return wanted == "keep" or (wanted == "auto" and phase in self.keeping)
 
     @property
     def training(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +61,7 @@ class TrainingProgram:
             else; None: no update is pending after a run.
         variables: by phase and layer: `variables[phase name][layer]` has trees `fwd` and `optim`
             (and `grad`, if asked for).
+        layers: phases that may keep their activations, by the kind of their layers.
     """
 
     ir: popxl.Ir
@@ -70,6 +72,11 @@ class TrainingProgram:
     gradient_norm: popxl.DeviceToHostStream
     only_update: popxl.HostToDeviceStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
+    layers: Mapping[str, Sequence[str]]
+
+
+NOTHING = frozenset[str]()
+"""No phase."""
 
 
 def build_training(
@@ -77,6 +84,7 @@ def build_training(
     layout_of: Callable[[Settings], Layout],
     gradients: bool = False,
     table: WeightTable | None = None,
+    keeping: frozenset[str] = NOTHING,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
@@ -84,13 +92,15 @@ def build_training(
         layout_of: builds the family's phases in the current Ir.
         gradients: let the host read the gradients of the last step, as variables.
         table: the family's weights; Adafactor needs them.
+        keeping: phases that keep their activations, where the configuration leaves it open.
     """
     ir = new_ir(config)
     addons.enable_stochastic_rounding(ir, config.rounds_stochastically)
     iterations = config.execution.device_iterations
     ir.num_host_transfers = config.gradient_accumulation * iterations
     with ir.main_graph:
-        settings = Settings(config, Groups.current(config.execution.tensor_parallel), table)
+        groups = Groups.current(config.execution.tensor_parallel)
+        settings = Settings(config, groups, table, keeping)
         with linear_layers(config):
             layout = layout_of(settings)
         seed = None
@@ -118,18 +128,28 @@ def build_training(
         optimizer_step.norm,
         only_update,
         variables,
+        _layers(layout),
     )
+
+
+def _layers(layout: Layout) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for phase in layout.phases:
+        if phase is not layout.head:
+            found[phase.layer].append(phase.name)
+    return found
 
 
 def updates_behind(config: RunConfig) -> bool:
     """Whether updates run before the next forward pass; "auto": where that hides their transfers.
 
-    Devices that share the host's memory have none to hide.
+    Devices that share the host's memory have none to hide, but those of a disk.
     """
-    wanted = config.execution.update
-    if wanted == "auto":
-        return platform(config) != "cpu" and config.rounds_behind
-    return wanted == "behind"
+    execution = config.execution
+    if execution.update == "auto":
+        moves = platform(config) != "cpu" or execution.disk is not None
+        return moves and config.rounds_behind
+    return execution.update == "behind"
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 import popdist
 import popxl
+from checkpoints.together import damage_told
 from config.sections import RunConfig
 from modelling.devices import device_desc
-from modelling.memory import check_memory
-from modelling.placement import place
+from modelling.placement import check_placed, place
 from modelling.weights import Variables, WeightTable
 from popxl import Variable
 from popxl_addons import NamedTensors
@@ -46,7 +47,7 @@ class RunningModel:
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
         beside = 0 if lender is None else lender.stored
         place(config, ir, beside, lender is not None)
-        check_memory(ir, device_desc(config), beside, lender is not None)
+        check_placed(config, ir, beside, lender is not None)
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )
@@ -114,7 +115,15 @@ class RunningModel:
         }
 
     def __enter__(self) -> Self:
-        self.session.__enter__()
+        """Bring the weights to the devices.
+
+        Raises:
+            DamagedError: on all processes, if one finds that values in a file are damaged.
+        """
+        with ExitStack() as stack:
+            with damage_told():
+                stack.enter_context(self.session)
+            stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:

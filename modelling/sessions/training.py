@@ -15,7 +15,7 @@ from config.sections import RunConfig
 from data.batches import Deal
 from data.samples import Batch, labelled_tokens
 from modelling.phases.training import build_training
-from modelling.residence import place_here
+from modelling.residence import program_here
 from modelling.sessions.running import RunningModel
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import HeldParts, Variables
@@ -60,8 +60,9 @@ class FineTuning(RunningModel):
         self._pending: int | None = None  # the step whose update waits for the next one
         self._deal = Deal.of(config)
         table = family.weights(config)
-        self.program = build_training(config, family.layout, gradients, table)
-        place_here(self.program.ir, config)
+        self.program = program_here(
+            config, lambda keeping: build_training(config, family.layout, gradients, table, keeping)
+        )
         super().__init__(config, self.program.ir, table, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------

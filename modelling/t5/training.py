@@ -1,9 +1,8 @@
 """T5's phases and their order in training.
 
 Buffers, with L layers in each stack: row 0 of the encoder's rows is the embeddings' output, rows 1
-to L the layers', row L + 1 the encoder head's, which every decoder layer reads. The decoder's rows
-are 0 to L. Each decoder layer stores the gradient of the encoder's output in a row of its own;
-their sum is the gradient that enters the encoder.
+to L the layers', row L + 1 the encoder head's, which every decoder layer reads, adding to its
+gradient. The decoder's rows are 0 to L.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from modelling.phases import (
     stack_backward,
     stack_forward,
 )
-from modelling.phases.buffers import gradient_buffer, sum_of_rows
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
 from modelling.t5.ends import DecoderHead, EncoderHead
-from popxl_addons.transforms.batch_serialisation import RemoteHandle
 
 RELATIVE_POSITION = "relative_position"
 
@@ -72,11 +69,6 @@ class T5Layout:
         )
         self._encoder_rows = ActivationBuffers.create(self._enc, self._layers + 2, settings)
         self._decoder_rows = ActivationBuffers.create(self._dec, self._layers + 1, settings)
-        self._encoded_grads = (
-            gradient_buffer(self._enc, self._layers, settings, "gradients of the encoder's output")
-            if settings.training
-            else None
-        )
 
     # ---- encoder --------------------------------------------------------------------------------
     def _encoder_phases(self) -> None:
@@ -127,17 +119,10 @@ class T5Layout:
             settings,
             shared={"": self.embeddings},
         )
-        encoded = self._encoder_rows.value_at(self._layers + 1)
-        shards = settings.activation_shards
+        encoded = self._encoder_rows.shared(self._layers + 1)
 
         def inputs(offset: int) -> dict[str, Port]:
-            buffer = self._encoded_grads
-            grads = None if buffer is None else RemoteHandle(buffer, offset, shards)
-            return {
-                "x": row(offset),
-                "encoded": Port(self._enc, encoded, grads),
-                "mask": self.inputs.port("mask"),
-            }
+            return {"x": row(offset), "encoded": encoded, "mask": self.inputs.port("mask")}
 
         self.first_decoder = Phase(
             "first_decoder_layer", DecoderBlock(config), inputs(0), row(1), settings
@@ -169,19 +154,10 @@ class T5Layout:
         """All phases backwards; see `Layout`."""
         zero = popxl.constant(0, popxl.int32)
         squares = self.head.backward(zero, step)
+        with popxl.plan.part("encoder_head/backward"):
+            self._encoder_rows.begin_gradient(self._layers + 1, self._settings.steps)
         squares = self._stack_backward(self.first_decoder, self.decoder, squares, step)
         squares = squares + self.decoder_embeddings.backward(zero, step)
-        source, target = self._encoded_grads, self._encoder_rows.dx
-        assert source is not None
-        assert target is not None
-        with popxl.plan.part("encoder_head/backward"):
-            sum_of_rows(
-                source,
-                self._layers,
-                target,
-                self._layers + 1,
-                self._settings.steps,
-            )
         squares = squares + self.encoder_head.backward(zero, step)
         squares = self._stack_backward(self.first_encoder, self.encoder, squares, step)
         return squares + self.embeddings.backward(zero, step)

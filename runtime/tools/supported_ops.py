@@ -196,6 +196,8 @@ def _expression(module: str, node: ast.AST | None) -> str:
     """What a lowering without JAX functions computes."""
     if isinstance(node, ast.Name):
         module, node = _meaning_of(module, node.id)
+    if isinstance(node, ast.Call) and isinstance(node.args[0], ast.Lambda):
+        node = node.args[0]  # what makes a meaning of a formula
     if isinstance(node, ast.Lambda):
         node = node.body
     if isinstance(node, ast.FunctionDef):

@@ -24,10 +24,12 @@ SMALL = [word for field in FIELDS for word in ("--set", field)]
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two memories, and a machine with a host link to compare with."""
+    """Two memories, that of the device with room for a tiny model, and a machine with a host link
+    to compare with."""
     for module in (entries, program):
         monkeypatch.setattr(module, "two_memories", lambda platform: True)
     monkeypatch.setattr(device_tasks, "_machine", lambda config: machine("h200"))
+    monkeypatch.setattr("popxl.plan.device_memory", lambda *_: 2 * 10**8)
 
 
 def here(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
@@ -38,29 +40,47 @@ def here(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_rates_are_measured_and_written(tmp_path: Path) -> None:
-    wanted = tasks(["gptj_tiny"], [], ["gptj_tiny"])
+    wanted = tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
     assert [name for name, _ in wanted] == [
-        "bandwidths", "matrix rate", "gptj_tiny, auto", "gptj_tiny, host", "gptj_tiny, generation",
+        "bandwidths", "matrix rate", "matrix rate, FP8", "gptj_tiny, auto", "gptj_tiny, host",
+        "gptj_tiny_fp8, FP8", "gptj_tiny, generation",
     ]  # fmt: skip
-    found = record(tmp_path, wanted[:2], TINY, run=here)
-    assert [each.error for each in found] == [None] * 2
-    bandwidths, matrix = (each.facts for each in found)
-    assert min(bandwidths["measured"][way] for way in ("loads", "stores", "both", "memory")) > 0
-    assert matrix["measured"]["flops"] > 0
-    assert json.loads((tmp_path / "record.json").read_text())[1]["facts"] == matrix
+    found = record(tmp_path, wanted[:3], TINY, run=here)
+    assert [each.error for each in found] == [None] * 3
+    bandwidths, matrix, fp8 = (each.facts["measured"] for each in found)
+    assert min(bandwidths[way] for way in ("loads", "stores", "both", "memory")) > 0
+    assert json.loads((tmp_path / "record.json").read_text())[1]["facts"]["measured"] == matrix
+    own = machine(str(tmp_path / "machine.yml"))
+    rates = {"bfloat16": matrix["flops"], "float16": matrix["flops"], "float8": fp8["flops"]}
+    assert own.flops == {**machine("laptop").flops, **rates}
+    assert (own.bandwidth, own.host_link) == (bandwidths["memory"], bandwidths["both"])
+    assert own.memory == 2e8
+    assert own.title == "cpu, as measured"
 
 
-@pytest.mark.slow  # half a minute on 2 cores
+@pytest.mark.slow  # a minute on 2 cores
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_presets_are_measured_beside_the_timeline(tmp_path: Path) -> None:
-    wanted = tasks(["gptj_tiny"], [], ["gptj_tiny"])
+def test_presets_are_measured_beside_the_timeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all that the plan chooses, with everything in host memory, in FP8, and written."""
+    wanted = tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
     found = record(tmp_path, wanted[3:], [*TINY, *SMALL], run=here)
-    assert [each.error for each in found] == [None] * 2
+    assert [each.error for each in found] == [None] * 4
     for each in found:
         assert each.facts["measured"]["seconds"] > 0
         assert each.facts["predicted"]["seconds"] > 0
-    assert found[0].facts["measured"]["loads_apart"] > 0
-    assert "| gptj_tiny, host |" in (tmp_path / "record.md").read_text()
+        assert f"| {each.name} | {each.facts['measured']['seconds']:.3f} |" in (
+            tmp_path / "record.md"
+        ).read_text(encoding="utf-8")
+    placed, host, *_ = (each.facts["measured"] for each in found)
+    assert host["loads_apart"] > 0
+    said = capsys.readouterr().err
+    assert "placement: " in said
+    assert "activations are kept by Block" in said
+    moved = [each.facts["predicted"]["exposed_transfers"] for each in found[:2]]
+    assert moved[0] <= moved[1]
+    assert placed.keys() == host.keys()
 
 
 def test_what_fails_or_has_no_time_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:

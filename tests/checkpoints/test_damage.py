@@ -185,7 +185,7 @@ def test_a_later_format_is_named(store):
     path = folder_of(store, 3) / MANIFEST
     content = json.loads(path.read_text())["content"] | {"format": 99}
     path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
-    with pytest.raises(CheckpointError, match="has format 99, newer than the 5"):
+    with pytest.raises(CheckpointError, match="has format 99, newer than the 6"):
         store.load(3)
 
 
@@ -265,37 +265,49 @@ def test_parts_that_are_no_whole_tensor(parts, how, said, tmp_path):
         assert store.load().step == 1
 
 
-# ---- format 4: what each process has stored is in a table ---------------------------------------
-def save_in_tables(folder, change=lambda content: None, tables=lambda tables: None):
-    """Two steps; the second as two processes would store it, `a` in halves: 5 and 7 elements."""
+# ---- what each process has stored is in a table --------------------------------------------------
+def save_in_tables(folder, change=lambda content: None, tables=lambda tables: None, written=6):
+    """Two steps; the second as two processes would store it, `a` in halves: 5 and 7 elements.
+
+    Args:
+        written: the format. In format 5 only the tables said who had stored which part.
+    """
     from checkpoints import manifest
-    from checkpoints.tables import Table, TensorRecord
+    from checkpoints.tables import Table, TensorRecord, write_checked
 
     values = np.arange(12, dtype=np.float32)
     stored = {"a@0": values[:5], "a@1": values[5:]}
-    with CheckpointStore(folder) as store:
+    with CheckpointStore(folder, shard_bytes=1) as store:  # a file for each
         for step in (1, 2):
             store.save(step, stored, {}, wait=True)
     path = folder_of(store, 2)
     content = json.loads((path / MANIFEST).read_text())["content"]
-    file = content["tensors"]["a@0"]["file"]
     found = [
-        Table({name: TensorRecord.of(array, file)}, {"a": [i]})
+        Table({name: TensorRecord.of(array, content["tensors"][name]["file"])}, {"a": [i]})
         for i, (name, array) in enumerate(stored.items())
     ]
     tables(found)
     digests = {f"{i}.json": table.write(path / f"{i}.json") for i, table in enumerate(found)}
+    if written == 5:
+        for i, table in enumerate(found):
+            places = {name: number for number, name in enumerate(table.held)}
+            lists = {"lists": list(table.held.values()), "held": places}
+            text = json.dumps(json.loads((path / f"{i}.json").read_text()) | lists)
+            digests[f"{i}.json"] = write_checked(path / f"{i}.json", text)
     box = {"axes": [0, 1], "corner": [0, 0], "box": [4, 3], "sizes": [5, 7]}
     layouts = [{"shape": [4, 3], "boxes": [box]}]
-    content |= {"tensors": {}, "tables": digests, "layouts": layouts, "cut": {"a": 0}}
+    content |= {"tensors": {}, "tables": digests, "layouts": layouts, "format": written}
+    content["cut"] = {"a": {"dtype": "float32", "layout": 0, "owners": 0} if written > 5 else 0}
+    content["owners"] = [[0, 1]]
     change(content)
     text = json.dumps({"sha256": manifest._digest(content), "content": content})
     (path / MANIFEST).write_text(text)
     return store
 
 
-def test_tensors_in_tables_come_back_whole(tmp_path):
-    tensors = save_in_tables(tmp_path).load(2).tensors
+@pytest.mark.parametrize("written", [5, 6])
+def test_tensors_in_tables_come_back_whole(written, tmp_path):
+    tensors = save_in_tables(tmp_path, written=written).load(2).tensors
     np.testing.assert_array_equal(tensors["a"], np.arange(12).reshape(4, 3))
     assert list(tensors) == ["a"]
 
@@ -320,7 +332,55 @@ def test_tensors_in_tables_come_back_whole(tmp_path):
     ],
 )
 def test_tables_that_make_up_no_whole_tensor(how, said, tmp_path):
-    """With right digests; the step before is used."""
+    """With right digests, in format 5; the step before is used."""
+    store = save_in_tables(tmp_path, **how, written=5)
+    with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*({said})"):
+        assert store.load().step == 1
+
+
+def change_cut(**fields):
+    return {"change": lambda content: content["cut"]["a"].update(fields)}
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (change_cut(layout=1), "no layout, no owners or no type"),
+        (change_cut(owners=1), "no layout, no owners or no type"),
+        (change_cut(dtype="complex64"), "no layout, no owners or no type"),
+        (change_cut(dtype="int32"), "of another type, or not of their sizes"),
+        ({"change": lambda c: c.update(owners=[[0]])}, "not all parts of a tensor are there"),
+        ({"change": lambda c: c.update(owners=[[0, 2]])}, "not all parts of a tensor are there"),
+        ({"change": lambda c: c.update(owners=[[1, 0]])}, "not of their sizes"),
+        ({"change": lambda c: c.update(owners=[[0, 0]])}, "not of their sizes"),
+        ({"change": lambda c: c["cut"].update(b=c["cut"]["a"])}, "should lack, tensor b@"),
+        ({"change": lambda c: c["tables"].update({"0.json": "0"})}, "0.json is not what was saved"),
+        ({"change": lambda c: c["tables"].update({"../0": "0"})}, "not of the checkpoint"),
+        ({"tables": lambda t: t[1].tensors.update(t[0].tensors)}, "lacks, or should lack, tensor"),
+        ({"tables": lambda t: t[1].tensors.clear()}, "lacks, or should lack"),
+    ],
+)  # fmt: skip
+def test_manifests_that_make_up_no_whole_tensor(how, said, tmp_path):
+    """With right digests, in format 6; the step before is used."""
     store = save_in_tables(tmp_path, **how)
     with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*({said})"):
         assert store.load().step == 1
+
+
+def test_tables_are_read_when_their_parts_are_asked_for(tmp_path, monkeypatch):
+    """Of several processes; what is wrong with one is found by who needs it."""
+    import popdist
+    from checkpoints import DamagedError
+    from checkpoints.parts import Part
+
+    path = folder_of(save_in_tables(tmp_path), 2)
+    (path / "1.json").write_text("{}")
+    monkeypatch.setattr(popdist, "getNumInstances", lambda: 2)
+    tensors = load_checkpoint(path, verify=False).tensors
+    assert tensors.tables_read == 0
+    assert tensors.spec("a") == (np.float32, (4, 3))
+    first = Part((4, 3), (0, 1), (0, 0), (4, 3), 0, 5)
+    assert tensors.some("a", [first]).reshape(-1)[:5].tolist() == [0, 1, 2, 3, 4]
+    assert tensors.tables_read == 1
+    with pytest.raises(DamagedError, match=r"1\.json is not what was saved"):
+        tensors["a"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 
 import popdist
+from checkpoints import CheckpointStore, digests, load_checkpoint
 from checkpoints.digests import chunk_bytes
-from checkpoints.layouts import layout_data
 from checkpoints.manifest import Manifest
 from checkpoints.ranges import _marked
 from checkpoints.shares import Divided, Shares
+from checkpoints.stored import Stored
 from checkpoints.tables import MOST, Table, TensorRecord, stored_name
 from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
@@ -52,7 +52,10 @@ def listed(config: RunConfig, processes: int):
     table = family.weights(config)
     program = build_training(config, family.layout, False, table)
     mesh = mesh_of(config.replicas, processes)
-    held = HeldParts(lambda v: placed.parts_of(mesh, v), lambda v, part: np.zeros(part.size))
+    held = HeldParts(
+        lambda v: placed.parts_of(mesh, v),
+        lambda v, part: np.zeros(part.size, v.dtype.as_numpy()),
+    )
     return table.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 
 
@@ -78,14 +81,14 @@ def written(folder: Path, tensors, shares: list[Shares], every: int = 1) -> Mani
             shape = [sum(layout[i].size for i in parts)]
             file = f"tensors-{process:05d}-00001.safetensors"
             nbytes = shape[0] * dtype.itemsize
-            digests = [f"{hash((name, process, i)) % 2**256:064x}"
-                       for i in range(-(-nbytes // chunk_bytes(nbytes)))]  # fmt: skip
-            records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, digests)
+            each = [f"{hash((name, process, i)) % 2**256:064x}"
+                    for i in range(-(-nbytes // chunk_bytes(nbytes)))]  # fmt: skip
+            records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, each)
         file = f"tensors-{process:05d}.json"
         if process % every == 0:
-            tables[file] = Table(records, share.held).write(folder / file)
-    first = shares[0]
-    manifest = Manifest(1, {}, {}, {}, tables, first.layouts, first.cut)
+            tables[file] = Table(records).write(folder / file)
+    tables |= {f"{i}": "" for i in range(len(tables), len(shares))}
+    manifest = Manifest(1, {}, tables=tables, cut=shares[0].cut)
     manifest.write(folder)
     return manifest
 
@@ -98,8 +101,15 @@ def check_preset(name: str, folder: Path, monkeypatch) -> None:
     written(folder, tensors, shares)
     read = Manifest.read(folder)
     tables = [Table.read(folder / file, sha256) for file, sha256 in read.tables.items()]
-    pieces = read._pieces(tables)  # which checks that each part is there once
-    assert pieces.keys() == {one.name for one in tensors.parts()}
+    assert read.cut.keys() == {one.name for one in tensors.parts()}
+    for process, (table, share) in enumerate(zip(tables, shares, strict=True)):
+        assert table.tensors.keys() == {stored_name(name, process) for name in share.held}
+        for name, parts in share.held.items():
+            cut = read.cut[name]
+            assert parts == [i for i, owner in enumerate(cut.owners) if owner == process]
+            assert table.tensors[stored_name(name, process)].shape == [
+                sum(cut.layout[i].size for i in parts)
+            ]
     assert (folder / "manifest.json").stat().st_size < MOST / 16
     for file in read.tables:
         assert (folder / file).stat().st_size < MOST / 16
@@ -124,15 +134,53 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
     assert seconds < 1.0  # 7.3 when each part was described anew
     shares = shares_by_process(tensors, 8, monkeypatch)
     written(tmp_path, tensors, shares, every=8)
-    assert (tmp_path / "manifest.json").stat().st_size < 2**20  # 66.8 MiB with each part
+    # 66.8 MiB with each part.
+    assert (tmp_path / "manifest.json").stat().st_size < 2**20
     assert (tmp_path / "tensors-00000.json").stat().st_size < 2**20
     stored = sum(math.prod(r.shape) for r in Table.read(
         tmp_path / "tensors-00000.json", Manifest.read(tmp_path).tables["tensors-00000.json"]
     ).tensors.values())  # fmt: skip
     whole = sum(math.prod(one.layout[0].shape) for one in found)
     assert stored == pytest.approx(whole / 8, rel=0.02)
-    layouts = json.dumps([layout_data(layout) for layout in shares[0].layouts])
-    assert len(layouts) < 2**20
+
+
+def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
+    """Of files that 8 hosts have saved, and 8 or 2 hosts continue from."""
+    monkeypatch.setattr(digests, "_LEAST", 256)
+    layers = {"model": {"layers": 1}, "execution": {"rts_weights_threshold": 0}}
+    config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
+    tensors = listed(config, 8)
+    save_as(8, tensors, tmp_path, monkeypatch)
+    read, read_into = [], Stored.read_into
+    monkeypatch.setattr(Stored, "read_into", lambda self, memory, offset: (
+        read.append((self.name, offset, len(memory))), read_into(self, memory, offset)
+    ))  # fmt: skip
+    found = load_checkpoint(tmp_path, verify=False).tensors
+    assert not read
+    family = family_of(config)
+    table, program = family.weights(config), build_training(config, family.layout, False)
+    sources = table.to_variables(found, program.variables)
+    for processes, process in ((8, 0), (8, 5), (2, 1)):
+        mesh, held = mesh_of(config.replicas, processes), 0
+        read.clear()
+        for variable, source in sources.items():
+            own = placed._own_parts(placed.parts_of(mesh, variable), process)
+            source.some(own)
+            held += sum(part.size for part in own) * variable.dtype.itemsize
+        assert len(set(read)) == len(read)
+        nbytes = sum(size for _, _, size in read)
+        assert 0.9 * held < nbytes < 1.1 * held, (processes, process, nbytes / held)
+
+
+def save_as(processes: int, tensors, folder: Path, monkeypatch) -> None:
+    """A step of so many processes."""
+    store, tables = CheckpointStore(folder), {}
+    for process, shares in enumerate(shares_by_process(tensors, processes, monkeypatch)):
+        with monkeypatch.context() as patch:
+            patch.setattr(popdist, "getNumInstances", lambda: processes)
+            patch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
+            tables |= store._write_share(folder, shares.arrays())[1]
+    Manifest(1, {}, tables=tables, cut=shares.cut).write(folder)
 
 
 class Ranges(dict):

@@ -370,3 +370,24 @@ def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
     assert divided.of(tensors("a", "c")).held == {"a": [0, 2], "c": [0, 2]}
     divided.of(tensors("a", "c", layout=tuple(reversed(layout))))
     assert taken[4:] == ["a", "c"]
+
+
+def test_what_is_small_is_in_one_table(monkeypatch):
+    """Else who continues would read the tables of all, for a norm here and a bias there."""
+    from checkpoints import shares
+    from checkpoints.parts import CutTensor, Part
+
+    def cut(name, size, *holders):
+        count = len(holders)
+        parts = tuple(Part((count, size), (0, 1), (i, 0), (1, size), 0, size) for i in range(count))
+        return CutTensor(name, np.dtype(np.float32), parts, holders, lambda i: np.zeros(size))
+
+    large = [cut(f"large.{i}", 10**6, (0,), (1,), (2,), (3,)) for i in range(2)]
+    alike = [cut(f"alike.{i}", 10**6, (0, 1, 2, 3)) for i in range(4)]
+    small = [cut(f"small.{i}", 100, (0, 1, 2, 3)) for i in range(30)]
+    monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 4)
+    tensors = type("Tensors", (), {"parts": lambda self: iter([*large, *small, *alike])})()
+    owners = {name: one.owners for name, one in shares.Divided().of(tensors).cut.items()}
+    assert all(owners[one.name] == (0, 1, 2, 3) for one in large)
+    assert all(owners[one.name] == (0,) for one in small)
+    assert sorted(owners[one.name] for one in alike) == [(0,), (1,), (2,), (3,)]

@@ -46,6 +46,20 @@ def test_each_kind_of_file_has_the_same_rows(tmp_path, name):
     assert rows_of(written(tmp_path, name)) == ROWS
 
 
+def test_json_lines_in_a_file_called_json(tmp_path):
+    Path(written(tmp_path, "rows.jsonl")).rename(tmp_path / "rows.json")
+    assert rows_of(str(tmp_path / "rows.json")) == ROWS
+    with (tmp_path / "rows.json").open("a") as file:
+        file.write('{"prompt": \n')
+    with pytest.raises(UserError, match=r"rows\.json, line 41 is not JSON"):
+        rows_of(str(tmp_path / "rows.json"))
+
+
+def test_names_of_columns_have_no_space_around_them(tmp_path):
+    (tmp_path / "spaced.csv").write_text("prompt, completion\na,b\n")
+    assert rows_of(str(tmp_path / "spaced.csv")) == [{"prompt": "a", "completion": "b"}]
+
+
 def test_a_csv_of_one_column_has_commas_in_it(tmp_path):
     (tmp_path / "one.csv").write_text('text\n"a; b, c"\n')
     assert rows_of(str(tmp_path / "one.csv")) == [{"text": "a; b, c"}]

@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 import popxl
 from imgs.draw import figures
 from imgs.figures import activation_rows, replica_grid, rts_groups, step_timeline
-from imgs.style import SHARPNESS, WIDTH, Area, Canvas
+from imgs.style import PLAIN, SHARPNESS, WIDTH, Area, Canvas
 from modelling.layers import Groups
 from modelling.phases import LossPhase, Phase, buffers
 from modelling.phases.optimizer import OptimizerStore
@@ -110,6 +110,11 @@ def faults(canvas: Canvas) -> list[str]:
         for (x0, y0), (x1, y1) in itertools.pairwise(corners):
             line = Bbox([[min(x0, x1), min(y0, y1)], [max(x0, x1), max(y0, y1)]])  # axis-parallel
             found += [f"a line crosses {text!r}" for text, box in words if not apart(line, box, 1)]
+    for points in canvas.curves:
+        for start, end in itertools.pairwise(points):
+            way = np.linspace(start, end, 200)
+            found += [f"a curve crosses {text!r}" for text, box in words
+                      if any(box.contains(x, y) for x, y in way)]  # fmt: skip
     return found
 
 
@@ -133,11 +138,14 @@ def test_the_check_finds_faults():
     canvas.box(Area(600, 40, 20, 20), "four, five")
     canvas.text((200, 50), "six")
     canvas.arrow((150, 50), (250, 50))
+    canvas.text((700, 50), "seven")
+    canvas.curve([(650, 20), (750, 80)], PLAIN)
     assert faults(canvas) == [
         "'three' leaves the page",
         "'one' overlaps 'two'",
         "'four, five' crosses the border of a box",
         "a line crosses 'six'",
+        "a curve crosses 'seven'",
     ]
 
 

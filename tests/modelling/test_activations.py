@@ -20,6 +20,8 @@ import tests.modelling.gptj.test_training as gptj
 import tests.modelling.llama.test_training as llama
 import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
+from modelling.phases.training import NOTHING, TrainingProgram
+from modelling.residence import Build
 from modelling.sessions import training as sessions
 from popxl._lower import entries, program
 from tests.modelling.gptj.hf import small_config
@@ -77,30 +79,39 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
 
 
 @contextmanager
-def _two_memories(window: int | None = None, device: float | None = None) -> Iterator[None]:
+def _two_memories(
+    window: int | None = None, device: float | None = None, kinds: int = 0
+) -> Iterator[None]:
     """Entries move as on a GPU.
 
     Args:
+        kinds: of layers that keep their activations, the last ones, if the configuration leaves it
+            open.
         window: bytes that loads may be ahead; default: the plan's.
         device: the fraction of the buffers for which there is room on the device.
     """
 
-    def place(ir: popxl.Ir, _config: RunConfig) -> None:
+    def placed(_config: RunConfig, build: Build) -> TrainingProgram:
+        program = build(NOTHING)
+        if kinds:
+            names = list(program.layers.values())[-kinds:]
+            program = build(frozenset(name for each in names for name in each))
         if device is not None:
-            traced = popxl.plan.trace(ir)
+            traced = popxl.plan.trace(program.ir)
             machine = popxl.plan.Rates(
                 flops=1e12, float8_flops=1e12, bandwidth=1e11, host_link=1e9, link=1e9, network=1e9
             )
             plan = traced.plan()
             placement = popxl.plan.place(traced, machine, plan.device + int(device * plan.remote))
             assert any(0 < kind.entries < kind.of for kind in placement.kinds)
+        return program
 
     with ExitStack() as patches:
         for module in (entries, program):
             patches.enter_context(mock.patch.object(module, "two_memories", return_value=True))
         if window is not None:
             patches.enter_context(mock.patch.object(program, "window_of", return_value=window))
-        patches.enter_context(mock.patch.object(sessions, "place_here", place))
+        patches.enter_context(mock.patch.object(sessions, "program_here", placed))
         yield
 
 
@@ -120,6 +131,8 @@ def _check(family: Any, precision: str, dropout: float, quick: bool = False, **s
         for ways in ({"window": 0}, {}, {"device": PART}):
             with _two_memories(**ways):
                 others.append(train(activations="recompute"))
+        with _two_memories(kinds=1):
+            others.append(train(activations="auto"))
     for found in others:
         assert found[:2] == expected[:2]
         assert [n for n in expected[2] if found[2][n] != expected[2][n]] == []

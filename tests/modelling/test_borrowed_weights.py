@@ -38,7 +38,9 @@ def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
     return borrower
 
 
-@pytest.mark.parametrize("config", [t5_config(1), gptj_config(1, 2)])
+@pytest.mark.parametrize(
+    "config", [t5_config(1), pytest.param(gptj_config(1, 2), marks=pytest.mark.slow)]
+)
 def test_what_is_borrowed_is_what_would_be_copied(config):
     family = family_of(config)
     generation = replace(config.generation, weights="streamed", micro_batches=2)
@@ -71,7 +73,7 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
         given = replace(config, execution=execution)
         family = family_of(given)
         samples = family.shape.generated(given, 32, None)
-        monkeypatch.setattr("modelling.sessions.running.check_memory", lambda *args: None)
+        monkeypatch.setattr("modelling.placement.check_memory", lambda *args: None)
         with trained(given) as model:
             model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
             with entered(Losses(given, family, model), model) as losses:

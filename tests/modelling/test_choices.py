@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +120,30 @@ def test_a_small_device_gets_a_small_micro_batch(chosen, monkeypatch):
     assert small.gradient_accumulation * small.execution.micro_batch_size == 32
 
 
+def test_the_micro_batch_is_the_one_that_is_fastest_in_simulated_runs(chosen, capsys, monkeypatch):
+    """On a machine with few operations a byte of its memory, weights are read as seldom as can be;
+    sizes that do not fit do not count, nor does what is hardly faster."""
+    on = machines()["rtx4090"]
+    flags = ("--model", "gptj", *DATA, "--global_batch_size", "32")
+    slow = replace(on, bandwidth=1e7, devices=1)
+    small = replace(choices.Devices.of(slow), memory=5 * 10**6)
+    monkeypatch.setattr(choices.Devices, "of", lambda _: small)
+    config = chosen(*flags, machine=slow)
+    (line,) = capsys.readouterr().err.splitlines()
+    rates = {int(n): float(rate) for rate, n in re.findall(r"([\d.]+) with (\d+)", line)}
+    assert rates.keys() == {4, 8, 16, 32}
+    assert config.execution.micro_batch_size == max(rates, key=rates.__getitem__) == 32
+    given = chosen(*flags, "--micro_batch_size", "4", machine=slow)
+    assert given.execution.micro_batch_size == 4
+    assert "simulated" not in capsys.readouterr().err
+    seconds = {4: 0.9, 8: 0.985, 16: None, 32: 1.0}
+    found = lambda config, on: seconds[config.execution.micro_batch_size]  # noqa: E731
+    monkeypatch.setattr(choices, "_simulated", found)
+    assert chosen(*flags, machine=slow).execution.micro_batch_size == 4
+    seconds[4] = 0.98
+    assert chosen(*flags, machine=slow).execution.micro_batch_size == 8
+
+
 def test_what_flags_give_stays(chosen):
     flags = ("--learning_rate", "0.5", "--warmup_steps", "3", "--precision", "bfloat16", "--steps",
              "9", "--micro_batch_size", "3", "--data.loss", "all")  # fmt: skip
@@ -188,13 +215,16 @@ def test_a_plan_needs_no_data(models, chosen):
 def test_three_commands(kind, models, executables, tmp_path, monkeypatch, capsys):
     """Those of docs/own_task.md; the later ones in another folder than the first."""
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
-    monkeypatch.chdir(models)
-    run, out = tmp_path / "run", tmp_path / "exported"
+    here, run, out = (tmp_path / name for name in ("here", "run", "exported"))
+    shutil.copytree(models / kind, here / kind)
+    shutil.copy(models / "rows.jsonl", here)
+    monkeypatch.chdir(here)
     train = ["--model", kind, *DATA, "--data.validation", "0.1", "--save", str(run)]
     assert run_finetuning.main([*train, "--epochs", "0.5"]) == 0
     saved = read_yaml(run / "config.yml")["training"]
     assert saved["epochs"] == 0.5
-    # The first command again continues the run, with what was chosen then.
+    # The first command again continues the run, with what was chosen then, from the run alone.
+    shutil.rmtree(here / kind)
     assert run_finetuning.main([*train, "--epochs", "0.6"]) == 0
     said = capsys.readouterr().err
     assert "(as the run in --save)" in said

@@ -40,7 +40,7 @@ PRESETS = {"t5": "tiny", "2019": "tiny", "mt5": "tiny", "gptj": "gptj_tiny", "qw
 
 
 @pytest.mark.parametrize(
-    "kind", ["t5", "gptj", *(pytest.param(k, marks=SLOW) for k in ("2019", "mt5", "qwen3"))]
+    "kind", ["t5", *(pytest.param(k, marks=SLOW) for k in ("gptj", "2019", "mt5", "qwen3"))]
 )
 def test_a_folder_of_transformers_trains_and_comes_back(kind, tmp_path, capsys):
     """At rate 0 the exported weights are those that went in, bit for bit."""
@@ -112,6 +112,13 @@ def test_models_of_another_kind_are_refused(kind, change, said, tmp_path, capsys
     (tmp_path / "config.json").write_text(json.dumps(data))
     assert run_finetuning.main(["--model", str(tmp_path), *SAMPLE]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_an_adapter_is_no_model(tmp_path, capsys):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    assert run_finetuning.main(["--model", str(tmp_path), *SAMPLE]) == 2
+    assert f"{tmp_path} is an adapter, not a model: merge it" in capsys.readouterr().err
 
 
 def test_a_folder_of_bin_files_says_how_to_convert_it(tmp_path, capsys):

@@ -37,7 +37,9 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
     assert isinstance(micro, int)
     assert 1 <= micro < 64
     assert disk == [False, False]
-    assert found(replace(ONE, memory=1e6))[0] is False
+    two = preset("tiny", training={"global_batch_size": 2}, execution={"micro_batch_size": 2})
+    none = best_training("tiny", two, replace(ONE, memory=1e6), 1)
+    assert (none.fits, none.needs.config.execution.micro_batch_size) == (False, 1)
 
 
 def test_the_disk_where_host_memory_is_small() -> None:
@@ -75,7 +77,8 @@ def test_generation_is_planned_layer_by_layer_where_weights_do_not_fit() -> None
     assert not resident.needs.streamed
     device = resident.shares["device memory"][0]
     streamed = generation("tiny", tiny(), replace(ONE, memory=device - 1))
-    assert streamed.needs.streamed == streamed.fits
+    assert streamed.needs.streamed
+    assert streamed.fits
     # What decides whether a position is written at all is not known to plans.
     assert streamed.needs.flops_per_sample == pytest.approx(resident.needs.flops_per_sample, 0.1)
     assert streamed.needs.tokens == streamed.needs.samples * 4

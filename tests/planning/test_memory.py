@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,15 +10,26 @@ import pytest
 import benchmarks.finetuning
 import benchmarks.inference
 import modelling.memory
+import modelling.placement
 import popxl
+from modelling.generation import Greedy
+from modelling.generation.choice import generation_program
+from modelling.memory import NotEnoughMemoryError
+from modelling.placement import check_placed, place
+from modelling.spec import family_of
+from planning.needs import finetuning_needs
+from tests.planning.test_against_references import preset
 
 
 @pytest.mark.parametrize(
     ("main", "preset", "state"),
     [
-        (benchmarks.finetuning.main, "xxl_pod64", "197.1 GB remote buffers"),
+        pytest.param(
+            *(benchmarks.finetuning.main, "xxl_pod64", "197.1 GB remote buffers"),
+            marks=pytest.mark.slow,
+        ),
         (benchmarks.finetuning.main, "gptj_6B_gpu", "147.0 GB remote buffers"),
-        (benchmarks.inference.main, "gptj_6B_gpu", "12.1 GB the devices' variables, "),
+        (benchmarks.inference.main, "gptj_6B_gpu", "73.6 GB remote buffers"),
     ],
 )
 def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
@@ -27,12 +39,16 @@ def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(modelling.memory, "host_memory", lambda: 16 * 10**9)
+    for module in (modelling.memory, modelling.placement):
+        monkeypatch.setattr(module, "host_memory", lambda: 16 * 10**9)
     assert main(["--config", preset, "--device", "cpu"]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"error: preset {preset!r} needs ")
     assert state in message
-    assert "but 16.0 GB are free: name a folder of a local disk in --execution.disk" in message
+    assert "but 16.0 GB are free: add --execution.disk DIR, a folder of a local disk" in message
+    (stored,) = re.findall(r"\(([\d.]+) GB remote buffers", message)
+    (disk,) = re.findall(r"local disk with ([\d.]+) GB free", message)
+    assert float(stored) - 16 < float(disk) < float(stored)
     assert message.count("\n") == 1
 
 
@@ -50,3 +66,24 @@ def test_what_is_free_is_less_than_what_the_machine_has() -> None:
     free = modelling.memory.host_memory()
     assert free is not None
     assert 10**6 < free < 2**50
+
+
+def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And generation uses it, too: weights that do not fit are streamed."""
+    config = preset("tiny", model={"hidden_size": 512, "layers": 1}, execution={"device": "cpu"})
+    ir, another = (finetuning_needs(config).traced.ir for _ in range(2))
+    needed = popxl.plan.plan_of(ir)
+    for module in (modelling.memory, modelling.placement):
+        monkeypatch.setattr(module, "host_memory", lambda: needed.remote + needed.device - 1)
+    with pytest.raises(NotEnoughMemoryError) as error:
+        check_placed(config, ir)
+    assert error.value.disk is not None
+    assert 0 < error.value.disk <= needed.remote
+    config = config.changed({"execution.disk": "anywhere"})
+    place(config, another)
+    check_placed(config, another)
+    assert popxl.plan.storage_of(another).disk == error.value.disk
+    monkeypatch.setattr(modelling.placement, "host_memory", lambda: 10**6)
+    config = config.changed({"model.eval": True})
+    program = generation_program(config, family_of(config), Greedy())
+    assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import popxl
+from config.machines import machine
 from modelling.phases.training import build_training
 from modelling.spec import family_of
+from planning.needs import finetuning_needs
 from popxl._lower.lookahead import window_of
 from popxl.plan.simulated import drive
 from tests.planning.test_against_references import preset
@@ -74,12 +76,12 @@ def simulated(program: popxl.plan.Traced, window: int) -> dict[str, float]:
 
 def walked(program: popxl.plan.Traced, window: int) -> dict[str, float]:
     """The walker drives threads."""
-    machine = rates(program)
+    link = rates(program)
 
     def seconds(segment: Any) -> float:
-        return sum(map(machine.seconds, program.works[segment].parts.values()))
+        return program.works[segment].seconds(link)
 
-    with ThreadDevice(machine, seconds) as device:
+    with ThreadDevice(link, seconds) as device:
         drive(program.schedule, device, window)
     return device.ends
 
@@ -134,14 +136,56 @@ def test_updates_behind_the_forward_pass_wait_less() -> None:
     assert runs[1].exposed_transfers < 0.7 * runs[0].exposed_transfers
 
 
+@pytest.mark.parametrize("name", ["xl_gpu", "gptj_6B_gpu"])
+def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str) -> None:
+    """With all entries in host memory, and with one kind on the device."""
+    target = machine("h200")
+    program = finetuning_needs(preset(name), target.platform).traced
+    rates = target.rates("bfloat16", 1)
+    for kind in ("none", "weights", "moments", "gradients", "activations between layers"):
+        flow = program.flow(rates, window_of(program.schedule))
+        flow.move([e for e in flow.crossings if e[0].kind == kind], -1)
+        for buffer in program.ir.remote_buffers:
+            buffer.resident = buffer.entries if buffer.kind == kind else 0
+        expected = program.timeline(rates).seconds
+        assert flow.seconds() == pytest.approx(expected, rel=TOLERANCE), kind
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
+    """With room for a part of the buffers: no kind's entries, as many as fit, save as much."""
+    program = traced(name, "behind")
+    link, plan = rates(program), program.plan()
+    buffers = program.ir.remote_buffers
+    device = int((share * plan.remote + program.timeline(link).peak + plan.on_device) / 0.9) + 9
+    try:
+        placement = popxl.plan.place(program, link, device)
+        assert 0.9 * share * plan.remote < placement.nbytes <= placement.room
+        assert placement.after.peak + plan.on_device <= 0.9 * device
+        found = []
+        for kind in {buffer.kind for buffer in buffers}:
+            left = placement.room
+            for buffer in buffers:
+                nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
+                fits = min(left // nbytes, buffer.entries) if buffer.kind == kind else 0
+                buffer.resident = fits
+                left -= fits * nbytes
+            found.append(program.timeline(link).seconds)
+        assert placement.after.seconds < min(found) < placement.before.seconds
+    finally:
+        for buffer in buffers:
+            buffer.resident = 0
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_memory_is_what_the_plan_counts_where_nothing_is_on_its_way(name: str) -> None:
     program = traced(name)
     at_once = dict.fromkeys(("flops", "float8_flops", "bandwidth", "host_link"), 1e40)
-    machine = replace(rates(program), **at_once, run=1e-3, put=1e-3)
-    found = program.timeline(machine, window=0)
+    quick = replace(rates(program), **at_once, run=1e-3, put=1e-3)
+    found = program.timeline(quick, window=0)
     assert found.peak == program.plan().temporaries
-    assert program.timeline(machine).peak <= found.peak + found.window + window_of(program.schedule)
+    assert program.timeline(quick).peak <= found.peak + found.window + window_of(program.schedule)
 
 
 def test_the_trace_has_a_row_for_each_stream_and_all_that_moves() -> None:

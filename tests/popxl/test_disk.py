@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._lower import disk, traffic
+from popxl._lower.devices import per_replica, replica_mesh
+from popxl._lower.filed import EntryMemory
 from popxl.errors import DiskError
 
 ROWS, SIZE = 6, 3000  # no whole number of pages
@@ -130,7 +133,7 @@ def test_zeros_are_not_written(tmp_path):
 def test_nothing_is_read_ahead_past_a_store(tmp_path):
     """Also not while the store is being made, when the file still has what was there before."""
     behind = traffic.Traffic.opened(tmp_path, 0)
-    file = traffic.EntryFile(behind, 2, [4096], lambda x: [np.asarray(x).view(np.uint8)])
+    file = traffic.EntryFile(behind, 2, memory_of_entries(behind))
     for value in (1.0, 2.0, 3.0):
         with behind.run(behind):
             file.store(0, jnp.full(1024, value))
@@ -138,9 +141,65 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
                 future.result()
             with behind.changed:
                 behind.changed.wait_for(lambda: not behind.waiting)
-            (found,) = file.load(0)
-            assert found.view(np.float32)[0] == value
+            found, is_own = file.load(0)
+            assert (float(found[0]), is_own) == (value, True)
     file.close()
+    behind.close()
+
+
+def memory_of_entries(of: traffic.Traffic) -> EntryMemory:
+    """Of entries of 1,024 numbers on one device."""
+    return EntryMemory((1024,), 1024, np.float32, per_replica(replica_mesh("cpu", 1)), of)
+
+
+def pointer(array: jax.Array) -> int:
+    return array.unsafe_buffer_pointer()
+
+
+def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
+    """Unless somebody still has the array; and programs take it without a copy."""
+    behind = traffic.Traffic.opened(tmp_path, 0)
+    file = traffic.EntryFile(behind, 3, memory_of_entries(behind))
+    kept, array = (jax.block_until_ready(jnp.full(1024, value)) for value in (1.0, 2.0))
+    before = pointer(kept), pointer(array)
+    file.store(0, kept)
+    file.store(1, array)
+    del array
+    behind.scratch.pool.submit(lambda: None).result()
+    behind.settle()
+    for future in [behind.scratch.pool.submit(time.sleep, 0.05) for _ in range(disk.THREADS)]:
+        future.result()  # all threads are done with what they wrote
+    found, is_own = file.load(0, donates=True)
+    assert (pointer(found), float(found[0]), is_own) == (before[1], 1.0, True)
+    assert kept[0] == 1.0
+    donated = jax.jit(lambda x: x + 1, donate_argnums=0)(found)
+    assert (pointer(donated), float(donated[0])) == (before[1], 2.0)
+    other, _ = file.load(1, donates=True)
+    assert pointer(other) not in before
+    assert other[5] == 2.0
+    file.close()
+    behind.close()
+
+
+def test_programs_that_still_read_keep_the_memory(tmp_path):
+    """What is read there waits for them."""
+    behind = traffic.Traffic.opened(tmp_path, 0)
+    memory = memory_of_entries(behind)
+    product = jnp.ones((2000, 2000))
+
+    @jax.jit
+    def slow(x: jax.Array) -> jax.Array:
+        place = (product @ product @ product).max() % 1024
+        return x[place.astype(jnp.int32)]
+
+    slow(jnp.zeros(1024)).block_until_ready()
+    array = jnp.full(1024, 0.5)
+    found = slow(array)
+    assert not found.is_ready()
+    memory.recycle(array, 2**20)
+    (view,), _ = memory.room(donates=True)
+    view[:] = 255
+    assert found == 0.5
     behind.close()
 
 

@@ -306,6 +306,30 @@ def test_a_step_s_entry_follows_from_its_row():
     assert at == [[4, 5], [8, 9], [0, 1], [10, 11]]
 
 
+@pytest.mark.parametrize("replication", [1, 2])
+def test_what_is_stored_may_be_added_to_what_is_there(replication):
+    """The gradient of a value that several layers read; with shards of entries too."""
+    ir, steps = popxl.Ir(replication), 2
+    with ir.main_graph:
+        group = ir.replica_grouping() if replication > 1 else None
+        buffer = batch_serial_buffer(popxl.constant(X[0]), steps, rows=1, shard_group=group)
+        total = RemoteHandle(buffer, None, group, adds=True)
+        graph = ir.create_graph(lambda t: t * 1.0, SPEC)
+        loop = batch_serialise(named(graph), steps, {}, {}, {graph.outputs[0]: total}, rows=3)
+        for row, value in enumerate(X):
+            loop.graph.call(row, popxl.constant(value))
+        out = popxl.d2h_stream(SPEC.shape, SPEC.dtype)
+        ir.num_host_transfers = steps
+        copy = ir.create_graph(lambda t: t * 1.0, SPEC)
+        batch_serialise(
+            named(copy), steps, {copy.inputs[0]: RemoteHandle(buffer, None, group)},
+            {copy.outputs[0]: out}, {},
+        ).graph.call(0)  # fmt: skip
+    with popxl.Session(ir) as session:
+        found = session.run()[out].reshape(steps, -1, *SPEC.shape)
+    np.testing.assert_array_equal(found, np.broadcast_to(X[0] + X[1] + X[2], found.shape))
+
+
 @pytest.mark.parametrize(
     ("offset", "entries"),
     [(0, 6), (1, 8), (None, 2), (lambda row: row, 6)],

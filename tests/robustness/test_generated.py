@@ -48,7 +48,7 @@ def number(quick: int, thorough: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cases", [quick, pytest.param(thorough, marks=pytest.mark.slow)])
 
 
-dear, middling, cheap = number(40, 300), number(50, 400), number(100, 1500)
+dear, middling, cheap = number(20, 300), number(25, 400), number(50, 1500)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from data.rows import File
 from data.task import TASKS
 from files.lock import locked
 from modelling.spec import family_of
-from modelling.start import load_weights, starting_point
+from modelling.start import Start, load_weights, starting_point
 from records.metrics import MetricsFile, read_metrics
 from terminal.entry_point import entry_point
 
@@ -93,15 +93,19 @@ def _config(path: Path) -> RunConfig:
 def _start(path: Path) -> None:
     """Start a run from `load`, with all its tensors, and its place in the data; say which."""
     config = _config(path)
-    start = starting_point(config, family_of(config).weights(config))
-    digest = hashlib.sha256(repr((start.step, start.data)).encode())
-    for name in start.tensors:
-        digest.update(name.encode() + start.tensors[name].tobytes())
+    start, digest = starting_point(config, family_of(config).weights(config)).used(_digest)
     if start.data is not None:
         loader = Loader(_Samples(), 4, seed=1)
         loader.restore(start.data)
         loader.next_batch()
-    print(digest.hexdigest())
+    print(digest)
+
+
+def _digest(start: Start) -> str:
+    found = hashlib.sha256(repr((start.step, start.data)).encode())
+    for name in start.tensors:
+        found.update(name.encode() + start.tensors[name].tobytes())
+    return found.hexdigest()
 
 
 class _Samples:
@@ -116,9 +120,7 @@ class _Samples:
 
 def _weights(path: Path) -> None:
     config = _config(path)
-    weights = load_weights(config, family_of(config).weights(config)).tensors
-    for name in weights:
-        weights[name]
+    load_weights(config, family_of(config).weights(config)).used(lambda start: dict(start.tensors))
 
 
 def _metrics(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from config.base import leaves
@@ -188,6 +190,21 @@ def test_other_endings(capsys):
     assert main([]) == 0
     assert main(["--wandb"]) == 130
     assert capsys.readouterr().err == ("interrupted by SIGINT: what was saved before is intact\n")
+
+
+def test_a_long_sentence_loses_no_word_but_the_middle_of_paths(capsys):
+    folder, file = "/home/" + "a" * 500, "b" * 300 + ".jsonl"
+
+    @entry_point()
+    def mistaken(arguments=None):
+        raise UserError(f"{folder} has no\n {file}, {'which is needed ' * 10}: give another")
+
+    assert mistaken([]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"error: /home/aa+…a+ has no bb+…b+.jsonl, {'which is needed ' * 10}: give another\n", said
+    )
+    assert len(said) <= 310
 
 
 def test_defects_keep_their_traceback():

@@ -59,6 +59,19 @@ def test_other_flags_of_xla_are_taken(monkeypatch):
     check_environment()
 
 
+def test_a_platform_that_does_not_start_is_one_sentence():
+    """JAX finds it out when it looks for devices: it asserts, or raises."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run_finetuning.py"), "--config", "tiny"],
+        env=os.environ | {"JAX_PLATFORMS": "rocm", "MPLBACKEND": "unknown"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2
+    (*_, said) = done.stderr.splitlines()
+    assert said.startswith("error: preset 'tiny' needs 1 cpu device(s)")
+    assert said.endswith("JAX_PLATFORMS is 'rocm': unset it, or set it to cpu")
+
+
 @pytest.mark.slow  # six starts
 @pytest.mark.parametrize(("name", "value", "said"), BAD)
 def test_scripts_end_with_the_sentence(name, value, said):

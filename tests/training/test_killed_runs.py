@@ -58,6 +58,10 @@ def digests(folder: Path) -> dict[str, str]:
 # ---- damage -------------------------------------------------------------------------------------
 def flip(folder: Path) -> None:
     (file,) = folder.glob("*.safetensors")
+    flip_in(file)
+
+
+def flip_in(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-5] ^= 16
     file.write_bytes(content)
@@ -224,6 +228,15 @@ def test_killed_twenty_times(tmp_path, executables):
 @pytest.mark.slow
 def test_a_llama_killed_six_times(tmp_path, executables):
     lives = killed(tmp_path / "run", executables, 6, {2: flip}, given=FLAGS_OF_LLAMA)
+    check_against_an_uninterrupted_run(lives, tmp_path / "reference")
+
+
+@pytest.mark.slow
+def test_with_updates_behind_a_llama_is_killed_six_times(tmp_path, executables):
+    """What it saves is what a run with updates at the end of a step saves."""
+    flags = ("--execution.update", "behind")
+    given = FLAGS_OF_LLAMA
+    lives = killed(tmp_path / "run", executables, 6, {3: flip}, flags=flags, given=given)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")
 
 

@@ -14,7 +14,9 @@ import pytest
 
 from checkpoints import load_checkpoint
 from checkpoints.digests import digest
-from tests.small_runs import GPTJ, ROOT, finetuning
+from checkpoints.folders import step_folders
+from tests.small_runs import GPTJ, RATE, ROOT, finetuning
+from tests.training.test_killed_runs import digests, flip_in
 
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
 PROGRAM = Path(__file__).with_name("processes.py")
@@ -101,3 +103,24 @@ def test_sigterm_to_one_process_ends_both_and_the_same_command_goes_on(tmp_path)
     again = ended(run(tmp_path / "two"))
     assert f"starting from step {stopped} in {tmp_path / 'two'}\n" in again
     assert load_checkpoint(tmp_path / "two").step == STEPS
+
+
+@pytest.mark.slow
+def test_damage_that_one_process_finds_leads_both_to_the_step_before(tmp_path):
+    """As it reads its ranges; and of a run that is complete, all of whose values are read."""
+    folder = tmp_path / "two"
+    flags = [*GPTJ, *RATE, "--checkpoint.steps", "2", "--to_keep", "9", "--save", str(folder)]
+    seen: dict[int, dict[str, str]] = {}
+    for steps in (4, 6, 6):
+        said = ended(finetuning(2, tmp_path / "executables", *flags, "--steps", str(steps)))
+        newest = step_folders(folder)[0]
+        assert newest.step == steps
+        found = {f.step: digests(f.path) for f in reversed(step_folders(folder))}
+        assert all(seen[step] == found[step] for step in seen.keys() & found.keys())
+        if seen:
+            last = max(seen)
+            assert f"warning: the checkpoint of step {last} is damaged (tensor " in said
+            assert f"is not what was saved); using that of step {last - 2}\n" in said
+            assert f"starting from step {last - 2} in {folder}\n" in said
+        seen = seen | found
+        flip_in(newest.path / "tensors-00001-00001.safetensors")

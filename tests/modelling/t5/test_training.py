@@ -27,10 +27,10 @@ from tests.modelling.torch_training import (
     OptimizerOf,
     Reference,
     adamw,
+    check_training,
     execution,
     logical,
     train,
-    worst,
 )
 
 SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 96, 5, 1e-2
@@ -126,40 +126,23 @@ def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, layers: int = 
     return train(model, batches(steps), lambda batch: model(**batch).loss, RATE, optimizer)
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
-def test_loss_and_every_gradient(dp: int, tp: int) -> None:
-    config = our_config(dp, tp)
-    model = fine_tuning(config, gradients=True)
-    model.write(logical(their_model()))
-    with model:
-        (result,) = model.run(batches(1), [0.0])
-        gradients = model.gradients()
-    expected = reference()
-    assert result.loss == pytest.approx(expected.losses[0], abs=1e-5)
-    assert result.gradient_norm == pytest.approx(expected.norms[0], rel=1e-5)
-    error, name = worst(gradients, expected.gradients)
-    assert error < 1e-4, name
-
-
-SPLITS = [(1, 1, 16), (1, 1, 2), (2, 1, 4), (1, 2, 4), (2, 2, 2), (2, 4, 8)]
+SLOW = pytest.mark.slow
 TRANSPOSED = (1, 2, 4)
+SPLITS = [
+    *((1, 1, 2), TRANSPOSED, (2, 2, 2)),
+    *(pytest.param(*split, marks=SLOW) for split in ((1, 1, 16), (2, 1, 4), (2, 4, 8))),
+]
 
 
 @pytest.mark.parametrize(("dp", "tp", "micro_batch"), SPLITS)
-def test_five_steps_of_adamw(dp: int, tp: int, micro_batch: int) -> None:
+def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int, micro_batch: int) -> None:
     """Any split of the global batch over replicas and micro-batches trains as torch does; so it
     does with the sequence before the batch."""
     split = dp, tp, micro_batch
-    model = fine_tuning(transposed(our_config(*split), split == TRANSPOSED))
+    config = transposed(our_config(*split), split == TRANSPOSED)
+    model = fine_tuning(config, gradients=True)
     model.write(logical(their_model()))
-    with model:
-        results = [model.run([b], [RATE], i)[0] for i, b in enumerate(batches(STEPS))]
-        weights = model.read(optimizer=False)
-    expected = reference()
-    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
-    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
-    error, name = worst(weights, expected.weights)
-    assert error < 1e-4, name
+    check_training(model, batches(STEPS), reference(), RATE)
 
 
 # ---- several examples in a row -------------------------------------------------------------------
@@ -178,7 +161,9 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
 
 
-@pytest.mark.parametrize(("dp", "tp", "micro_batch", "slices"), [(2, 2, 3, 1), (1, 2, 6, 2)])
+@pytest.mark.parametrize(
+    ("dp", "tp", "micro_batch", "slices"), [(2, 2, 3, 2), pytest.param(1, 2, 6, 1, marks=SLOW)]
+)
 def test_examples_that_share_rows_train_as_each_by_itself(
     dp: int, tp: int, micro_batch: int, slices: int
 ) -> None:
@@ -189,19 +174,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
     config["data"]["examples_per_row"] = PLACES
     model = fine_tuning(transposed(T5Config.from_dict(config), slices > 1), gradients=True)
     model.write(logical(their_model()))
-    with model:
-        results = []
-        for step, batch in enumerate(batches(STEPS)):
-            results += model.run([in_rows(batch)], [RATE], step)
-            if step == 0:
-                gradients = model.gradients()
-        weights = model.read(optimizer=False)
-    expected = reference()
-    np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
-    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
-    for ours, theirs in ((gradients, expected.gradients), (weights, expected.weights)):
-        error, name = worst(ours, theirs)
-        assert error < 1e-4, name
+    check_training(model, [in_rows(batch) for batch in batches(STEPS)], reference(), RATE)
 
 
 # ---- the program ---------------------------------------------------------------------------------

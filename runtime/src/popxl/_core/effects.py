@@ -43,13 +43,19 @@ class Effects:
         return bool(self.reads or self.writes or self.loads or self.stores or self.impure)
 
 
-def op_effects(op: Op) -> Effects:
-    """State touched by one op, called graphs included."""
+def own_effects(op: Op) -> Effects:
+    """State touched by one op itself."""
     found = Effects()
     if op.defn.effects is not None:
         found.add(op.defn.effects(op))
     if op.defn.check is not None:
         found.checks[op] = None
+    return found
+
+
+def op_effects(op: Op) -> Effects:
+    """State touched by one op, called graphs included."""
+    found = own_effects(op)
     for region in regions(op):
         found.add(graph_effects(region.graph))
     return found

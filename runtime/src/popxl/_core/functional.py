@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from popxl._core.aliases import Views
-from popxl._core.effects import Effects
+from popxl._core.effects import Effects, own_effects
 from popxl._core.known import found_once
 from popxl._core.picking import picked
 from popxl._core.regions import Region, regions
@@ -244,10 +244,7 @@ def effects_of(nodes: Iterable[Node]) -> Effects:
     for node in nodes:
         if node.op is None or node.kind != "op":
             continue
-        if node.op.defn.effects is not None:
-            found.add(node.op.defn.effects(node.op))
-        if node.op.defn.check is not None:
-            found.checks[node.op] = None
+        found.add(own_effects(node.op))
         for region in node.regions:
             found.add(region.graph.effects)
     return found

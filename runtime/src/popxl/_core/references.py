@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 def changed_inputs(op: Op, region: Region) -> set[int]:
     """Indices of the inputs of the region's graph that it changes, and whose changes reach what
     `op` passes."""
+    found = _references(op, region)
+    return found and found.intersection(functionalise(region.graph).changed)
+
+
+def _references(op: Op, region: Region) -> set[int]:
+    """Indices of the inputs of the region's graph whose changes reach what `op` passes."""
     if region.kind == "derivative":
         return set()
-    return {i for i in functionalise(region.graph).changed if region.reaches(op, i)}
+    return {i for i in range(len(region.inputs)) if region.reaches(op, i)}
 
 
 def check_references(op: Op) -> None:
@@ -31,8 +37,7 @@ def check_references(op: Op) -> None:
         ValueError: two do, so that one of the changes would be lost.
     """
     for region in regions(op):
-        changed = changed_inputs(op, region)
-        if changed:
+        if len(_references(op, region)) > 1 and (changed := changed_inputs(op, region)):
             _check_disjoint(op, region, changed)
 
 

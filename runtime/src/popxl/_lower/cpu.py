@@ -2,18 +2,20 @@
 
 - Replicas are virtual devices; to make more of them the backend has to be started anew.
 - What the compiler may do depends on what the program holds.
-- The host's memory is the device's: XLA adopts arrays of the host.
+- The host's memory is the device's: XLA adopts arrays of the host, and the host sees XLA's.
 - Executables are launched by turns from several threads, or only so many at a time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from collections import deque
+import threading
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -116,6 +118,61 @@ def not_adopted(x: np.ndarray) -> np.ndarray:
     out = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
     out[...] = x
     return out
+
+
+def memory_of(array: jax.Array) -> np.ndarray:
+    """The bytes of an array of one device, which has to outlive them: XLA does not know of them."""
+    array.block_until_ready()
+    if not array.nbytes:
+        return np.empty(0, np.uint8)
+    at = array.unsafe_buffer_pointer()
+    return np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(at))
+
+
+class Recycled:
+    """Arrays of one device that nobody has any more, for what is read into their memory."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[Any, ...], list[jax.Array]] = defaultdict(list)
+        self._nbytes, self._lock = 0, threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
+        """An array of any content."""
+        key = shape, np.dtype(dtype), device, _epoch
+        with self._lock:
+            if self._free[key]:
+                array = self._free[key].pop()
+                self._nbytes -= array.nbytes
+                return array
+        return _made(*key)().block_until_ready()
+
+    def give(self, array: jax.Array, limit: int) -> None:
+        """Take an array that the caller alone has, and that programs may still read.
+
+        Args:
+            limit: bytes of free arrays; an array above it is let go.
+        """
+        key = array.shape, array.dtype, array.device, _epoch
+        # Starts when all that read the array are done, and is the same memory.
+        same = _passed_on(*key)(array)
+        with self._lock:
+            if self._nbytes + same.nbytes <= limit:
+                self._nbytes += same.nbytes
+                self._free[key].append(same)
+
+
+@cache
+def _made(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
+    place = jax.sharding.SingleDeviceSharding(device)
+    made = jax.jit(partial(jax.lax.empty, shape, dtype), out_shardings=place)
+    return made.lower().compile()
+
+
+@cache
+def _passed_on(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
+    place = jax.sharding.SingleDeviceSharding(device)
+    spec = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    return jax.jit(lambda x: x, donate_argnums=0).lower(spec).compile()
 
 
 # ---- launching ----------------------------------------------------------------------------------

@@ -80,13 +80,14 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
 
 def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) -> list[Any]:
     """The devices of a platform, of which there is at least one."""
-    platform = platform_of(device_desc)
+    platform = "cpu" if device_desc == "ipu_hw" else platform_of(device_desc)
     try:
+        platform = platform_of(device_desc)
         return find(backend=platform)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform starts
         raise DeviceError(
             f"the session needs {replicas} {platform} device(s), but JAX finds none: install the "
-            f"JAX plugin for {platform}, or use device_desc='cpu'",
+            f"JAX plugin for {platform}, use device_desc='cpu', or unset JAX_PLATFORMS",
             platform,
             replicas,
             found=0,

@@ -216,23 +216,26 @@ class ScratchFile:
             raise self._error("be written with", data.size, error) from error
         self._scratch.written += data.size
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
-        """Bytes at an aligned offset, in memory that comes back to `Scratch.memory`.
+    def read(self, offset: int, data: np.ndarray) -> None:
+        """Fill bytes with those at an aligned offset.
 
         Raises:
             DiskError: the disk is broken.
         """
-        block = self._scratch.memory.take(nbytes)
+        staging = self._scratch.staging()
         try:
-            for start in range(0, block.size, REQUEST):
-                part = block[start : start + REQUEST]
-                self._all(os.preadv, part, offset + start)
+            for start in range(0, data.size, REQUEST):
+                part = data[start : start + REQUEST]
+                fits = not (part.ctypes.data % ALIGNED or part.size % ALIGNED)
+                into = part if fits else staging[: aligned(part.size)]
+                self._all(os.preadv, into, offset + start)
+                if not fits:
+                    part[...] = into[: part.size]
                 if not self._scratch.direct:
-                    self._uncached(offset + start, part.size)
+                    self._uncached(offset + start, into.size)
         except OSError as error:
-            raise self._error("be read for", nbytes, error) from error
-        self._scratch.read += nbytes
-        return block[:nbytes]
+            raise self._error("be read for", data.size, error) from error
+        self._scratch.read += data.size
 
     def _all(self, do: Callable[[int, Sequence[Any], int], int], part: np.ndarray, at: int) -> None:
         """One request; the kernel may do it in several parts."""

@@ -8,7 +8,6 @@ another program, which lends it (`borrow`).
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import jax
 import numpy as np
 
 from popxl._lower.devices import global_shape, per_replica, two_memories
+from popxl._lower.filed import EntryMemory
 from popxl._lower.hostdata import put, put_variable
 from popxl._lower.traffic import EntryFile, Traffic
 
@@ -52,11 +52,12 @@ class Entries:
         self._file = self._made_file(traffic)
 
     def _made_file(self, traffic: Traffic | None) -> EntryFile | None:
-        count, here = len(self) - self._in_files, self._device.addressable_devices
+        count = len(self) - self._in_files
         if traffic is None or not count:
             return None
-        nbytes = math.prod(self.buffer.tensor_shape) * self.buffer.tensor_dtype.itemsize
-        file = EntryFile(traffic, count, [nbytes] * len(here), self._bytes)
+        dtype = self.buffer.tensor_dtype.as_jax()
+        memory = EntryMemory(self._shape, self._rows, dtype, self._host, traffic)
+        file = EntryFile(traffic, count, memory)
         self._closed = weakref.finalize(self, file.close)
         return file
 
@@ -103,11 +104,7 @@ class Entries:
         return self._moved(array, self._device, copies)
 
     def _brought(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
-        """An entry that is not in memory, and whether nobody else has this array.
-
-        What was read from a file lies in memory that is not XLA's, so that a program to which it is
-        donated copies it: in a thread of XLA's, while the walker goes on.
-        """
+        """An entry that is not in memory, and whether nobody else has this array."""
         place = None if index in self._borrowed else self.in_file(index)
         if place is None:
             array = self.array(index)  # of another program, or zeros
@@ -115,10 +112,7 @@ class Entries:
                 self._arrays.pop(index, None)
             return array, donate and index not in self._borrowed
         file, at = place
-        found = file.load(at)
-        if isinstance(found, jax.Array):  # the file is being written from it
-            return found, False
-        return self._zeros(index) if found is None else self._from_bytes(found), True
+        return file.load(at, donate) or (self._zeros(index), True)
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
         """Replace the entry.
@@ -199,8 +193,10 @@ class Entries:
         return self._arrays[index]
 
     def _zeros(self, index: int) -> jax.Array:
-        zero = np.zeros((), self.buffer.tensor_dtype.as_jax())
-        return put(np.broadcast_to(zero, self._shape), self._sharding(index))
+        dtype, sharding = self.buffer.tensor_dtype.as_jax(), self._sharding(index)
+        if not self._moves:  # made by XLA's threads, while the walker goes on
+            return jax.numpy.zeros(self._shape, dtype, device=sharding)
+        return put(np.broadcast_to(np.zeros((), dtype), self._shape), sharding)
 
     def put(self, index: int, var: Variable, value: np.ndarray) -> None:
         """Fill an entry with a variable's value. Zeros are not written to a file."""
@@ -233,32 +229,10 @@ class Entries:
             return None
         return self._file, index - self._in_files
 
-    def _bytes(self, array: jax.Array) -> list[np.ndarray]:
-        """What this process has of an array, by replica."""
-        shards = self._shards(array)
-        return [np.asarray(shards[r]).reshape(-1).view(np.uint8) for r in sorted(shards)]
-
-    def _from_bytes(self, parts: Sequence[np.ndarray]) -> jax.Array:
-        """The inverse, in the memory of `parts` where the platform is a CPU."""
-        dtype, own = self.buffer.tensor_dtype.as_jax(), sorted(self._places())
-        of_replica = dict(zip(own, parts, strict=True))
-        shape = (self._rows, *self._shape[1:])
-
-        def part(index: tuple[slice, ...]) -> np.ndarray:
-            replica = (index[0].start or 0) // max(self._rows, 1)
-            return of_replica[replica].view(dtype).reshape(shape)
-
-        return jax.make_array_from_callback(self._shape, self._host, part)
-
-    def _places(self) -> list[int]:
-        """The replicas of this process."""
-        found = self._host.addressable_devices_indices_map(self._shape).values()
-        return [(index[0].start or 0) // max(self._rows, 1) for index in found if index is not None]
-
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """This process's part of an array, by replica."""
-        found = array.addressable_shards
-        return {(s.index[0].start or 0) // max(self._rows, 1): s.data for s in found}
+        return {(s.index[0].start or 0) // max(self._rows, 1): s.data
+                for s in array.addressable_shards}  # fmt: skip
 
 
 def _is_zeros(value: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from popxl._lower.schedule import (
     Branch,
@@ -27,7 +27,6 @@ from popxl._lower.schedule import (
 
 if TYPE_CHECKING:
     from popxl._lower.entries import Index
-    from popxl.remote_buffer import RemoteBuffer
 
 Numbers = list[Any]  # by position; None: no number that the host knows
 
@@ -124,18 +123,14 @@ def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
     return found
 
 
-def known_transfers(
-    schedule: Schedule,
-) -> Iterator[tuple[Literal["load", "store"], RemoteBuffer, int]]:
-    """Loads and stores of a run, each with its buffer and the index of its entry, in the order in
-    which the walker does them; up to the first whose entry only the devices know, or differs
-    between replicas."""
+def known_transfers(schedule: Schedule) -> Iterator[tuple[Load | Store, int]]:
+    """Loads and stores of a run, each with the index of its entry, in the order in which the walker
+    does them; up to the first whose entry only the devices know, or differs between replicas."""
     for event in upcoming(schedule.main, deque()):
         if event is None or isinstance(event.entry, tuple):
             return
         if not isinstance(event.step, Run):
-            kind: Literal["load", "store"] = "load" if isinstance(event.step, Load) else "store"
-            yield kind, event.step.buffer, event.entry
+            yield event.step, event.entry
 
 
 # ---- the window ---------------------------------------------------------------------------------

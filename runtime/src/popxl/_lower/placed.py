@@ -41,8 +41,12 @@ def upload(
             traffic.close()
         raise
     state = State({}, entries, traffic)
-    for _ in put_each(program, state, values.variables, values):
-        pass
+    try:
+        for _ in put_each(program, state, values.variables, values):
+            pass
+    except BaseException:  # what makes the values may fail
+        state.close()
+        raise
     return state
 
 

@@ -30,6 +30,7 @@ from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
 from popxl._lower.lookahead import known_transfers, window_of
 from popxl._lower.preview import loads_ahead
+from popxl._lower.schedule import Load
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Event, Traffic
@@ -84,10 +85,13 @@ class State:
     def _expected(self, schedule: Schedule) -> list[Event]:
         """What a run loads from files and stores there."""
         found = []
-        for kind, buffer, index in known_transfers(schedule):
-            place = self.entries[buffer].in_file(index)
+        for step, index in known_transfers(schedule):
+            place = self.entries[step.buffer].in_file(index)
             if place is not None:
-                found.append(Event(kind, *place))
+                if isinstance(step, Load):
+                    found.append(Event("load", *place, step.donates))
+                else:
+                    found.append(Event("store", *place))
         return found
 
 

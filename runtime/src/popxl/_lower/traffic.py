@@ -2,28 +2,33 @@
 
 A store hands an array to a thread, and a load of what is not written yet takes that array. What a
 run loads and stores it loads and stores in the same order the next time, and the schedule says the
-order of the first; so the threads read what comes next, within a number of bytes.
+order of the first; so the threads read what comes next, within a number of bytes. The memory of
+what is written takes what is read (`popxl._lower.filed`).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import jax
-import numpy as np
 
+from popxl._lower.cpu import Recycled
 from popxl._lower.disk import Scratch, aligned
 
+if TYPE_CHECKING:
+    from popxl._lower.filed import EntryMemory
+
 DISK_WINDOW = 2**28
-"""Bytes that each of the three windows of a folder takes at most: read ahead, waiting to be
-written, and kept to be used again."""
+"""Bytes of each of the three windows of a folder: read ahead, waiting to be written, and kept to be
+used again. The last also has what the others leave."""
 
 AHEAD = DISK_WINDOW
 """Bytes that are read before they are asked for."""
@@ -36,11 +41,16 @@ _LOOKED_AT = 256  # events
 
 
 class Event(NamedTuple):
-    """A load or store of an entry."""
+    """A load or store of an entry.
+
+    Attributes:
+        donates: what is loaded may be donated.
+    """
 
     kind: Literal["load", "store"]
     file: EntryFile
     entry: int
+    donates: bool = False
 
 
 class Traffic:
@@ -48,6 +58,7 @@ class Traffic:
 
     Attributes:
         scratch: the folder.
+        recycled: arrays that were written, for what is read.
         waiting: bytes that are to be written.
         changed: notified when `waiting` is less.
     """
@@ -55,12 +66,12 @@ class Traffic:
     _of: ClassVar[weakref.WeakKeyDictionary[Scratch, Traffic]] = weakref.WeakKeyDictionary()
 
     def __init__(self, scratch: Scratch) -> None:
-        self.scratch = scratch
+        self.scratch, self.recycled = scratch, Recycled()
         self._events: list[Event] | None = None  # of the run
         self._runs: weakref.WeakKeyDictionary[object, list[Event]] = weakref.WeakKeyDictionary()
         self._last: list[Event] = []  # those of the program's run before
         self._at = 0
-        self._reading: dict[tuple[EntryFile, int], Future[list[np.ndarray]]] = {}
+        self._reading: dict[tuple[EntryFile, int], Future[jax.Array]] = {}
         self._reading_bytes = 0
         self.waiting = 0
         self.changed = threading.Condition()
@@ -99,13 +110,13 @@ class Traffic:
             self._events, self._last = None, []
             self._forget()
 
-    def note(self, kind: Literal["load", "store"], file: EntryFile, index: int) -> None:
+    def note(self, event: Event) -> None:
         """An entry is about to be loaded or stored."""
         if self._events is None:
             return
-        event = Event(kind, file, index)
+        kind, file, index, _ = event
         self._events.append(event)
-        if self._last[self._at : self._at + 1] == [event]:
+        if [expected[:3] for expected in self._last[self._at : self._at + 1]] == [event[:3]]:
             self._at += 1
         else:  # another way than last time: as long as that lasts, nothing is read ahead
             self._last = []
@@ -113,7 +124,7 @@ class Traffic:
             self.taken(file, index)
         self._ahead()
 
-    def taken(self, file: EntryFile, index: int) -> Future[list[np.ndarray]] | None:
+    def taken(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
         """What was read ahead of an entry, if it was; nobody has it any more."""
         found = self._reading.pop((file, index), None)
         if found is not None:
@@ -123,15 +134,19 @@ class Traffic:
     def _ahead(self) -> None:
         """Read what is loaded next, but not past a store to the same entry."""
         stored: set[tuple[EntryFile, int]] = set()
-        for kind, file, index in self._last[self._at : self._at + _LOOKED_AT]:
+        for kind, file, index, donates in self._last[self._at : self._at + _LOOKED_AT]:
             key = file, index
             if kind == "store":
                 stored.add(key)
             elif key not in stored and key not in self._reading and file.is_written(index):
                 if self._reading_bytes and self._reading_bytes + file.nbytes > AHEAD:
                     return
-                self._reading[key] = self.scratch.pool.submit(file.read_parts, index)
+                self._reading[key] = self.scratch.pool.submit(file.read, index, donates)
                 self._reading_bytes += file.nbytes
+
+    def free(self) -> int:
+        """Bytes of the three windows that nothing has that is read or to be written."""
+        return 3 * DISK_WINDOW - self._reading_bytes - self.waiting
 
     def settle(self) -> None:
         """Wait until everything is written; forget what was read."""
@@ -148,9 +163,9 @@ class Traffic:
 
 @dataclass(eq=False)
 class _Waiting:
-    """An entry that was stored and is not written."""
+    """An entry that was stored and is not written; afterwards without its array."""
 
-    array: jax.Array
+    array: jax.Array | None
 
 
 class EntryFile:
@@ -158,20 +173,12 @@ class EntryFile:
 
     Args:
         entries: how many.
-        parts: nbytes of each of its replicas' parts of an entry.
-        split: gives the parts of an array, of which a thread can see the memory.
+        memory: of an entry.
     """
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        entries: int,
-        parts: Sequence[int],
-        split: Callable[[jax.Array], Sequence[np.ndarray]],
-    ) -> None:
-        self.traffic, self._split, self._sizes = traffic, split, list(parts)
-        self._strides = [aligned(n) for n in parts]
-        self.nbytes = sum(self._strides)
+    def __init__(self, traffic: Traffic, entries: int, memory: EntryMemory) -> None:
+        self.traffic, self._memory = traffic, memory
+        self.nbytes = sum(map(aligned, memory.sizes))
         self._file = traffic.scratch.file(entries * self.nbytes)
         self._waiting: dict[int, _Waiting] = {}
         self._locks = [threading.Lock() for _ in range(entries)]
@@ -201,7 +208,8 @@ class EntryFile:
             )
             traffic.waiting += self.nbytes
             self._waiting[index] = waiting
-        traffic.note("store", self, index)  # now nobody reads ahead what the file still has
+        # Now nobody reads ahead what the file still has.
+        traffic.note(Event("store", self, index))
         traffic.scratch.pool.submit(self._write, index, waiting)
 
     def forget(self, index: int) -> None:
@@ -211,30 +219,34 @@ class EntryFile:
             self._written.discard(index)
         self.traffic.taken(self, index)
 
-    def load(self, index: int) -> jax.Array | list[np.ndarray] | None:
-        """An entry: the array that waits to be written, or the bytes of its parts; None if it was
-        never stored.
+    def load(self, index: int, donates: bool = False) -> tuple[jax.Array, bool] | None:
+        """An entry, and whether nobody else has its array; None if it was never stored.
+
+        Args:
+            donates: the array may be donated.
 
         Raises:
             DiskError: it cannot be read, or another one could not be written.
         """
         self._check()
-        self.traffic.note("load", self, index)
+        self.traffic.note(Event("load", self, index, donates))
         if index not in self._written:
             return None
-        waiting = self._waiting.get(index)
-        if waiting is not None:
-            return waiting.array
+        with self.traffic.changed:
+            waiting = self._waiting.get(index)
+            if waiting is not None and waiting.array is not None:
+                return waiting.array, False
         ahead = self.traffic.taken(self, index)
-        return self.read_parts(index) if ahead is None else ahead.result()
+        return (self.read(index, donates) if ahead is None else ahead.result()), True
 
-    def read_parts(self, index: int) -> list[np.ndarray]:
-        """The bytes of each part of an entry."""
-        at, parts = index * self.nbytes, []
-        for size, stride in zip(self._sizes, self._strides, strict=True):
-            parts.append(self._file.read(at, size))
-            at += stride
-        return parts
+    def read(self, index: int, donates: bool) -> jax.Array:
+        """An entry that is in the file."""
+        views, array = self._memory.room(donates)
+        at = index * self.nbytes
+        for view in views:
+            self._file.read(at, view)
+            at += aligned(view.size)
+        return array()
 
     def _check(self) -> None:
         if self._failed is not None:
@@ -246,15 +258,17 @@ class EntryFile:
             with self._locks[index]:
                 if self._waiting.get(index) is waiting:  # nothing newer
                     at = index * self.nbytes
-                    parts = self._split(waiting.array)
-                    for part, stride in zip(parts, self._strides, strict=True):
-                        self._file.write(at, part)
-                        at += stride
+                    for view in self._memory.views(waiting.array):
+                        self._file.write(at, view)
+                        at += aligned(view.size)
         except BaseException as error:
             self._failed = error
         finally:
             with traffic.changed:
                 if self._waiting.get(index) is waiting and self._failed is None:
                     del self._waiting[index]
+                array, waiting.array = waiting.array, None
                 traffic.waiting -= self.nbytes
                 traffic.changed.notify_all()
+        if sys.getrefcount(array) <= 2:  # this function's and the call's: nobody else's
+            self._memory.recycle(array, traffic.free())

@@ -41,6 +41,11 @@ def axes_of(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
     return tuple(axes)
 
 
+def hint(proportion: float | None) -> dict[str, float]:
+    """The attribute of a hint for other hardware, if it is given."""
+    return {} if proportion is None else {"available_memory_proportion": float(proportion)}
+
+
 def same_length(op: str, **lists: Iterable[object] | None) -> None:
     """Raise ValueError unless the given lists, those that are None left out, are equally long."""
     lengths = {name: len(list(values)) for name, values in lists.items() if values is not None}

@@ -28,6 +28,11 @@ def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
     return total if total.shape == shape else ops.reshape(total, shape)
 
 
+def sum_to_like(grad: Tensor, t: Tensor) -> Tensor:
+    """As `sum_to`, in the shape and dtype of `t`."""
+    return sum_to(grad if grad.dtype is t.dtype else ops.cast(grad, t.dtype), t.shape)
+
+
 def scalar_like(value: float, t: Tensor) -> Constant:
     """A scalar constant of the dtype of `t`."""
     return constant(value, t.dtype)

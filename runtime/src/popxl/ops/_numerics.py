@@ -12,6 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from popxl.ops._folds import traced_for
+
 Lowering = Callable[..., Any]
 
 _HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
@@ -20,6 +22,12 @@ _HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
 def widen(x: Any) -> Any:
     """`x` in float32 if it is float16 or bfloat16, otherwise unchanged."""
     return x.astype(jnp.float32) if x.dtype in _HALVES else x
+
+
+def factors(*operands: Any) -> tuple[Any, ...]:
+    """Operands of a product that is accumulated in float32. XLA's CPU backend widens halves itself,
+    but has faster products for what is float32 (see `popxl._lower.cpu.switches_for`)."""
+    return tuple(map(widen, operands)) if traced_for() == "cpu" else operands
 
 
 def rounded(x: Any) -> Any:

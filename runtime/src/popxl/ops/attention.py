@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from popxl import ops
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
-from popxl.ops._grads import sum_to
+from popxl.ops._grads import sum_to_like
 from popxl.ops.fused_attention import FUSED_ATTENTION
 from popxl.tensor import Tensor
 
@@ -46,14 +45,9 @@ def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None
     *found, ds = emit(_GRADS, [dy, *kept], attrs)
     return [
         *(g if ctx.needs(op, i) else None for i, g in enumerate(found)),
-        *(_of_bias(ds, b) if ctx.needs(op, 3 + i) else None for i, b in enumerate(others.biases)),
+        *(sum_to_like(ds, b) if ctx.needs(op, i) else None for i, b in enumerate(others.biases, 3)),
         *(None for _ in rest[len(others.biases) :]),
     ]
-
-
-def _of_bias(ds: Tensor, bias: Tensor) -> Tensor:
-    wide = ds if ds.dtype is bias.dtype else ops.cast(ds, bias.dtype)
-    return sum_to(wide, bias.shape)
 
 
 def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from popxl import dtypes, ops
 from popxl._core.op import emit
 from popxl._core.opdef import RuntimeCheck, define
+from popxl.ops._args import hint
 from popxl.ops._numerics import check_floating, is_float8
 from popxl.ops.linalg import matmul_flops, matmul_grads
 from popxl.tensor import Tensor
@@ -166,6 +167,4 @@ def matmul_pow2scaled(
     """
     check_float8("matmul_pow2scaled", lhs, rhs)
     check_scale("matmul_pow2scaled", log2_scale)
-    hint = available_memory_proportion
-    attrs = {} if hint is None else {"available_memory_proportion": float(hint)}
-    return emit(_MATMUL, [lhs, rhs, log2_scale], attrs)[0]
+    return emit(_MATMUL, [lhs, rhs, log2_scale], hint(available_memory_proportion))[0]

@@ -20,10 +20,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import lax
 
-from popxl import dtypes, ops
+from popxl import dtypes
 from popxl._core.op import Op, emit
 from popxl._core.opdef import NoGrad, define
-from popxl.ops._grads import sum_to
+from popxl.ops._grads import sum_to_like
 from popxl.ops._numerics import check_floating
 from popxl.tensor import Tensor
 
@@ -210,12 +210,8 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
     found: list[Tensor | None] = list(
         emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)})
     )
-    found += [_of_bias(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
+    found += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
-
-
-def _of_bias(dy: Tensor, bias: Tensor) -> Tensor:
-    return sum_to(dy if dy.dtype is bias.dtype else ops.cast(dy, bias.dtype), bias.shape)
 
 
 _LINEAR = define("fp8_linear", _linear, grad=_linear_grad, flops=_flops, maxima=(2,))

@@ -11,7 +11,7 @@ from jax import lax
 
 from popxl._core.op import emit
 from popxl._core.opdef import define
-from popxl.ops._args import axis_of
+from popxl.ops._args import axis_of, hint
 from popxl.ops._numerics import widen
 from popxl.tensor import Tensor
 
@@ -91,7 +91,7 @@ def gather(
     """
     check_indices("gather", indices)
     attrs: dict[str, Any] = {"axis": axis_of("gather", t, axis), "zero_oor": bool(zero_OOR)}
-    return emit(_GATHER, [t, indices], {**attrs, **_hint(available_memory_proportion)})[0]
+    return emit(_GATHER, [t, indices], {**attrs, **hint(available_memory_proportion)})[0]
 
 
 def tied_gather(
@@ -137,7 +137,7 @@ def groupedgather(
     attrs: dict[str, Any] = {
         "axis": axis_of("groupedgather", t, axis, extra=-1),
         "zero_oor": bool(zero_OOR),
-        **_hint(available_memory_proportion),
+        **hint(available_memory_proportion),
     }
     return emit(_GROUPED_GATHER, [t, indices], attrs)[0]
 
@@ -154,10 +154,6 @@ def check_groups(op: str, groups: int | None, *tensors: Tensor) -> None:
 def check_indices(op: str, indices: Tensor) -> None:
     if not indices.dtype.is_int:
         raise ValueError(f"{op}: indices {indices.id!r} must be integers, not {indices.dtype.name}")
-
-
-def _hint(proportion: float | None) -> dict[str, float]:
-    return {} if proportion is None else {"available_memory_proportion": float(proportion)}
 
 
 # ---- scatter ------------------------------------------------------------------------------------
@@ -198,7 +194,7 @@ def scatter(
         ValueError: `t` has no such axis, or the indices are not integers.
     """
     check_indices("scatter", indices)
-    attrs = {"axis": axis_of("scatter", t, axis), **_hint(available_memory_proportion)}
+    attrs = {"axis": axis_of("scatter", t, axis), **hint(available_memory_proportion)}
     return emit(_SCATTER, [t, indices, values], attrs)[0]
 
 
@@ -290,5 +286,5 @@ def topk(
     if not 1 <= k <= t.shape[axis]:
         raise ValueError(f"topk: k={k} must be in [1, {t.shape[axis]}] for axis {axis} of {t.id!r}")
     attrs = {"k": int(k), "axis": axis, "largest": bool(largest), "sorted": bool(sorted)}
-    values, indices = emit(_TOPK, [t], {**attrs, **_hint(available_memory_proportion)})
+    values, indices = emit(_TOPK, [t], {**attrs, **hint(available_memory_proportion)})
     return values, indices

@@ -12,7 +12,7 @@ from popxl import context, dtypes, ops
 from popxl._core.op import Op, emit
 from popxl._core.opdef import define
 from popxl.ops._grads import sum_to
-from popxl.ops._numerics import check_arithmetic
+from popxl.ops._numerics import check_arithmetic, factors
 from popxl.tensor import Tensor
 
 
@@ -26,7 +26,7 @@ def _matmul(
     check_arithmetic(a)
     half = jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4
     partials = jnp.float32 if half else None
-    result = jnp.matmul(a, b, preferred_element_type=partials)
+    result = jnp.matmul(*factors(a, b), preferred_element_type=partials)
     return result.astype(a.dtype if output_type is None else output_type.as_jax())
 
 

@@ -1,22 +1,22 @@
 """Which entries of remote buffers stay on the device: spare device memory as a cache of the host's.
 
-Each kind of entry saves time by staying, as much as a simulated run shows, and takes memory. The
-kinds that save most for each byte stay first, as many of their entries as there is room for; what
-the host has no room for stays in any case. Where a kind does not fit as a whole, entries of the
-parts that wait longest for each byte stay first; among layers alike, those that stay are spread
-evenly, so that each layer's compute hides transfers. Results are the same bit for bit.
+Entries of one kind that the same parts of the program move are a group. Step by step, entries stay
+of the group that saves most time for each byte, as a run in bulk says (`popxl.plan.flow`), until
+there is no more room. They are spread evenly over the layers of their group, so that each layer's
+compute hides transfers. Results are the same bit for bit.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from popxl._lower.lookahead import accesses
 from popxl._lower.schedule import Routine, Transfer, calls
+from popxl.plan.flow import Entry, Flow
 from popxl.plan.rates import Rates
 from popxl.plan.timeline import Timeline
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 MARGIN = 0.1  # of the device's memory, for what XLA takes beyond the estimate
-_SMALL = 0.005  # of the room: kinds that stay without a simulation
+_STEP = 1 / 64  # of the room: what is chosen at a time
+_ROUND = 4  # choices
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
 _HOT = 8  # crossings of the host link a run: entries that many loads read
+_EASE = 0.01  # seconds that one second less of transfers counts, hidden or not
 
 
 @dataclass(frozen=True)
@@ -70,97 +72,86 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
-_Place = tuple[float, int]
-"""How much the parts wait that an entry is loaded for, seconds a byte, and the entry's index."""
-
-
-@dataclass(eq=False)
-class _Kind:
-    """Entries alike, by place: those of one place stay together, such as a layer's."""
-
-    label: str
-    entries: dict[_Place, list[tuple[RemoteBuffer, int]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    saves: float = 0.0
-    kept: set[_Place] = field(default_factory=set)
-
-    def add(self, buffer: RemoteBuffer, index: int, waits: float) -> None:
-        self.entries[waits, index].append((buffer, _entry_bytes(buffer)))
-
-    def nbytes(self, places: Iterable[_Place] | None = None) -> int:
-        """Bytes of the entries of some places, or of all."""
-        chosen = self.entries if places is None else places
-        return sum(n for i in chosen for _, n in self.entries[i])
-
-    def count(self, places: Iterable[_Place] | None = None) -> int:
-        """Entries of some places, or of all."""
-        return sum(len(self.entries[i]) for i in (self.entries if places is None else places))
-
-    def fitting(self, room: int) -> set[_Place]:
-        """As many places as there is room for, in the order in which they should stay."""
-        order = sorted(self.entries, key=lambda at: (-at[0], at[1] * _GOLDEN % 1))
-        ends = accumulate(self.nbytes([at]) for at in order)
-        return {at for at, end in zip(order, ends, strict=True) if end <= room}
-
-
-def place(traced: Traced, rates: Rates, device: int, host: int | None = None) -> Placement:
+def place(traced: Traced, rates: Rates, device: int) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
     Args:
         device: bytes of a device's memory.
-        host: bytes of host memory for the remote buffers of one replica; None: as many as needed.
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
     before = traced.timeline(rates)
-    kinds = _kinds(traced, before)
-    everything = sum(kind.nbytes() for kind in kinds)
     room = int(device * (1 - MARGIN)) - before.peak - traced.plan().on_device
-    if everything > room:
-        kinds = _by_gain(kinds, room, before.seconds, lambda: traced.timeline(rates).seconds)
-    left, over = room, everything - (everything if host is None else host)
-    for kind in kinds:
-        if kind.saves >= 0 or over > 0 or everything <= room:
-            kind.kept = kind.fitting(max(left, 0))
-            left -= kind.nbytes(kind.kept)
-            over -= kind.nbytes(kind.kept)
-    _set(kinds)
-    found = [
-        Kept(kind.label, kind.count(kind.kept), kind.count(), kind.nbytes(kind.kept), kind.saves)
-        for kind in kinds
-    ]
-    return Placement(found, before, traced.timeline(rates), room)
+    flow = traced.flow(rates, before.window)
+    groups = list(_groups(traced, flow))
+    saves: dict[str, float] = {}
+    if sum(group.nbytes for group in groups) <= room:
+        for group in groups:
+            group.keep_all()
+    else:
+        saves = _alone(groups, flow)
+        _choose(groups, flow, room)
+    _set(groups)
+    return Placement(_kinds(groups, saves), before, traced.timeline(rates), room)
 
 
-def _kinds(traced: Traced, before: Timeline) -> list[_Kind]:
-    """All entries that a run moves, by kind of their buffer; those that many loads read apart."""
-    crossings: dict[tuple[RemoteBuffer, int], int] = Counter()
-    for (step, index), count in accesses(traced.schedule).items():
-        crossings[step.buffer, index] += count
-    waits = _waits(traced, before)
-    kinds: dict[str, _Kind] = {}
-    for (buffer, index), count in crossings.items():
+class _Group:
+    """Entries alike, by place: those of one place stay together, such as a layer's.
+
+    Attributes:
+        kept: how many places stay: the first ones, in the order in which they should.
+        nbytes: of all entries.
+    """
+
+    def __init__(self, label: str, entries: Iterable[Entry], flow: Flow) -> None:
+        at: dict[int, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            at[entry[1]].append(entry)
+        self.label, self.kept = label, 0
+        self._places = [at[i] for i in sorted(at, key=lambda i: i * _GOLDEN % 1)]
+        self._sizes = [sum(flow.crossings[e].nbytes for e in place) for place in self._places]
+        self.nbytes = sum(self._sizes)
+
+    @property
+    def staying_nbytes(self) -> int:
+        return sum(self._sizes[: self.kept])
+
+    def next(self, most: int, room: int) -> tuple[int, int]:
+        """How many places could stay next, and their bytes: `most` at most, or one place if there
+        is room for it; (0, 0) if not."""
+        count = nbytes = 0
+        for size in self._sizes[self.kept :]:
+            if nbytes + size > (most if count else room):
+                break
+            count, nbytes = count + 1, nbytes + size
+        return count, nbytes
+
+    def entries(self, start: int = 0, count: int | None = None) -> list[Entry]:
+        """Of so many places, from `start` on; default: of all."""
+        end = None if count is None else start + count
+        return [entry for place in self._places[start:end] for entry in place]
+
+    def staying(self) -> list[Entry]:
+        """Of the places that stay."""
+        return self.entries(0, self.kept)
+
+    def keep_all(self) -> None:
+        self.kept = len(self._places)
+
+
+def _groups(traced: Traced, flow: Flow) -> Iterator[_Group]:
+    """All entries that a run moves, by kind of their buffer and the parts of the program that use
+    it; those that many loads read apart."""
+    parts = _parts_of(traced.schedule.main)
+    found: dict[tuple[str, frozenset[str]], list[Entry]] = defaultdict(list)
+    for (buffer, index), crossings in flow.crossings.items():
         if index >= buffer.entries - buffer.on_disk:
             continue
         label = buffer.kind or f"buffer {buffer.remote_buffer_id}"
-        label += " that many layers read" if count > _HOT else ""
-        kinds.setdefault(label, _Kind(label)).add(buffer, index, waits[buffer])
-    return list(kinds.values())
-
-
-def _waits(traced: Traced, before: Timeline) -> dict[RemoteBuffer, float]:
-    """For each buffer, how long the parts that use it wait for transfers, in seconds a byte.
-
-    Args:
-        before: a run with all entries in host memory.
-    """
-    moved = {part.name: part.host_to_device + part.device_to_host for part in traced.plan().parts}
-    return {
-        buffer: sum(before.exposed[part].transfers for part in parts if part in before.exposed)
-        / max(sum(moved.get(part, 0) for part in parts), 1)
-        for buffer, parts in _parts_of(traced.schedule.main).items()
-    }
+        often = len(crossings.loads) + len(crossings.stores) > _HOT
+        label += " that many layers read" if often else ""
+        found[label, frozenset(parts[buffer])].append((buffer, index))
+    return (_Group(label, entries, flow) for (label, _), entries in found.items())
 
 
 def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:
@@ -178,39 +169,73 @@ def _parts_of(main: Routine) -> dict[RemoteBuffer, set[str]]:
     return found
 
 
-def _by_gain(
-    kinds: Sequence[_Kind], room: int, before: float, measure: Callable[[], float]
-) -> list[_Kind]:
-    """Kinds in the order in which they should stay: those that save most for each byte first, but
-    for small ones."""
-    small = [kind for kind in kinds if kind.nbytes() < _SMALL * room]
-    large = [kind for kind in kinds if kind not in small]
-    for kind in large:
-        kind.saves = before - _alone(kinds, kind, measure)
-    return [*small, *sorted(large, key=lambda kind: -kind.saves / kind.nbytes())]
-
-
-def _alone(kinds: Sequence[_Kind], kind: _Kind, measure: Callable[[], float]) -> float:
-    """What is measured where all entries of one kind stay, and no others."""
-    kind.kept = set(kind.entries)
-    _set(kinds)
-    found = measure()
-    kind.kept = set()
+def _alone(groups: Sequence[_Group], flow: Flow) -> dict[str, float]:
+    """Seconds that each kind would save by staying, and no other."""
+    before, found = flow.seconds(), {}
+    for label in {group.label: None for group in groups}:
+        entries = [e for group in groups if group.label == label for e in group.entries()]
+        with flow.without(entries):
+            found[label] = before - flow.seconds()
     return found
 
 
-def _set(kinds: Sequence[_Kind]) -> None:
-    chosen: Mapping[RemoteBuffer, set[int]] = defaultdict(set)
-    for kind in kinds:
-        for place, entries in kind.entries.items():
-            for buffer, _ in entries:
-                chosen[buffer].update({place[1]} if place in kind.kept else ())
+def _choose(groups: Sequence[_Group], flow: Flow, room: int) -> None:
+    """Let those stay that save most for each byte, as long as there is room.
+
+    What a group saves changes little with one choice. Between rounds it is reckoned anew only where
+    its turn seems to have come (Minoux, "Accelerated greedy algorithms", 1978).
+    """
+    most, left, chosen = int(room * _STEP), room, 0
+    anew = [(-math.inf, -1, i) for i in range(len(groups))]
+    waiting = [*anew]  # cost of a byte, as of which choice, and the group
+    while waiting:
+        cost, reckoned, i = heappop(waiting)
+        count, nbytes = groups[i].next(min(most, left), left)
+        if not count:
+            continue
+        entries = groups[i].entries(groups[i].kept, count)
+        if reckoned < chosen:
+            now = _cost(flow)
+            with flow.without(entries):
+                heappush(waiting, ((_cost(flow) - now) / nbytes, chosen, i))
+            continue
+        flow.move(entries, -1)
+        groups[i].kept += count
+        left, chosen = left - nbytes, chosen + 1
+        if chosen % _ROUND:
+            heappush(waiting, (cost, -1, i))
+        else:
+            waiting = [*anew]
+
+
+def _cost(flow: Flow) -> float:
+    return flow.seconds() + _EASE * flow.moving
+
+
+def _kinds(groups: Sequence[_Group], saves: dict[str, float]) -> list[Kept]:
+    """What was chosen, by label; what saves most for each byte first."""
+    of: dict[str, list[_Group]] = defaultdict(list)
+    for group in groups:
+        of[group.label].append(group)
+    order = sorted(of, key=lambda label: -saves.get(label, 0) / sum(g.nbytes for g in of[label]))
+    return [
+        Kept(
+            label,
+            sum(len(group.staying()) for group in of[label]),
+            sum(len(group.entries()) for group in of[label]),
+            sum(group.staying_nbytes for group in of[label]),
+            saves.get(label, 0.0),
+        )
+        for label in order
+    ]
+
+
+def _set(groups: Sequence[_Group]) -> None:
+    chosen: dict[RemoteBuffer, set[int]] = {}
+    for group in groups:
+        for buffer, _ in group.entries():
+            chosen.setdefault(buffer, set())
+        for buffer, index in group.staying():
+            chosen[buffer].add(index)
     for buffer, indices in chosen.items():
         buffer.resident = indices
-
-
-def _entry_bytes(buffer: RemoteBuffer) -> int:
-    size = buffer.tensor_dtype.itemsize
-    for d in buffer.tensor_shape:
-        size *= d
-    return size

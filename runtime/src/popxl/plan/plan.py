@@ -13,6 +13,7 @@ from popxl._lower.program import Program, facts_of_program
 from popxl._lower.schedule import Schedule
 from popxl._lower.segment import Segment, is_argument
 from popxl.ir import Ir
+from popxl.plan.flow import Flow
 from popxl.plan.rates import Rates
 from popxl.plan.records import MemoryUse, Plan, Storage
 from popxl.plan.timeline import Timeline, no_collection, timeline
@@ -49,6 +50,11 @@ class Traced:
             disk=stored.disk,
             resident=stored.resident,
         )
+
+    def flow(self, rates: Rates, window: int) -> Flow:
+        """A run in bulk, with all entries in host memory; see `popxl.plan.flow`."""
+        seconds = {segment: work.seconds(rates) for segment, work in self.works.items()}
+        return Flow.of(self.schedule, seconds, rates.host_link, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
         """A simulated run on one device; see `popxl.plan.timeline`."""

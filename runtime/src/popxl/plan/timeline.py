@@ -107,10 +107,7 @@ def timeline(
     if works is None:
         works = {segment: work_of(segment) for segment in schedule.segments}
     found = works
-    seconds = {
-        segment: sum(rates.seconds(part) for part in work.parts.values())
-        for segment, work in works.items()
-    }
+    seconds = {segment: work.seconds(rates) for segment, work in works.items()}
     if temporaries is None:
         temporaries = lambda segment: found[segment].temporaries  # noqa: E731
     if window is None:

@@ -17,6 +17,7 @@ from popxl.plan.primitives import COLLECTIVES, arithmetic_of, flops_of, is_float
 
 if TYPE_CHECKING:
     from popxl._lower.segment import Segment
+    from popxl.plan.rates import Rates
 
 Key = tuple[str, int, bool]  # of collectives: kind, size of the group, whether it is consecutive
 _PICKS = frozenset("gather dynamic_slice slice".split())  # read what they return, not their operand
@@ -59,6 +60,10 @@ class SegmentWork:
 
     parts: dict[str, Work]
     temporaries: int
+
+    def seconds(self, rates: Rates) -> float:
+        """A lower bound on its time; see `Rates.seconds`."""
+        return sum(map(rates.seconds, self.parts.values()))
 
 
 def work_of(segment: Segment) -> SegmentWork:

@@ -23,7 +23,7 @@ from popxl.errors import popart_exception
 from popxl.graph import Graph
 from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
-from popxl.transforms.gradients import observed_tensors
+from popxl.transforms.gradients import observed_tensors, of_inputs
 
 if TYPE_CHECKING:
     from popxl._core.functional import Functional, Node
@@ -68,13 +68,6 @@ def _like_inputs(*specs: TensorSpec, wanted: tuple[int, ...], **_: Any) -> list[
 
 def _or_zeros(grads: Sequence[Tensor | None], outputs: Sequence[Tensor], at: Iterable[int]) -> Any:
     return [init(outputs[i].shape, outputs[i].dtype) if (g := grads[i]) is None else g for i in at]
-
-
-def _spread(op: Op, wanted: tuple[int, ...], found: Sequence[Tensor]) -> list[Tensor | None]:
-    result: list[Tensor | None] = [None] * len(op.inputs)
-    for i, g in zip(wanted, found, strict=True):
-        result[i] = g
-    return result
 
 
 def _zero(spec: TensorSpec) -> Any:
@@ -193,7 +186,7 @@ def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[
         "maxima": tuple(i for i in wanted if body._inputs[i] in observed),
     }  # fmt: skip
     given = _or_zeros(grads, op.outputs, provided)
-    return _spread(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
+    return of_inputs(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
 
 
 def _needed_in_loop(ctx: GradContext, op: Op) -> set[int]:
@@ -289,4 +282,4 @@ def branch_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> lis
         "wanted": wanted,
     }
     inputs = [*map(ctx.fwd, op.inputs), *(g for g in grads if g is not None)]
-    return _spread(op, wanted, emit(CONDITIONAL_GRAD, inputs, attrs))
+    return of_inputs(op, wanted, emit(CONDITIONAL_GRAD, inputs, attrs))

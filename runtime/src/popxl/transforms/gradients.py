@@ -87,10 +87,6 @@ def by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list
 
 
 # ---- generic gradient of a pure op --------------------------------------------------------------
-def _attributes(frozen: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    return dict(frozen)
-
-
 def _vjp(
     *arrays: Any,
     of: str,
@@ -101,7 +97,7 @@ def _vjp(
     given: tuple[int, ...],
 ) -> Any:
     """Cotangents of the inputs `wrt` of op `of`, from its inputs `uses` and cotangents `given`."""
-    defn, attrs = registry()[of], _attributes(base_attrs)
+    defn, attrs = registry()[of], dict(base_attrs)
     values: list[Any] = [None] * len(specs)
     for i, x in zip(uses, arrays, strict=False):
         values[i] = x
@@ -181,10 +177,15 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
         {"of": op.defn.name, "base_attrs": attrs, "specs": specs, "uses": uses, "wrt": wrt,
          "given": given},
     )  # fmt: skip
-    result: list[Tensor | None] = [None] * len(op.inputs)
-    for i, g in zip(wrt, found, strict=True):
-        result[i] = g
-    return result
+    return of_inputs(op, wrt, found)
+
+
+def of_inputs(op: Op, wanted: Sequence[int], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of all inputs of `op`, of which those at `wanted` have one."""
+    found: list[Tensor | None] = [None] * len(op.inputs)
+    for i, g in zip(wanted, grads, strict=True):
+        found[i] = g
+    return found
 
 
 def rule_of(defn: OpDef) -> Any:

@@ -45,11 +45,13 @@ class RemoteHandle:
             at entry (r + row_offset) * steps + i. A function f from that index, an int32 scalar,
             to the row: f(r) * steps + i. None: entry i, whichever the row.
         shard_group: if entries are sharded: the replicas that hold the parts; default: all.
+        adds: what is stored is added to what is there.
     """
 
     buffer: RemoteBuffer
     row_offset: int | Callable[[popxl.Tensor], popxl.Tensor] | None = 0
     shard_group: ReplicaGrouping | None = None
+    adds: bool = False
 
     def entries(self, steps: int, rows: int) -> int:
         """How many entries `steps` steps for each of `rows` rows need."""
@@ -267,17 +269,26 @@ class _Loop:
         row: popxl.Tensor,
     ) -> popxl.Tensor:
         if isinstance(source, RemoteHandle):
-            entry = self._entry(source, step, row)
-            with self._io():
-                loaded = ops.remote_load(source.buffer, entry, name=t.name)
+            loaded = self._entry_of(source, step, row, t.name)
         else:
             with self._io():
                 loaded = ops.host_load(source, t.name)
-        if self.use_io_tiles:
-            loaded = ops.io_tile_copy(loaded)
+            loaded = self._brought(loaded)
         if isinstance(source, RemoteHandle) and not t.meta_shape:
             return gather_replica_sharded_tensor(loaded, replica_group=source.shard_group)
         return loaded
+
+    def _entry_of(
+        self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor, name: str | None = None
+    ) -> popxl.Tensor:
+        """What is stored, a part of it if entries are sharded."""
+        entry = self._entry(handle, step, row)
+        with self._io():
+            loaded = ops.remote_load(handle.buffer, entry, name=name)
+        return self._brought(loaded)
+
+    def _brought(self, loaded: popxl.Tensor) -> popxl.Tensor:
+        return ops.io_tile_copy(loaded) if self.use_io_tiles else loaded
 
     def _store(
         self,
@@ -288,6 +299,8 @@ class _Loop:
     ) -> None:
         if handle.buffer.meta_shape and not t.meta_shape:
             t = ops.collectives.replica_sharded_slice(t, handle.shard_group)
+        if handle.adds:
+            t = self._entry_of(handle, step, row) + t
         entry = self._entry(handle, step, row)
         with self._io():
             ops.remote_store(handle.buffer, entry, t)

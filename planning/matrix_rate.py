@@ -8,6 +8,7 @@ import numpy as np
 
 import popxl
 from popxl import ops
+from popxl.ops.fp8 import OPERANDS
 from popxl.session import DeviceDesc
 
 
@@ -18,6 +19,7 @@ def matrix_rate(
     size: int = 2048,
     products: int = 4,
     runs: int = 4,
+    fp8: bool = False,
 ) -> float:
     """Operations per second of products of square matrices: the best of `runs`.
 
@@ -28,11 +30,19 @@ def matrix_rate(
         replicas: devices that multiply at the same time; the rate is that of all of them.
         size: rows of a matrix, and columns.
         products: in one run, each of the result of the one before.
+        fp8: round the operands to FP8 first, as training in FP8 does.
     """
+
+    def product(x: popxl.Tensor, a: popxl.Tensor) -> popxl.Tensor:
+        if not fp8:
+            return x @ a
+        scale = popxl.constant(np.ones(len(OPERANDS)), popxl.float32)
+        return ops.fp8.linear(x, a, scale, powers_of_2=True)
+
     ir = popxl.Ir(replication=replicas)
     with ir.main_graph:
         x = popxl.variable(np.full((size, size), 0.5 / size, np.float32), dtype)
-        (y,) = ops.repeat(ir.create_graph(lambda x, a: x @ a, x, x), products, x, x)
+        (y,) = ops.repeat(ir.create_graph(product, x, x), products, x, x)
         ops.host_store(popxl.d2h_stream((1, 1), dtype), y[:1, :1])
     seconds = []
     with popxl.Session(ir, device) as session:

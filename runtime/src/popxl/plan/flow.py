@@ -1,0 +1,133 @@
+"""A run of a program in bulk: seconds of computing, and bytes that come and go, stage by stage.
+
+It follows the rules of `popxl.plan.simulated` with a few sums in place of a walker, so that many
+placements can be compared in a second: a stage is a run of a segment, or several that are short,
+with what is loaded for it and what it stores. Dispatching takes no time, and no load waits for a
+store to the same entry, as it would where a step has one or two micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from popxl._lower.lookahead import KnownNumbers, upcoming
+from popxl._lower.schedule import Load, Run, Schedule
+
+if TYPE_CHECKING:
+    from popxl._lower.segment import Segment
+    from popxl.remote_buffer import RemoteBuffer
+
+_STAGES = 1000  # about so many at most
+
+Entry = tuple["RemoteBuffer", int]
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """When an entry is moved.
+
+    Attributes:
+        nbytes: of the entry, on one replica.
+        loads: stages for which it is loaded.
+        stores: stages that store it.
+    """
+
+    nbytes: int
+    loads: list[int] = field(default_factory=list)
+    stores: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """
+    Attributes:
+        computing: seconds of each stage.
+        crossings: of each entry that is moved.
+        loads, stores: bytes that go to and from the device for each stage.
+        link: bytes per second, each way.
+        window: bytes that loads may be ahead of their use.
+    """
+
+    computing: Sequence[float]
+    crossings: Mapping[Entry, Crossings]
+    loads: list[int]
+    stores: list[int]
+    link: float
+    window: int
+
+    @classmethod
+    def of(
+        cls, schedule: Schedule, seconds: Mapping[Segment, float], link: float, window: int
+    ) -> Flow:
+        """The flow of a program of which all entries are in host memory."""
+        computing, crossings = _stages(schedule, seconds)
+        flow = cls(computing, crossings, [0] * len(computing), [0] * len(computing), link, window)
+        flow.move(crossings, 1)
+        return flow
+
+    def move(self, entries: Iterable[Entry], way: int) -> None:
+        """Let entries live in host memory (1), or on the device (-1)."""
+        for entry in entries:
+            crossings = self.crossings[entry]
+            for stage in crossings.loads:
+                self.loads[stage] += way * crossings.nbytes
+            for stage in crossings.stores:
+                self.stores[stage] += way * crossings.nbytes
+
+    @contextmanager
+    def without(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """As if entries lived on the device."""
+        self.move(entries, -1)
+        yield
+        self.move(entries, 1)
+
+    @property
+    def moving(self) -> float:
+        """Seconds of all transfers, one after the other."""
+        return (sum(self.loads) + sum(self.stores)) / self.link
+
+    def seconds(self) -> float:
+        """Of a run."""
+        ends, arrived, left = [0.0], 0.0, 0.0
+        first = ahead = 0  # what is loaded begins with stage `first`, and is so many bytes ahead
+        for stage, loads in enumerate(self.loads):
+            ahead += loads if stage else 0
+            backlog = min(max(left - ends[-1], 0.0) * self.link, self.window / 2)
+            while first < stage and ahead > self.window - backlog:
+                first += 1
+                ahead -= self.loads[first]
+            arrived = max(arrived, ends[first]) + loads / self.link
+            start = max(ends[-1], arrived, left - self.window / self.link)
+            ends.append(start + self.computing[stage])
+            left = max(left, ends[-1]) + self.stores[stage] / self.link
+        return max(ends[-1], left)
+
+
+def _stages(
+    schedule: Schedule, seconds: Mapping[Segment, float]
+) -> tuple[list[float], dict[Entry, Crossings]]:
+    """Seconds of each stage, and the stages that each entry is moved for."""
+    events = [event for event in upcoming(schedule.main, KnownNumbers()) if event is not None]
+    spent = [seconds[step.segment] for step, _ in events if isinstance(step, Run)]
+    least, runs = sum(spent) / _STAGES, iter(spent)
+    computing, crossings = [0.0], dict[Entry, Crossings]()
+    coming: list[Crossings] = []
+    for step, index in events:
+        if isinstance(step, Run):
+            if computing[-1] > least:
+                computing.append(0.0)
+            computing[-1] += next(runs)
+            for moved in coming:
+                moved.loads.append(len(computing) - 1)
+            coming.clear()
+            continue
+        entry = step.buffer, index[0] if isinstance(index, tuple) else index
+        moved = crossings.setdefault(entry, Crossings(step.nbytes))
+        if isinstance(step, Load):
+            coming.append(moved)
+        else:
+            moved.stores.append(len(computing) - 1)
+    return computing, crossings
