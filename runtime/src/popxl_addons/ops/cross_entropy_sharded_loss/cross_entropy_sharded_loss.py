@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import jax.numpy as jnp
-import numpy as np
+from typing import Literal
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
-from popxl._core.op import Op, emit
-from popxl._core.opdef import define
+from popxl.ops._labels import shifted_labels
 from popxl.ops.collectives.collectives import CollectiveOps
 from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     define_identical_grad_inputs,
@@ -73,33 +69,9 @@ def cross_entropy_sharded_loss(
     largest = ops.detach(ops.max(wide, axis=-1, keepdims=True))
     shift = ops.detach(ops.collectives.replicated_all_reduce(largest, "max", replica_grouping))
     total = _global(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
-    label = _global(_pick(wide, shift, indices), replica_grouping)
+    label = _global(shifted_labels(wide, shift, _as_int32(indices)), replica_grouping)
     loss = ops.log(total) - label
     return _reduced(loss, indices, ignore_index, reduction, logits.dtype)
-
-
-def _picked(t: Any, shift: Any, indices: Any) -> Any:
-    at = jnp.clip(indices, 0, t.shape[1] - 1)
-    found = (jnp.take_along_axis(t, at[:, None], 1) - shift)[:, 0]
-    return jnp.where(indices == at, found, 0)
-
-
-def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """By comparison, which is fused with the gradient of the exponentials."""
-    _, _, indices = op.inputs
-    n, classes = op.inputs[0].shape
-    columns = popxl.constant(np.arange(classes)[None], popxl.int32, "classes")
-    chosen = ops.equal(columns, ops.reshape(ctx.fwd(indices), (n, 1)))
-    return [ops.where(chosen, ops.reshape(dy, (n, 1)), popxl.constant(0, dy.dtype)), None, None]
-
-
-_PICKED = define("cross_entropy_label", _picked, grad=_picked_grad)
-
-
-def _pick(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:
-    """t[i, indices[i]] - shift[i] for each i, or 0 where the index is out of range. No gradient
-    flows to the shift."""
-    return emit(_PICKED, [t, shift, _as_int32(indices)])[0]
 
 
 def _as_int32(t: Tensor) -> Tensor:

@@ -1,0 +1,47 @@
+"""The label's element of each row, for a cross entropy whose classes are sharded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import popxl
+from popxl import ops
+from popxl._core.op import Op, emit
+from popxl._core.opdef import define
+
+if TYPE_CHECKING:
+    from popxl.tensor import Tensor
+
+
+def _picked(t: Any, shift: Any, indices: Any) -> Any:
+    at = jnp.clip(indices, 0, t.shape[1] - 1)
+    found = (jnp.take_along_axis(t, at[:, None], 1) - shift)[:, 0]
+    return jnp.where(indices == at, found, 0)
+
+
+def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
+    """By comparison, which is fused with the gradient of the exponentials."""
+    t, _, indices = op.inputs
+    n, classes = t.shape
+    columns = popxl.constant(np.arange(classes)[None], popxl.int32, "classes")
+    chosen = ops.equal(columns, ops.reshape(ctx.fwd(indices), (n, 1)))
+    return [ops.where(chosen, ops.reshape(dy, (n, 1)), popxl.constant(0, dy.dtype)), None, None]
+
+
+_PICKED = define("cross_entropy_label", _picked, grad=_picked_grad)
+
+
+def shifted_labels(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:
+    """t[i, indices[i]] - shift[i] for each i, or 0 where the index is out of range.
+
+    No gradient flows to the shift.
+
+    Args:
+        t: (n, classes).
+        shift: (n, 1).
+        indices: int32 (n,).
+    """
+    return emit(_PICKED, [t, shift, indices])[0]
