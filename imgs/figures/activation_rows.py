@@ -8,13 +8,13 @@ LAYERS, MICRO_BATCHES = 3, 4
 PHASE, ROW, GAP, LEFT = 82, 50, 14, 20  # widths, and the left edge
 PITCH = PHASE + ROW + 2 * GAP
 X, DX, CELL = 0, 44, 32  # of the two buffers below the top of a phase, and their height
-ENCODER, DECODER = 58, 316  # tops
-COPIED = 214  # top of the rows of the encoder output's gradients
+ENCODER, DECODER = 58, 236  # tops
+ADDED = 188  # height at which the gradients of the encoder's output meet
 VALUE, GRAD = ACTIVATION.edge, GRADIENT.edge
 
 
 def draw() -> Canvas:
-    canvas = Canvas(474)
+    canvas = Canvas(394)
     canvas.head((LEFT, 20), f"T5 with {LAYERS} layers in each stack, {MICRO_BATCHES} micro-batches")
     ends = "embed-\ndings", "decoder\nembed-\ndings"
     for top, first, last, name in (
@@ -26,7 +26,7 @@ def draw() -> Canvas:
     _encoded_gradients(canvas)
     _encoded(canvas)
     canvas.legend(
-        (LEFT, 452),
+        (LEFT, 372),
         [(ACTIVATION, "x: values, from left to right", 246),
          (GRADIENT, "dx: their gradients, from right to left", 0)],
     )  # fmt: skip
@@ -71,29 +71,15 @@ def _cells(canvas: Canvas, area: Area, kind: Kind) -> None:
 
 
 def _encoded_gradients(canvas: Canvas) -> None:
-    """Each decoder layer stores the gradient of the encoder's output; their sum goes up."""
-    last = _row(LAYERS + 1, ENCODER + DX)
-    total = Area(last.left, COPIED - 33, ROW, 26)
-    bus = total.middle[1]
-    starts = []
-    for i in range(LAYERS):
-        phase = _phase(i + 1, DECODER)
-        row = Area(phase.middle[0] - ROW / 2, COPIED, ROW, CELL)
-        _cells(canvas, row, GRADIENT)
-        canvas.note((row.right + 8, row.middle[1]), f"row {i}", "left")
-        canvas.arrow((row.middle[0], DECODER), (row.middle[0], row.bottom), colour=GRAD)
-        starts.append((row.middle[0], row.top))
-    for x, y in starts:
-        canvas.arrow((x, y), (x, bus), colour=GRAD, head=False)
-    canvas.arrow((starts[0][0], bus), (total.left, bus), colour=GRAD)
-    canvas.box(total, "sum")
-    canvas.arrow((total.middle[0], total.top), (total.middle[0], last.bottom), colour=GRAD)
-    canvas.note(
-        (starts[-1][0] + 96, COPIED + 24),
-        "gradients of the\nencoder's output:\na row for each\ndecoder layer",
-        "left",
-        color=INK,
-    )
+    """Each decoder layer adds to the gradient of the encoder's output."""
+    last = _row(LAYERS + 1, ENCODER + DX).middle[0]
+    layers = [_phase(i + 1, DECODER).middle[0] for i in range(LAYERS)]
+    for x in layers:
+        canvas.arrow((x, DECODER), (x, ADDED), colour=GRAD, head=False)
+    bottom = _row(LAYERS + 1, ENCODER + DX).bottom
+    canvas.arrow((layers[0], ADDED), (last, ADDED), (last, bottom), colour=GRAD)
+    words = "each decoder layer adds to the gradient of the encoder's output"
+    canvas.note((layers[0] + 8, ADDED - 12), words, "left", color=INK)
 
 
 def _encoded(canvas: Canvas) -> None:

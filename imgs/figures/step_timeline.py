@@ -18,8 +18,7 @@ PHASES = {
 }
 HEAD = "head"
 OWNERS = [name for name in PHASES if name != "decoder_embeddings"] + [HEAD]
-SUMMED = "encoder_head"  # before its backward pass, gradients of its output are added up
-WIDTH, GAP, HEIGHT, LEFT = 70, 11, 60, 108
+WIDTH, GAP, HEIGHT, LEFT = 76, 13, 60, 108
 FORWARD, BACKWARD, UPDATE = 46, 148, 268  # tops
 
 
@@ -34,10 +33,6 @@ def draw() -> Canvas:
     right = forwards[-1].right + GAP
     loss = Area(right, FORWARD, 814 - right, BACKWARD + HEIGHT - FORWARD)
     canvas.box(loss, "head:\nloss\nand its\ngradient", COMPUTE)
-    at = list(PHASES).index(SUMMED)
-    total = Area(backwards[at].right + GAP, BACKWARD, WIDTH - 18, HEIGHT)
-    canvas.box(total, "sum of\nrows", PLAIN)
-    backwards.insert(at + 1, total)
     _chain(canvas, [batch, *forwards, loss], FORWARD)
     _chain(canvas, [loss, *reversed(backwards), norm], BACKWARD)
     _update(canvas, norm)
@@ -45,9 +40,7 @@ def draw() -> Canvas:
 
 
 def _phase(name: str, top: float) -> Area:
-    index = list(PHASES).index(name)
-    gap = WIDTH - 18 + GAP if index > list(PHASES).index(SUMMED) else 0
-    return Area(LEFT + index * (WIDTH + GAP) + gap, top, WIDTH, HEIGHT)
+    return Area(LEFT + list(PHASES).index(name) * (WIDTH + GAP), top, WIDTH, HEIGHT)
 
 
 def _chain(canvas: Canvas, areas: list[Area], top: float) -> None:

@@ -195,7 +195,7 @@ def test_the_timeline_is_the_programs(program):
 
 def test_the_rows_are_the_programs(program):
     layers = activation_rows.LAYERS
-    assert program["rows"] == [layers + 2] * 2 + [layers + 1] * 2 + [layers]
+    assert program["rows"] == [layers + 2] * 2 + [layers + 1] * 2
 
 
 def test_the_grids_are_the_programs():
