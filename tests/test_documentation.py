@@ -120,6 +120,7 @@ WRITTEN_BY_RUNS = {
     "run.json",
     "tokenizer/",
     "loss_curve.png",
+    "machine.yml",
     "record.json",
     "record.md",
     "runs/",
