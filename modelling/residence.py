@@ -130,6 +130,9 @@ def choose(
         layers = candidates.get()[0].layers
         program, traced = candidates.get(frozenset(n for kind in kinds for n in layers[kind]))
         placement = popxl.plan.place(traced, rates, int(memory))
+        if traced.plan().remote > host:  # what travels less leaves room for more
+            besides = placement.after.peak - placement.nbytes
+            placement = popxl.plan.place(traced, rates, int(memory), besides)
         plan = traced.plan()
         device = plan.on_device + placement.after.peak
         return Trial(kinds, program, traced, placement, device <= memory and plan.remote <= host)

@@ -107,7 +107,7 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
     if config.family == "t5":
         decoder = samples * config.model.decoder_sequence_length * width * size
         layers = config.model.layers
-        rows = (2 * (layers + 2) + layers) * encoder + 2 * (layers + 1) * decoder
+        rows = 2 * (layers + 2) * encoder + 2 * (layers + 1) * decoder
     else:
         rows = 2 * (config.model.layers + 1) * encoder
     assert needs.plan.host == pytest.approx(needs.state + rows, rel=1e-3)

@@ -28,7 +28,10 @@ RANDOM = {
     "create_random_seed", "dropout", "random_normal", "random_uniform", "split_random_seed",
 }  # fmt: skip
 # Ops of popxl_addons, defined if anything has imported them: tests/popxl_addons.
-OF_ADDONS = {"fp8_amax_scale", "fp8_mse_scale", "group_quantize_decompress", "saturate"}
+OF_ADDONS = {
+    *("cross_entropy_label", "fp8_amax_scale", "fp8_mse_scale"),
+    *("group_quantize_decompress", "saturate"),
+}
 COLLECTIVE_FAMILY = ("replica", "all_reduce")
 DEFINED = {
     name for name, defn in registry().items()

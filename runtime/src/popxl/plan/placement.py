@@ -72,16 +72,18 @@ class Placement:
         return sum(kind.nbytes for kind in self.kinds)
 
 
-def place(traced: Traced, rates: Rates, device: int) -> Placement:
+def place(traced: Traced, rates: Rates, device: int, peak: int | None = None) -> Placement:
     """Choose which entries of the program's remote buffers stay on the device, and set it.
 
     Args:
         device: bytes of a device's memory.
+        peak: of them, what a run takes besides those entries; default: what it takes if none stay.
     """
     for buffer in traced.ir.remote_buffers:
         buffer.resident = 0
     before = traced.timeline(rates)
-    room = int(device * (1 - MARGIN)) - before.peak - traced.plan().on_device
+    peak = before.peak if peak is None else peak
+    room = int(device * (1 - MARGIN)) - peak - traced.plan().on_device
     flow = traced.flow(rates, before.window)
     groups = list(_groups(traced, flow))
     saves: dict[str, float] = {}
