@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DISK_WINDOW = 2**28
 """Bytes of each of the three windows of a folder: read ahead, waiting to be written, and kept to be
-used again. The last also has what the others leave."""
+used again."""
 
 AHEAD = DISK_WINDOW
 """Bytes that are read before they are asked for."""
@@ -143,10 +143,6 @@ class Traffic:
                     return
                 self._reading[key] = self.scratch.pool.submit(file.read, index, donates)
                 self._reading_bytes += file.nbytes
-
-    def free(self) -> int:
-        """Bytes of the three windows that nothing has that is read or to be written."""
-        return 3 * DISK_WINDOW - self._reading_bytes - self.waiting
 
     def settle(self) -> None:
         """Wait until everything is written; forget what was read."""
@@ -271,4 +267,4 @@ class EntryFile:
                 traffic.waiting -= self.nbytes
                 traffic.changed.notify_all()
         if sys.getrefcount(array) <= 2:  # this function's and the call's: nobody else's
-            self._memory.recycle(array, traffic.free())
+            self._memory.recycle(array, DISK_WINDOW)
