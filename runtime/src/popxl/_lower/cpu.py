@@ -132,9 +132,10 @@ def memory_of(array: jax.Array) -> np.ndarray:
 class Recycled:
     """Arrays of one device that nobody has any more, for what is read into their memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int) -> None:
+        """Args: `kept`: bytes of free arrays that are kept at most."""
         self._free: dict[tuple[Any, ...], list[jax.Array]] = defaultdict(list)
-        self._nbytes, self._lock = 0, threading.Lock()
+        self._kept, self._nbytes, self._lock = kept, 0, threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
         """An array of any content."""
@@ -146,17 +147,13 @@ class Recycled:
                 return array
         return _made(*key)().block_until_ready()
 
-    def give(self, array: jax.Array, limit: int) -> None:
-        """Take an array that the caller alone has, and that programs may still read.
-
-        Args:
-            limit: bytes of free arrays; an array above it is let go.
-        """
+    def give(self, array: jax.Array) -> None:
+        """Take an array that the caller alone has, and that programs may still read."""
         key = array.shape, array.dtype, array.device, _epoch
         # Starts when all that read the array are done, and is the same memory.
         same = _passed_on(*key)(array)
         with self._lock:
-            if self._nbytes + same.nbytes <= limit:
+            if self._nbytes + same.nbytes <= self._kept:
                 self._nbytes += same.nbytes
                 self._free[key].append(same)
 

@@ -91,12 +91,8 @@ class EntryMemory:
         whole, sharding = self._whole, self._sharding
         return views, lambda: jax.make_array_from_single_device_arrays(whole, sharding, parts)
 
-    def recycle(self, array: jax.Array, limit: int) -> None:
-        """Use the memory of an array again, which the caller alone has.
-
-        Args:
-            limit: bytes that wait to be used again at most.
-        """
+    def recycle(self, array: jax.Array) -> None:
+        """Use the memory of an array again, which the caller alone has."""
         if self._on_cpu:
             for part in self._shards(array):
-                self._recycled.give(part, limit)
+                self._recycled.give(part)

@@ -66,7 +66,7 @@ class Traffic:
     _of: ClassVar[weakref.WeakKeyDictionary[Scratch, Traffic]] = weakref.WeakKeyDictionary()
 
     def __init__(self, scratch: Scratch) -> None:
-        self.scratch, self.recycled = scratch, Recycled()
+        self.scratch, self.recycled = scratch, Recycled(DISK_WINDOW)
         self._events: list[Event] | None = None  # of the run
         self._runs: weakref.WeakKeyDictionary[object, list[Event]] = weakref.WeakKeyDictionary()
         self._last: list[Event] = []  # those of the program's run before
@@ -267,4 +267,4 @@ class EntryFile:
                 traffic.waiting -= self.nbytes
                 traffic.changed.notify_all()
         if sys.getrefcount(array) <= 2:  # this function's and the call's: nobody else's
-            self._memory.recycle(array, DISK_WINDOW)
+            self._memory.recycle(array)
