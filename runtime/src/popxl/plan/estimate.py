@@ -12,14 +12,18 @@ from functools import cached_property
 from typing import Any
 
 from popxl.plan.flat import Flat, Node
-from popxl.plan.primitives import MATERIALISED, kind_of, nbytes
+from popxl.plan.primitives import MATERIALISED, RANDOM_BITS, kind_of, nbytes
 
 
 class Memory:
-    """Which values of a function are in memory, and when."""
+    """Which values of a function are in memory, and when.
 
-    def __init__(self, flat: Flat) -> None:
-        self._flat = flat
+    Args:
+        platform: that the function is compiled for: "cpu", "gpu" or "tpu".
+    """
+
+    def __init__(self, flat: Flat, platform: str) -> None:
+        self._flat, self._platform = flat, platform
         self._names: dict[Any, Any] = {}  # values that are another value under another shape
         written = set()  # because the program says so
         for node in flat.nodes:
@@ -31,7 +35,7 @@ class Memory:
         self._outside = {*flat.inputs, *outputs}
         self.stored = self._outside | written
         for node in flat.nodes:
-            if _is_kernel(node):
+            if self._is_kernel(node):
                 self.stored.update(self.name(v) for v in (*node.inputs, *node.outputs))
             elif kind_of(node.name) == "reduction":
                 self.stored.update(node.outputs)
@@ -51,7 +55,7 @@ class Memory:
             for v in map(self.name, node.inputs):
                 read |= {v} if v in self.stored else through.get(v, set())
             makes = [v for v in node.outputs if v in self.stored]
-            if not makes and not _is_kernel(node):
+            if not makes and not self._is_kernel(node):
                 through.update(dict.fromkeys(node.outputs, read))
                 read = set()
             found.append(read)
@@ -70,23 +74,26 @@ class Memory:
             for v in made:
                 last.setdefault(v, i)
             # A loop, and what is computed element by element, may overwrite what it reads.
-            over = min(dying, sum(held[v] for v in made)) if _overwrites(node) else 0
-            most = max(most, live - over + _inner(node))
+            over = min(dying, sum(held[v] for v in made)) if self._overwrites(node) else 0
+            most = max(most, live - over + self.beside(node) + self._inner(node))
             for v in {*self.reads[i], *node.outputs}:
                 if last.get(v) == i:
                     live -= held.pop(v, 0)
         return most
 
+    def _is_kernel(self, node: Node) -> bool:
+        return node.runs_others or kind_of(node.name, self._platform) == "kernel"
 
-def _overwrites(node: Node) -> bool:
-    return node.runs_others or kind_of(node.name) != "kernel"
+    def _overwrites(self, node: Node) -> bool:
+        return node.runs_others or not self._is_kernel(node)
 
+    def beside(self, node: Node) -> int:
+        """Bytes that a kernel writes and reads beside its operands and results."""
+        if node.name == RANDOM_BITS and self._is_kernel(node):
+            return nbytes(node.outputs[-1].aval)  # drawn as two halves, then put together
+        return 0
 
-def _is_kernel(node: Node) -> bool:
-    return node.runs_others or kind_of(node.name) == "kernel"
-
-
-def _inner(node: Node) -> int:
-    """Most bytes that what a node runs takes."""
-    bodies = [*(body for body, _ in node.bodies), *node.branches]
-    return max((Memory(body).peak() for body in bodies), default=0)
+    def _inner(self, node: Node) -> int:
+        """Most bytes that what a node runs takes."""
+        bodies = [*(body for body, _ in node.bodies), *node.branches]
+        return max((Memory(body, self._platform).peak() for body in bodies), default=0)

@@ -32,6 +32,8 @@ _KERNELS = frozenset(
     "reduce_window_max select_and_scatter_add select_and_gather_add top_k "
     "ragged_dot random_bits threefry2x32".split()
 )
+RANDOM_BITS = "rng_bit_generator"
+"""On CPUs it is computed where its bits are used, elsewhere kernels write them to memory."""
 COLLECTIVES = {
     "psum": "all_reduce",
     "psum_invariant": "all_reduce",
@@ -46,9 +48,11 @@ COLLECTIVES = {
 }
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str, platform: str = "cpu") -> Kind:
     """How XLA treats a primitive: a new name of its operand; computed where it is used; a sum that
     what it sums is computed in; or a kernel that reads and writes memory."""
+    if name == RANDOM_BITS:
+        return "fused" if platform == "cpu" else "kernel"
     if name in _FREE:
         return "free"
     if name in _REDUCTIONS:

@@ -76,19 +76,19 @@ def work_of(segment: Segment) -> SegmentWork:
     with tracing_for(facts.platform):
         closed = jax.make_jaxpr(function, axis_env=[(AXIS, facts.replicas)])(*specs)
     flat = flatten(closed.jaxpr)
-    counter = _Counter(facts.replicas)
+    counter = _Counter(facts.replicas, facts.platform)
     counter.count(flat, 1)
-    return SegmentWork(counter.parts, Memory(flat).peak())
+    return SegmentWork(counter.parts, Memory(flat, facts.platform).peak())
 
 
 class _Counter:
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, platform: str) -> None:
         self.parts: dict[str, Work] = {}
-        self._replicas = replicas
+        self._replicas, self._platform = replicas, platform
 
     def count(self, flat: Flat, times: int) -> None:
         """Count `times` executions of a function."""
-        memory = Memory(flat)
+        memory = Memory(flat, self._platform)
         for node, reads in zip(flat.nodes, memory.reads, strict=True):
             for body, count in node.bodies:
                 self.count(body, times * count)
@@ -99,7 +99,7 @@ class _Counter:
 
     def _dearest(self, node: Node, times: int) -> None:
         """Of branches that exclude each other the one with the most work counts."""
-        counters = [_Counter(self._replicas) for _ in node.branches]
+        counters = [_Counter(self._replicas, self._platform) for _ in node.branches]
         for counter, branch in zip(counters, node.branches, strict=True):
             counter.count(branch, 1)
         dearest = max(counters, key=lambda c: sum(w.flops + w.traffic for w in c.parts.values()))
@@ -118,8 +118,9 @@ class _Counter:
         if node.name in COLLECTIVES:
             self._collective(node, work, times)
         if kind_of(node.name) != "free":
-            written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored)
-            read = sum(nbytes(v.aval) for v in reads)
+            beside = memory.beside(node)
+            written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored) + beside
+            read = sum(nbytes(v.aval) for v in reads) + beside
             work.traffic += times * (written + min(read, written if node.name in _PICKS else read))
 
     def _collective(self, node: Node, work: Work, times: int) -> None:

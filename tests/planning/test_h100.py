@@ -1,0 +1,36 @@
+"""The presets of the large models, compiled for an H100 that is not there, against their plans.
+
+Needs the packages that `tests/popxl/test_attention_compile.py` names.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler
+
+SCRIPT = """
+import popxl
+from config.families import config_class_of
+from config.presets import load_config, preset_data
+from jax.sharding import Mesh
+from planning.needs import finetuning_needs
+from popxl._lower.program import Program
+
+config = load_config(config_class_of(preset_data("finetuning", "{0}"), "{0}"), "finetuning", "{0}")
+needs = finetuning_needs(config, "gpu")
+program = Program(needs.traced.ir, Mesh(np.array(devices), ("r",)))
+program.compile()
+planned = needs.traced.plan().temporaries
+print(popxl.plan.memory_use(program).temporaries, planned, sep=";")
+"""
+
+
+@pytest.mark.slow  # two minutes each
+@needs_the_compiler
+@pytest.mark.parametrize("preset", ["gptj_6B_gpu", "xl_gpu", "xxl_gpu"])
+def test_all_segments_compile_and_take_what_is_planned(preset: str) -> None:
+    """Entries on the device and what XLA takes inside segments, at most at a time, by XLA's own
+    account."""
+    ((taken, planned),) = compiled_for_an_h100(SCRIPT.replace("{0}", preset))
+    assert 0.9 < int(planned) / int(taken) < 1.1
