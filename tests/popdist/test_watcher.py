@@ -6,7 +6,9 @@ import threading
 from contextlib import suppress
 
 import pytest
+from jax.errors import JaxRuntimeError
 
+from popdist._group import _comes_of_jax
 from popdist._watcher import ENDED, LEFT, Watcher, gone
 
 VICTIM = 2
@@ -25,6 +27,29 @@ VICTIM = 2
 )
 def test_with_whom_a_process_ends(told, unheard, expected):
     assert gone(told, set(unheard)) == expected
+
+
+GLOO = "UNKNOWN: Gloo AllGather failed: pair.cc:538] Read error: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (JaxRuntimeError(GLOO), True),
+        (JaxRuntimeError("the device is gone"), True),
+        (ValueError(GLOO), True),  # of an executable that JAX runs at once
+        (ValueError("a shape does not fit"), False),
+        (OSError(GLOO), False),
+        (JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), False),
+        (ValueError("RESOURCE_EXHAUSTED: out of memory"), False),
+    ],
+)
+def test_which_errors_may_come_of_a_process_that_is_gone(error, expected):
+    assert _comes_of_jax(error) == expected
+    try:
+        raise RuntimeError("what it led to") from error
+    except RuntimeError as later:
+        assert _comes_of_jax(later) == expected
 
 
 class _Over(Exception):

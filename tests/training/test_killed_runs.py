@@ -133,10 +133,10 @@ class Lives:
         codes[victim] = -signal.SIGKILL
         assert [run.returncode for run in runs] == codes, rest
         if self.processes > 1:
-            (named,) = [line for text in rest for line in text.splitlines() if "ended" in line]
+            named = [line for text in rest for line in text.splitlines() if "ended" in line]
             pid = runs[victim].pid
             error = f"error: process {victim} of {self.processes} (pid {pid} on "
-            assert named.startswith(error), rest
+            assert [line[: len(error)] for line in named] == [error], "\n".join(rest)
         origin = "random weights" if newest is None else f"step {newest} in {self.folder}"
         assert f"starting from {origin}\n" in said
         warned = [line for line in said if line.startswith("warning")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ _ANSWER = 20.0  # seconds that a process which ends because of another waits for
 _LOOKS = 5  # of others at one that is silent, and of this process at them
 _PARTING = 60  # seconds for the service to hear that a process parts
 _SAID, _ALL = "popdist/said", "popdist/all"
+_STATUS = re.compile(r"([A-Z_]{5,}): ")  # of XLA, before what has failed
 _NEVER = 7 * 24 * 3600  # seconds: `_watch` ends who waits for a process that is gone
 
 
@@ -244,11 +246,9 @@ class Group:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Work that needs the others. If it fails since one is gone, this process ends with it."""
-        from jax.errors import JaxRuntimeError
-
         try:
             yield
-        except JaxRuntimeError as error:
+        except Exception as error:
             self._await_loss(error)
             raise
 
@@ -337,13 +337,19 @@ def _end_saying(text: str) -> NoReturn:
 
 
 def _comes_of_jax(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, is a failure of devices or of the service."""
+    """Whether an error, or one that led to it, is a failure of devices or of the service.
+
+    Where JAX runs an executable or a copy at once, it raises such a failure as a `ValueError`.
+    """
     from jax.errors import JaxRuntimeError
 
-    while error is not None and not isinstance(error, JaxRuntimeError):
+    while error is not None:
+        status = _STATUS.match(str(error))
+        if isinstance(error, JaxRuntimeError) or (isinstance(error, ValueError) and status):
+            # What a process has run out of is its own.
+            return status is None or status[1] != "RESOURCE_EXHAUSTED"
         error = error.__cause__ or error.__context__
-    # What a process has run out of is its own.
-    return error is not None and not str(error).startswith("RESOURCE_EXHAUSTED")
+    return False
 
 
 def _let_gloo_use(client: Any, address: str | None) -> None:
