@@ -46,10 +46,9 @@ GLOO = "UNKNOWN: Gloo AllGather failed: pair.cc:538] Read error: Connection rese
 )
 def test_which_errors_may_come_of_a_process_that_is_gone(error, expected):
     assert _comes_of_jax(error) == expected
-    try:
-        raise RuntimeError("what it led to") from error
-    except RuntimeError as later:
-        assert _comes_of_jax(later) == expected
+    later = RuntimeError("what it led to")
+    later.__cause__ = error
+    assert _comes_of_jax(later) == expected
 
 
 class _Over(Exception):
