@@ -6,7 +6,8 @@
     python3 -m benchmarks.beside_huggingface --config gptj_small --micro_batch_size 4 --rounds 9
 
 Training: an optimizer step on a micro-batch of examples, with activations recomputed and kept,
-beside torch with and without gradient checkpointing. Generation: answers to `--prompts` prompts,
+beside torch with and without gradient checkpointing, and for Llamas beside one program of JAX with
+all state on the device (`benchmarks/monolithic.py`). Generation: answers to `--prompts` prompts,
 beside `generate`. Each program is in a process of its own; they run one after the other,
 `--rounds` times; a ratio is the median of the rounds' ratios, so that noise which lasts longer than
 a round drops out. Before that, losses and tokens are compared: the speed of another computation
@@ -28,9 +29,10 @@ import numpy as np
 
 from benchmarks.contestants import (
     GENERATION,
-    TRAINING,
+    OURS,
     generation_contestant,
     training_contestant,
+    training_programs,
 )
 from benchmarks.processes import Worker, serve
 from config.errors import UserError
@@ -43,7 +45,7 @@ from terminal.parser import count_option
 
 LOSS_TOLERANCE = 1e-4
 
-CONTESTANTS = {"training": TRAINING, "generation": GENERATION}
+WORK = ("training", "generation")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Comparison:
     Attributes:
         samples: examples that a program works on in a run.
         seconds: medians by program.
-        ratios: seconds of a program of torch's over those of one of ours, "theirs / ours".
+        ratios: seconds of a program of others over those of one of ours, "theirs / ours".
         samples_per_second: by program.
         flops: operations that the work needs, no padding and nothing computed twice.
         of_matrix_rate: `flops` per second of each program, as a part of the machine's measured
@@ -93,12 +95,12 @@ def compare(workers: Mapping[str, Worker], samples: int, rounds: int, rate: floa
             seconds[name].append(worker.run())
     measured = {name: values[1:] for name, values in seconds.items()}
     medians = {name: statistics.median(values) for name, values in measured.items()}
-    theirs = [name for name in workers if name.startswith("torch")]
+    ours = [name for name in workers if name in (*OURS, *GENERATION[:1])]
     ratios = {
         f"{a} / {b}": statistics.median(np.divide(measured[a], measured[b]).tolist())
-        for a in theirs
-        for b in workers
-        if b not in theirs
+        for a in workers
+        if a not in ours
+        for b in ours
     }
     return Comparison(
         samples,
@@ -134,8 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     rate, work = matrix_rate(), line.options.work
     results = {
-        kind: _measured(kind, given, line, rate)
-        for kind in (CONTESTANTS if work == "both" else [work])
+        kind: _measured(kind, given, line, rate) for kind in (WORK if work == "both" else [work])
     }
     print("\n".join(text(name, found) for name, found in results.items()))
     facts = {"benchmark": "beside_huggingface", "config": line.preset, "matrix_rate": rate}
@@ -146,11 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _measured(kind: str, given: Sequence[str], line: CommandLine, rate: float) -> Comparison:
     """Compare the programs of one kind of work, each made by this script in another process."""
     command = [sys.executable, "-m", "benchmarks.beside_huggingface", *given]
-    samples = line.config.execution.micro_batch_size if kind == "training" else _prompts(line)
+    trains = kind == "training"
+    programs = training_programs(line.config) if trains else GENERATION
+    samples = line.config.execution.micro_batch_size if trains else _prompts(line)
     with ExitStack() as stack:
         workers = {
             name: stack.enter_context(Worker(name, [*command, "--program", f"{kind}:{name}"]))
-            for name in CONTESTANTS[kind]
+            for name in programs
         }
         return compare(workers, samples, line.options.rounds, rate)
 
@@ -190,7 +193,7 @@ def _on_one_device(config: RunConfig) -> RunConfig:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=count_option, default=5, help="times each program runs")
-    parser.add_argument("--work", choices=(*CONTESTANTS, "both"), default="both")
+    parser.add_argument("--work", choices=(*WORK, "both"), default="both")
     parser.add_argument(
         "--generated_tokens",
         type=float,

@@ -1,7 +1,7 @@
-"""Programs that do the same work: ours, and Hugging Face's model on torch.
+"""Programs that do the same work: ours, Hugging Face's model on torch, and one program of JAX.
 
-Both have the same examples. Ours have the shapes of the configuration; torch's are padded to the
-longest of a batch, as users of transformers do. Sequences share rows in ours if
+All have the same examples. Ours and JAX's have the shapes of the configuration; torch's are padded
+to the longest of a batch, as users of transformers do. Sequences share rows in ours if
 `data.examples_per_row` says so.
 """
 
@@ -24,8 +24,16 @@ from modelling.spec import family_of
 
 LEARNING_RATE = 1e-4
 
-TRAINING = ("recompute", "keep", "torch, checkpointing", "torch")
+OURS = ("recompute", "keep")
+TRAINING = (*OURS, "torch, checkpointing", "torch")
+JAX = "jax, checkpointing"
 GENERATION = ("ours", "torch")
+
+
+def training_programs(config: RunConfig) -> tuple[str, ...]:
+    """Who trains a model: JAX's own step is written for Llamas."""
+    facts = family_of(config).to_config_json(config)
+    return (*TRAINING, JAX) if facts["model_type"] == "llama" else TRAINING
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Contestant:
 def training_contestant(
     name: str, config: RunConfig, mean_tokens: float | None = None
 ) -> Contestant:
-    """One of `TRAINING`: an optimizer step on `execution.micro_batch_size` examples.
+    """One of `training_programs`: an optimizer step on `execution.micro_batch_size` examples.
 
     Args:
         mean_tokens: of a prompt; see `Shape.generated`.
@@ -75,6 +83,11 @@ def training_contestant(
         if name == "torch":
             flops = _model_flops(lambda: [model.loss(one).backward() for one in _singly(batch)])
         return _tried(lambda: model.step(batch, LEARNING_RATE), flops)
+    if name == JAX:
+        from benchmarks.monolithic import JaxTraining
+
+        whole, jax_model = samples.take(range(len(samples))), JaxTraining(config, weights)
+        return _tried(lambda: jax_model.step(whole, LEARNING_RATE))
     if _examples_per_row(config) > 1:
         assert isinstance(samples, EncodedExamples)
         samples = PackedExamples.of(samples, _examples_per_row(config))
