@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.command import run_benchmark
 from benchmarks.idle_disk import idle_disk
@@ -24,6 +24,7 @@ from modelling.placement import planned_bytes
 from modelling.sessions.training import FineTuning, StepResult
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
+from records.pace import peak_host_bytes
 from terminal.entry_point import entry_point
 
 
@@ -88,6 +89,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
             seconds.append(taken)
             tokens.append(sum(result.target_tokens for result in results) / iterations)
         after, in_kernel = model.session.disk_traffic, kernel_fraction(cpu, os.times())
+        peak = peak_host_bytes()
         if config.execution.disk is not None:
             with idle_disk():
                 besides_disk = min(step(run)[0] for run in range(runs + 1, runs + 3))
@@ -108,7 +110,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
         in_kernel,
         besides_disk,
         results[-1].loss,
-        MachineUse.of(config, finetuning_needs, samples / per_step),
+        replace(MachineUse.of(config, finetuning_needs, samples / per_step), peak_host_bytes=peak),
     )
 
 

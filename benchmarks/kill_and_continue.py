@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from modelling.spec import family_of
 from modelling.start import starting_point
 from records.pace import peak_host_bytes
 from terminal.entry_point import entry_point
+from terminal.huge_pages import with_huge_pages
 from training.saving import SHARD_OF_DISK
 
 RUNS: Mapping[str, tuple[str, float]] = {"base": ("base_adamw", 2.5), "xl": ("xl_adamw", 16.0)}
@@ -208,7 +210,13 @@ def _told(
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.kill_and_continue", name, "--child", child,
                "--folder", str(folders.root)]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=begin) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=with_huge_pages(os.environ),
+        preexec_fn=begin,
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(child, line, end="", file=sys.stderr, flush=True)

@@ -26,11 +26,13 @@ import popdist
 from config.errors import ConfigError, Notice, UserError
 from files.shown import shown_path, shown_sentence
 from terminal.environment import check_environment
+from terminal.huge_pages import restart_with_huge_pages
 from terminal.interrupts import Interrupted, exit_code, interruptible, sentence
 from terminal.parser import Parser, add_process_options
 from terminal.screen import hold_standard_streams, is_heard
 
 USER_ERROR = 2
+_HELP = {"-h", "--help"}
 LONGEST = 300
 """Characters of a message; in a longer one, paths and other long words are shortened."""
 
@@ -69,6 +71,8 @@ def entry_point(
     def decorate(main: Main) -> EntryPoint:
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
+            if main.__module__ == "__main__" and not (alone or _HELP.intersection(sys.argv)):
+                restart_with_huge_pages()
             hold_standard_streams()
             try:
                 with interruptible(), _plain_notices():

@@ -1,0 +1,47 @@
+"""Huge pages for what malloc gives, which glibc is asked for before a process starts.
+
+XLA's CPU client takes memory for each result from malloc and soon returns it, so that the kernel
+clears fresh pages all the time: it takes a third of the processor's time where a model's state is
+on disk. In pages of 2 MB instead of 4 kB it takes half of that, and less memory lies idle between
+blocks. See "Memory Allocation Tunables" in the manual of the GNU C library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_VARIABLE, _TUNABLE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which processes have huge pages, unless it says something of them."""
+    given = environment.get(_VARIABLE, "")
+    if _TUNABLE in given:
+        return dict(environment)
+    return {**environment, _VARIABLE: ":".join(filter(None, [given, f"{_TUNABLE}=1"]))}
+
+
+def restart_with_huge_pages() -> None:
+    """Start this process anew with huge pages, if the system gives them to those who ask.
+
+    The process keeps its number. To be called first, before anything is opened or said.
+    """
+    environment = with_huge_pages(os.environ)
+    if environment == dict(os.environ) or sys.gettrace() is not None or not _is_of_use():
+        return
+    with suppress(OSError):  # where programs may not be started, it goes on as it is
+        os.execve(sys.executable, sys.orig_argv, environment)
+
+
+def _is_of_use() -> bool:
+    try:
+        return "[madvise]" in _SETTING.read_text("utf-8") and "glibc" in (
+            os.confstr("CS_GNU_LIBC_VERSION") or ""
+        )
+    except (OSError, ValueError):  # no Linux, or another C library
+        return False
