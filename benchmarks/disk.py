@@ -45,11 +45,11 @@ def direct(folder: Path, entries: Sequence[np.ndarray]) -> tuple[float, float]:
     """Requests past the page cache, where the file system allows them."""
     from popxl.plan import scratch_file
 
-    with scratch_file(folder, sum(e.nbytes for e in entries)) as file:
-        size, found = entries[0].nbytes, [np.empty_like(entry) for entry in entries]
-        write = _timed(lambda i: file.write(i * size, entries[i]), len(entries), lambda: None)
+    with scratch_file(folder, len(entries), entries[0].nbytes) as (file, each):
+        found = [np.empty_like(entry) for entry in entries]
+        write = _timed(lambda i: file.write(i * each, entries[i]), len(entries), lambda: None)
         read = _timed(
-            lambda i: file.read(_shuffled(i, entries) * size, found[i]), len(entries), _no
+            lambda i: file.read(_shuffled(i, entries) * each, found[i]), len(entries), _no
         )
     return write, read
 

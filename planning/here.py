@@ -91,14 +91,14 @@ def disk_rates(folder: str) -> tuple[float, float]:
     Raises:
         DiskError: `folder` is in use, or has no room.
     """
-    total = _BLOCK * _BLOCKS
-    blocks = {at: np.ones(_BLOCK, np.uint8) for at in range(0, total, _BLOCK)}
+    total, blocks = _BLOCK * _BLOCKS, [np.ones(_BLOCK, np.uint8) for _ in range(_BLOCKS)]
     with (
-        popxl.plan.scratch_file(Path(folder), total) as file,
+        popxl.plan.scratch_file(Path(folder), _BLOCKS, _BLOCK) as (file, each),
         ThreadPoolExecutor(_BLOCKS) as pool,
     ):
-        write = _best(lambda: list(pool.map(file.write, blocks, blocks.values())))
-        read = _best(lambda: list(pool.map(file.read, blocks, blocks.values())))
+        at = [i * each for i in range(_BLOCKS)]
+        write = _best(lambda: list(pool.map(file.write, at, blocks)))
+        read = _best(lambda: list(pool.map(file.read, at, blocks)))
     return total / read, total / write
 
 

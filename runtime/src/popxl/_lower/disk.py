@@ -14,7 +14,7 @@ import shutil
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +27,10 @@ from popxl.errors import DiskError
 ALIGNED = 4096
 """Bytes that offsets, lengths and memory of direct requests are multiples of."""
 
+LEAD = 64
+"""Bytes from a page boundary to the memory of a large array: malloc's header, then XLA's alignment.
+In a file it is the same, so that the pages of both coincide and nothing has to be copied."""
+
 REQUEST = 8 * 2**20
 """Bytes of a request."""
 
@@ -35,9 +39,14 @@ _NAME = "popxl-scratch"
 _LOCK = "lock"
 
 
-def aligned(nbytes: int) -> int:
+def _aligned(nbytes: int) -> int:
     """`nbytes`, rounded up."""
     return -(-nbytes // ALIGNED) * ALIGNED
+
+
+def slot_of(nbytes: int) -> int:
+    """Bytes that so many take in a file, or in a block of memory."""
+    return _aligned(LEAD + nbytes)
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
@@ -64,8 +73,8 @@ class Memory:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Bytes of a block of at least `nbytes`, at least one."""
-        size = aligned(max(nbytes, 1))
+        """Bytes of a block, at least `nbytes`."""
+        size = slot_of(nbytes)
         with self._lock:
             free = self._free[size]
             block = free.pop() if free else None
@@ -75,7 +84,7 @@ class Memory:
             block = _mapped(size)
         array = np.frombuffer(block, np.uint8)
         weakref.finalize(array, self._give, block).atexit = False
-        return array
+        return array[LEAD:]
 
     def _give(self, block: mmap.mmap) -> None:
         with self._lock:
@@ -179,6 +188,10 @@ class Scratch:
         return self._local.bytes
 
 
+_Request = tuple[int, list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
+"""Where it is in a slot; its memory; pairs of staged bytes and those of data that are copied."""
+
+
 class ScratchFile:
     """A file of a `Scratch`."""
 
@@ -187,7 +200,7 @@ class ScratchFile:
         flag = os.O_DIRECT if scratch.direct else 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flag, 0o600)
-            os.posix_fallocate(self._file, 0, aligned(max(nbytes, 1)))
+            os.posix_fallocate(self._file, 0, _aligned(max(nbytes, 1)))
         except OSError as error:
             raise self._error("have room for", nbytes, error) from error
 
@@ -197,54 +210,72 @@ class ScratchFile:
         self._path.unlink(missing_ok=True)
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Write bytes at an aligned offset; what is behind them, to the next boundary, is lost.
+        """Write bytes into a slot, which begins at an aligned offset; see `slot_of`.
 
         Raises:
             DiskError: the disk is full or broken.
         """
-        staging = self._scratch.staging()
         try:
-            for start in range(0, data.size, REQUEST):
-                part = data[start : start + REQUEST]
-                if part.ctypes.data % ALIGNED or part.size % ALIGNED:
-                    staging[: part.size] = part
-                    part = staging[: aligned(part.size)]
-                self._all(os.pwritev, part, offset + start)
-                if not self._scratch.direct:
-                    self._uncached(offset + start, part.size)
+            for start, parts, copies in self._requests(data):
+                for staged, part in copies:
+                    staged[...] = part
+                self._all(os.pwritev, parts, offset + start)
         except OSError as error:
             raise self._error("be written with", data.size, error) from error
         self._scratch.written += data.size
 
     def read(self, offset: int, data: np.ndarray) -> None:
-        """Fill bytes with those at an aligned offset.
+        """Fill bytes with those of a slot.
 
         Raises:
             DiskError: the disk is broken.
         """
-        staging = self._scratch.staging()
         try:
-            for start in range(0, data.size, REQUEST):
-                part = data[start : start + REQUEST]
-                fits = not (part.ctypes.data % ALIGNED or part.size % ALIGNED)
-                into = part if fits else staging[: aligned(part.size)]
-                self._all(os.preadv, into, offset + start)
-                if not fits:
-                    part[...] = into[: part.size]
-                if not self._scratch.direct:
-                    self._uncached(offset + start, into.size)
+            for start, parts, copies in self._requests(data):
+                self._all(os.preadv, parts, offset + start)
+                for staged, part in copies:
+                    part[...] = staged
         except OSError as error:
             raise self._error("be read for", data.size, error) from error
         self._scratch.read += data.size
 
-    def _all(self, do: Callable[[int, Sequence[Any], int], int], part: np.ndarray, at: int) -> None:
+    def _requests(self, data: np.ndarray) -> Iterator[_Request]:
+        """What the requests for a slot take: whole pages of `data`, where those of the memory are
+        those of the file; what is beside them, or else all, in this thread's staging memory."""
+        staging, slot = self._scratch.staging(), slot_of(data.size)
+        direct = (data.ctypes.data - LEAD) % ALIGNED == 0
+
+        def of(start: int, end: int) -> np.ndarray:
+            return data[start - LEAD : end - LEAD]
+
+        for start in range(0, slot, REQUEST):
+            end = min(start + REQUEST, slot)
+            first, last = max(start, LEAD), min(end, LEAD + data.size)
+            whole, rest = _aligned(first), last // ALIGNED * ALIGNED
+            if not direct or whole >= rest:
+                whole = rest = end  # all is staged
+            head, tail = staging[: whole - start], staging[whole - start :][: end - rest]
+            parts = [part for part in (head, of(whole, rest), tail) if part.size]
+            copies = [
+                (head[first - start : last - start], of(first, min(whole, last))),
+                (tail[: max(last - rest, 0)], of(rest, last)),
+            ]
+            yield start, parts, copies
+
+    def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
         """One request; the kernel may do it in several parts."""
-        done = 0
-        while done < part.size:
-            count = do(self._file, [part[done:]], at + done)
+        start, left = at, list(parts)
+        while left:
+            count = do(self._file, left, at)
             if count <= 0:
                 raise OSError(0, "the file ends too early")
-            done += count
+            at += count
+            while left and count >= left[0].size:
+                count -= left.pop(0).size
+            if count:
+                left[0] = left[0][count:]
+        if not self._scratch.direct:
+            self._uncached(start, at - start)
 
     def _uncached(self, offset: int, nbytes: int) -> None:
         os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)

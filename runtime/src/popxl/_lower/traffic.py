@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import jax
 
 from popxl._lower.cpu import Recycled
-from popxl._lower.disk import Scratch, aligned
+from popxl._lower.disk import Scratch, slot_of
 
 if TYPE_CHECKING:
     from popxl._lower.filed import EntryMemory
@@ -174,7 +174,7 @@ class EntryFile:
 
     def __init__(self, traffic: Traffic, entries: int, memory: EntryMemory) -> None:
         self.traffic, self._memory = traffic, memory
-        self.nbytes = sum(map(aligned, memory.sizes))
+        self.nbytes = sum(map(slot_of, memory.sizes))
         self._file = traffic.scratch.file(entries * self.nbytes)
         self._waiting: dict[int, _Waiting] = {}
         self._locks = [threading.Lock() for _ in range(entries)]
@@ -241,7 +241,7 @@ class EntryFile:
         at = index * self.nbytes
         for view in views:
             self._file.read(at, view)
-            at += aligned(view.size)
+            at += slot_of(view.size)
         return array()
 
     def _check(self) -> None:
@@ -256,7 +256,7 @@ class EntryFile:
                     at = index * self.nbytes
                     for view in self._memory.views(waiting.array):
                         self._file.write(at, view)
-                        at += aligned(view.size)
+                        at += slot_of(view.size)
         except BaseException as error:
             self._failed = error
         finally:

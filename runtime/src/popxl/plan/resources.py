@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from popxl._lower.devices import replica_mesh
-from popxl._lower.disk import Scratch, ScratchFile
+from popxl._lower.disk import Scratch, ScratchFile, slot_of
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
@@ -28,19 +28,24 @@ def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | 
 
 
 @contextmanager
-def scratch_file(folder: str | os.PathLike[str], nbytes: int) -> Iterator[ScratchFile]:
-    """A file as entries on disk are in, which is removed afterwards.
+def scratch_file(
+    folder: str | os.PathLike[str], count: int, nbytes: int
+) -> Iterator[tuple[ScratchFile, int]]:
+    """A file as entries on disk are in, which is removed afterwards, and what each takes in it.
 
-    `file.write(offset, bytes)` and `file.read(offset, nbytes)` are thread-safe; offsets are whole
-    pages.
+    `file.write(i * each, data)` and `file.read(i * each, data)` are thread-safe.
+
+    Args:
+        count: of entries.
+        nbytes: of an entry.
 
     Raises:
         DiskError: the folder is in use, or the disk is full.
     """
     scratch = Scratch.opened(folder)
-    file = scratch.file(nbytes)
+    file = scratch.file(count * slot_of(nbytes))
     try:
-        yield file
+        yield file, slot_of(nbytes)
     finally:
         file.close()
         scratch.close()
