@@ -170,11 +170,14 @@ def _bound(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record(facts: Mapping[str, Any], path: Path | None) -> None:
-    """Print a line of JSON, and add it to a file."""
+    """Print a line of JSON, and add it to a file, in place of what the same command gave before."""
     print(json.dumps(facts))
     if path is not None:
-        before = path.read_text("utf-8") if path.exists() else ""
-        write_text("the record", path, before + json.dumps(facts) + "\n")
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        others = [line for line in lines if json.loads(line)["command"] != facts["command"]]
+        write_text(
+            "the record", path, "".join(f"{line}\n" for line in (*others, json.dumps(facts)))
+        )
 
 
 @entry_point()
