@@ -14,7 +14,7 @@ import shutil
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +58,11 @@ def _mapped(nbytes: int) -> mmap.mmap:
         with suppress(OSError):  # a kernel without them
             block.madvise(mmap.MADV_HUGEPAGE)
     return block
+
+
+def requests_of(nbytes: int) -> range:
+    """Where the requests for so many bytes begin in their slot."""
+    return range(0, slot_of(nbytes), REQUEST)
 
 
 class Memory:
@@ -120,6 +125,7 @@ class Scratch:
         self.memory = Memory(kept)
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
         self._count, self._users, self._local = 0, 0, threading.local()
+        self._counting = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -181,6 +187,12 @@ class Scratch:
         self._count += 1
         return ScratchFile(self, self.folder / f"{self._count}.entries", nbytes)
 
+    def count(self, read: int = 0, written: int = 0) -> None:
+        """Count bytes of requests that are done."""
+        with self._counting:
+            self.read += read
+            self.written += written
+
     def staging(self) -> np.ndarray:
         """This thread's bytes for a request."""
         if not hasattr(self._local, "bytes"):
@@ -188,8 +200,8 @@ class Scratch:
         return self._local.bytes
 
 
-_Request = tuple[int, list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
-"""Where it is in a slot; its memory; pairs of staged bytes and those of data that are copied."""
+_Request = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
+"""Its memory; pairs of staged bytes and those of data that are copied."""
 
 
 class ScratchFile:
@@ -216,13 +228,14 @@ class ScratchFile:
             DiskError: the disk is full or broken.
         """
         try:
-            for start, parts, copies in self._requests(data):
+            for start in requests_of(data.size):
+                parts, copies = self._request(start, data)
                 for staged, part in copies:
                     staged[...] = part
                 self._all(os.pwritev, parts, offset + start)
         except OSError as error:
             raise self._error("be written with", data.size, error) from error
-        self._scratch.written += data.size
+        self._scratch.count(written=data.size)
 
     def read(self, offset: int, data: np.ndarray) -> None:
         """Fill bytes with those of a slot.
@@ -230,37 +243,44 @@ class ScratchFile:
         Raises:
             DiskError: the disk is broken.
         """
+        for start in requests_of(data.size):
+            self.read_one(offset, data, start)
+
+    def read_one(self, offset: int, data: np.ndarray, start: int) -> None:
+        """Do one of the requests of `read`; several threads may do those of a slot.
+
+        Args:
+            start: of `requests_of(data.size)`.
+        """
+        parts, copies = self._request(start, data)
         try:
-            for start, parts, copies in self._requests(data):
-                self._all(os.preadv, parts, offset + start)
-                for staged, part in copies:
-                    part[...] = staged
+            self._all(os.preadv, parts, offset + start)
         except OSError as error:
             raise self._error("be read for", data.size, error) from error
-        self._scratch.read += data.size
+        for staged, part in copies:
+            part[...] = staged
+        end = min(start + REQUEST, LEAD + data.size)
+        self._scratch.count(read=max(end - max(start, LEAD), 0))
 
-    def _requests(self, data: np.ndarray) -> Iterator[_Request]:
-        """What the requests for a slot take: whole pages of `data`, where those of the memory are
-        those of the file; what is beside them, or else all, in this thread's staging memory."""
-        staging, slot = self._scratch.staging(), slot_of(data.size)
-        direct = (data.ctypes.data - LEAD) % ALIGNED == 0
+    def _request(self, start: int, data: np.ndarray) -> _Request:
+        """The memory of a request: whole pages of `data`, where those in memory are those in the
+        file; what is beside them, or else all, in this thread's staging memory."""
+        staging = self._scratch.staging()
+        end = min(start + REQUEST, slot_of(data.size))
+        first, last = max(start, LEAD), min(end, LEAD + data.size)
+        whole, rest = _aligned(first), last // ALIGNED * ALIGNED
+        if (data.ctypes.data - LEAD) % ALIGNED or whole >= rest:
+            whole = rest = end  # all is staged
 
         def of(start: int, end: int) -> np.ndarray:
             return data[start - LEAD : end - LEAD]
 
-        for start in range(0, slot, REQUEST):
-            end = min(start + REQUEST, slot)
-            first, last = max(start, LEAD), min(end, LEAD + data.size)
-            whole, rest = _aligned(first), last // ALIGNED * ALIGNED
-            if not direct or whole >= rest:
-                whole = rest = end  # all is staged
-            head, tail = staging[: whole - start], staging[whole - start :][: end - rest]
-            parts = [part for part in (head, of(whole, rest), tail) if part.size]
-            copies = [
-                (head[first - start : last - start], of(first, min(whole, last))),
-                (tail[: max(last - rest, 0)], of(rest, last)),
-            ]
-            yield start, parts, copies
+        head, tail = staging[: whole - start], staging[whole - start :][: end - rest]
+        copies = [
+            (head[first - start : last - start], of(first, min(whole, last))),
+            (tail[: max(last - rest, 0)], of(rest, last)),
+        ]
+        return [part for part in (head, of(whole, rest), tail) if part.size], copies
 
     def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
         """One request; the kernel may do it in several parts."""

@@ -12,16 +12,18 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from popxl._lower.cpu import Recycled
-from popxl._lower.disk import Scratch, slot_of
+from popxl._lower.disk import Scratch, requests_of, slot_of
 
 if TYPE_CHECKING:
     from popxl._lower.filed import EntryMemory
@@ -141,7 +143,7 @@ class Traffic:
             elif key not in stored and key not in self._reading and file.is_written(index):
                 if self._reading_bytes and self._reading_bytes + file.nbytes > AHEAD:
                     return
-                self._reading[key] = self.scratch.pool.submit(file.read, index, donates)
+                self._reading[key] = file.begin(index, donates)
                 self._reading_bytes += file.nbytes
 
     def settle(self) -> None:
@@ -162,6 +164,43 @@ class _Waiting:
     """An entry that was stored and is not written; afterwards without its array."""
 
     array: jax.Array | None
+
+
+class _Reading:
+    """An entry on its way from a file.
+
+    Args:
+        found: is told the array, or what went wrong.
+        array: makes the array when all `requests` are done.
+    """
+
+    def __init__(
+        self,
+        found: Future[jax.Array],
+        array: Callable[[], jax.Array],
+        requests: list[Callable[[], None]],
+    ) -> None:
+        self.requests = requests
+        self._found, self._array = found, array
+        self._left = len(requests)
+        self._failed: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def do(self, request: Callable[[], None]) -> None:
+        """Do one of the requests; the last one to end makes the array."""
+        failed: BaseException | None = None
+        try:
+            request()
+        except BaseException as error:
+            failed = error
+        with self._lock:
+            self._left, self._failed = self._left - 1, self._failed or failed
+            if self._left:
+                return
+        if self._failed is None:
+            self._found.set_result(self._array())
+        else:
+            self._found.set_exception(self._failed)
 
 
 class EntryFile:
@@ -235,14 +274,38 @@ class EntryFile:
         ahead = self.traffic.taken(self, index)
         return (self.read(index, donates) if ahead is None else ahead.result()), True
 
+    def begin(self, index: int, donates: bool) -> Future[jax.Array]:
+        """Let the folder's threads read an entry that is in the file, all of them together: it is
+        wanted before those after it."""
+        found, pool = Future[jax.Array](), self.traffic.scratch.pool
+
+        def requests() -> None:
+            if found.set_running_or_notify_cancel():
+                try:
+                    views, array = self._memory.room(donates)
+                except BaseException as error:
+                    found.set_exception(error)
+                    return
+                reading = _Reading(found, array, self._requests(index, views))
+                for request in reading.requests:
+                    pool.submit(reading.do, request)
+
+        pool.submit(requests)
+        return found
+
     def read(self, index: int, donates: bool) -> jax.Array:
         """An entry that is in the file."""
         views, array = self._memory.room(donates)
-        at = index * self.nbytes
-        for view in views:
-            self._file.read(at, view)
-            at += slot_of(view.size)
+        for request in self._requests(index, views):
+            request()
         return array()
+
+    def _requests(self, index: int, views: Iterable[np.ndarray]) -> list[Callable[[], None]]:
+        at, found = index * self.nbytes, list[Callable[[], None]]()
+        for view in views:
+            found += [partial(self._file.read_one, at, view, i) for i in requests_of(view.size)]
+            at += slot_of(view.size)
+        return found
 
     def _check(self) -> None:
         if self._failed is not None:
