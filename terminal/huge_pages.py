@@ -29,10 +29,13 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
 def restart_with_huge_pages() -> None:
     """Start this process anew with huge pages, if the system gives them to those who ask.
 
-    The process keeps its number. To be called first, before anything is opened or said.
+    The process keeps its number. To be called first, before anything is opened or said. A script
+    that came through standard input is gone, and goes on as it is.
     """
-    environment = with_huge_pages(os.environ)
-    if environment == dict(os.environ) or sys.gettrace() is not None or not _is_of_use():
+    environment, script = with_huge_pages(os.environ), Path(sys.argv[0])
+    if environment == dict(os.environ) or sys.gettrace() is not None:
+        return
+    if not (script.is_file() and _is_of_use()):
         return
     with suppress(OSError):  # where programs may not be started, it goes on as it is
         os.execve(sys.executable, sys.orig_argv, environment)

@@ -65,12 +65,21 @@ def test_a_script_that_runs_models_starts_anew(alone, tmp_path):
     assert said == [pid, None if alone else ASKED, ["--two words", "é"], "a line"]
 
 
+def test_a_script_of_standard_input_runs_once():
+    script = SCRIPT.format(alone=False).replace("sys.stdin.read()", '"nothing"')
+    done = subprocess.run(
+        [sys.executable, "-", "a"], cwd=ROOT, input=script, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)[2:] == [["a"], "nothing"], done.stderr
+
+
 def test_it_goes_on_as_it_is_where_programs_may_not_be_started(monkeypatch):
     def refused(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     monkeypatch.setattr(huge_pages, "_is_of_use", lambda: True)
+    monkeypatch.setattr(sys, "argv", [__file__])
     monkeypatch.setattr(os, "execve", refused)
     restart_with_huge_pages()
 
