@@ -32,6 +32,12 @@ FLAGS_OF_LLAMA = [
     *("--checkpoint.steps", "3", *RATE),
 ]
 """Four devices hold two heads of keys; weights are rounded at random."""
+FLAGS_ON_DISK = [
+    *("--config", "gptj_tiny", "--layers", "2", "--hidden_size", "128", "--heads", "4"),
+    *("--device", "cpu", "--global_batch_size", "8", "--micro_batch_size", "4"),
+    *("--checkpoint.steps", "3", *RATE, "--dropout_prob", "0.1"),
+]
+"""Entries are large enough for a disk."""
 FLAGS_OF_SEVERAL = [*GPTJ, *RATE, "--checkpoint.steps", "2"]
 
 
@@ -250,12 +256,14 @@ def check_on_disk(folder: Path, executables: Path, kills: int) -> Lives:
     """Kill a run whose state is on disk; what it saved is what a run in memory saves."""
     disk = folder / "disk"
     flags = ("--execution.disk", str(disk), "--execution.host_memory", "0.001")
-    lives = killed(folder / "run", executables, kills, {}, flags=flags)
+    given = FLAGS_ON_DISK
+    lives = killed(folder / "run", executables, kills, {}, flags=flags, given=given)
     (left,) = disk.iterdir()
     entries = {path.name for path in left.glob("*.entries")}
     assert entries, "the state was in memory"
-    (run,) = start(folder / "run", executables, "--steps", str((lives.good()[0] or 0) + 3), *flags)
-    assert run.wait() == 0
+    (run,) = lives.start(folder / "run", "--steps", str((lives.good()[0] or 0) + 3), *flags)
+    errors = run.communicate()[1]
+    assert run.returncode == 0, errors
     assert not list(disk.iterdir())  # the next run removes what a killed one left
     check_against_an_uninterrupted_run(lives, folder / "reference")
     return lives
