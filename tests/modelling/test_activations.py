@@ -28,7 +28,7 @@ from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 
 STEPS = 3
-PART = 0.4  # of the buffers has room in device memory
+PART = 0.6  # of the buffers has room in device memory, for some entries and not for all
 
 T5 = modelling.t5.family.FAMILY, t5
 GPTJ = modelling.gptj.family.FAMILY, gptj
