@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.monolithic import JaxTraining, is_written_for
 from config.sections import RunConfig
 from config.task import PairsData
 from data.pairs import EncodedExamples, PackedExamples
@@ -31,9 +32,9 @@ GENERATION = ("ours", "torch")
 
 
 def training_programs(config: RunConfig) -> tuple[str, ...]:
-    """Who trains a model: JAX's own step is written for Llamas."""
+    """Who trains a model."""
     facts = family_of(config).to_config_json(config)
-    return (*TRAINING, JAX) if facts["model_type"] == "llama" else TRAINING
+    return (*TRAINING, JAX) if is_written_for(facts) else TRAINING
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,6 @@ def training_contestant(
             flops = _model_flops(lambda: [model.loss(one).backward() for one in _singly(batch)])
         return _tried(lambda: model.step(batch, LEARNING_RATE), flops)
     if name == JAX:
-        from benchmarks.monolithic import JaxTraining
-
         whole, jax_model = samples.take(range(len(samples))), JaxTraining(config, weights)
         return _tried(lambda: jax_model.step(whole, LEARNING_RATE))
     if _examples_per_row(config) > 1:

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from config.errors import UserError
 from config.sections import RunConfig
 from data.samples import Batch
 from modelling.layers.lm_head import IGNORED
@@ -26,16 +25,23 @@ from modelling.spec import family_of
 Tree = Any
 
 
+def is_written_for(facts: Mapping[str, Any]) -> bool:
+    """Whether this is the training step of a model with such a config.json."""
+    plain = (facts.get("rope_parameters") or {}).get("rope_type", "default") == "default"
+    others = ("tie_word_embeddings", "attention_bias", "mlp_bias", "rope_scaling")
+    return facts["model_type"] == "llama" and plain and not any(map(facts.get, others))
+
+
 class JaxTraining:
-    """Optimizer steps: the same loss, clipping and AdamW as ours, on one micro-batch."""
+    """Optimizer steps: the same loss, clipping and AdamW as ours, on one micro-batch.
+
+    Args:
+        config: of a model that it `is_written_for`.
+    """
 
     def __init__(self, config: RunConfig, weights: Mapping[str, np.ndarray]) -> None:
         family = family_of(config)
         facts = family.to_config_json(config)
-        if facts["model_type"] != "llama" or facts.get("tie_word_embeddings"):
-            raise UserError(
-                "JAX's own training step is written for Llamas with a head of their own"
-            )
         self._weights = _stacked(family.weights(config).for_files(weights))
         self._moments = [jax.tree.map(jnp.zeros_like, self._weights) for _ in range(2)]
         self._step = jax.jit(

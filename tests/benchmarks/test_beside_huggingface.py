@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from benchmarks import beside_huggingface
-from benchmarks.contestants import generation_contestant, training_contestant, trimmed
+from benchmarks.contestants import (
+    JAX,
+    generation_contestant,
+    training_contestant,
+    training_programs,
+    trimmed,
+)
 from config.errors import UserError
-from config.presets import load_config
+from config.families import config_class_of
+from config.llama import LlamaConfig
+from config.presets import load_config, preset_data
 from config.t5 import T5Config
 from tests.small_runs import COMPILE_QUICKLY
 
@@ -52,6 +60,36 @@ def test_it_refuses_to_compare_different_work(results):
     beside_huggingface.check_results(dict.fromkeys(results, next(iter(results.values()))))
     with pytest.raises(UserError, match="differ"):
         beside_huggingface.check_results(results)
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [("llama_small", True), ("llama3_2_1B", False), ("llama3_1_8B", False), ("gptj_tiny", False)],
+)
+def test_jax_trains_what_its_step_is_written_for(preset, expected):
+    """Not those with a tied head or scaled rotary frequencies."""
+    config = load_config(
+        config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
+    )
+    assert (JAX in training_programs(config)) == expected
+
+
+def test_jax_trains_as_torch_does():
+    changes = {
+        "model": {"layers": 2, "hidden_size": 32, "inner_size": 48, "sequence_length": 24,
+                  "embedding": {"vocab_size": 128}, "precision": "float32",
+                  "attention": {"heads": 4, "key_value_heads": 2, "head_size": 8}},
+        "training": {"global_batch_size": 4},
+        "execution": {"micro_batch_size": 4, "device": "cpu"},
+        "data": {"examples_per_row": 1},
+    }  # fmt: skip
+    config = load_config(LlamaConfig, "finetuning", "llama_small", changes)
+    losses = []
+    for name in (JAX, "torch"):
+        contestant = training_contestant(name, config)
+        losses.append([contestant.result, *(contestant.run() for _ in range(3))])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0][-1] < losses[0][0]
 
 
 def test_a_process_that_fails_is_named(capfd):
