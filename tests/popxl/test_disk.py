@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import jax
@@ -201,6 +202,21 @@ def test_programs_that_still_read_keep_the_memory(tmp_path):
     view[:] = 255
     assert found == 0.5
     behind.close()
+
+
+@pytest.mark.parametrize("where", ["request", "array"])
+def test_who_waits_for_an_entry_hears_what_went_wrong(where):
+    def fails() -> jax.Array:
+        raise MemoryError(where)
+
+    found: Future[jax.Array] = Future()
+    requests = [lambda: None, fails if where == "request" else lambda: None]
+    reading = traffic._Reading(found, fails, requests)
+    for request in requests:
+        assert not found.done()
+        reading.do(request)
+    with pytest.raises(MemoryError, match=where):
+        found.result(timeout=0)
 
 
 def test_entries_on_disk_take_no_memory(tmp_path):

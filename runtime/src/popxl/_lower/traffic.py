@@ -197,10 +197,12 @@ class _Reading:
             self._left, self._failed = self._left - 1, self._failed or failed
             if self._left:
                 return
-        if self._failed is None:
+        try:
+            if self._failed is not None:
+                raise self._failed
             self._found.set_result(self._array())
-        else:
-            self._found.set_exception(self._failed)
+        except BaseException as error:  # whoever waits must hear of it
+            self._found.set_exception(error)
 
 
 class EntryFile:
