@@ -1,9 +1,9 @@
 """Huge pages for what malloc gives, which glibc is asked for before a process starts.
 
 XLA's CPU client takes memory for each result from malloc and soon returns it, so that the kernel
-clears fresh pages all the time: it takes a third of the processor's time where a model's state is
-on disk. In pages of 2 MB instead of 4 kB it takes half of that, and less memory lies idle between
-blocks. See "Memory Allocation Tunables" in the manual of the GNU C library.
+clears fresh pages all the time. In pages of 2 MB instead of 4 kB that takes less of the processor's
+time: `kernel_fraction` in what `benchmarks.full_size` says. See "Memory Allocation Tunables" in the
+manual of the GNU C library.
 """
 
 from __future__ import annotations

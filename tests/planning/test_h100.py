@@ -26,7 +26,7 @@ print(popxl.plan.memory_use(program).temporaries, planned, sep=";")
 """
 
 
-@pytest.mark.slow  # two minutes each
+@pytest.mark.slow  # half a minute each
 @needs_the_compiler
 @pytest.mark.parametrize("preset", ["gptj_6B_gpu", "xl_gpu", "xxl_gpu"])
 def test_all_segments_compile_and_take_what_is_planned(preset: str) -> None:
