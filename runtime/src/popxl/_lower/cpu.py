@@ -15,6 +15,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -98,6 +99,17 @@ def switches_for(stablehlo: str) -> dict[str, Any]:
         # an array before a loop that reads it has run.
         options["xla_cpu_copy_insertion_use_region_analysis"] = True
     return options
+
+
+# ---- memory -------------------------------------------------------------------------------------
+def return_free_memory() -> None:
+    """Give the heap's free pages back to the system, where the C library can.
+
+    glibc keeps what lies between blocks that are in use: after values were made and copied, some
+    hundred megabytes that nothing of their size fits into later.
+    """
+    with suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 # ---- arrays -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from functools import cache, partial
 import jax
 import numpy as np
 
-from popxl._lower import hostdata
+from popxl._lower import cpu, hostdata
 from popxl._lower.devices import per_replica
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import parts_everywhere
@@ -47,6 +47,8 @@ def upload(
     except BaseException:  # what makes the values may fail
         state.close()
         raise
+    if program.mesh.devices.flat[0].platform == "cpu":
+        cpu.return_free_memory()
     return state
 
 
