@@ -71,7 +71,8 @@ def entry_point(
     def decorate(main: Main) -> EntryPoint:
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
-            if main.__module__ == "__main__" and not (alone or _HELP.intersection(sys.argv)):
+            is_script = getattr(sys.modules["__main__"], "main", None) is run
+            if is_script and not (alone or _HELP.intersection(sys.argv)):
                 restart_with_huge_pages()
             hold_standard_streams()
             try:

@@ -1,8 +1,11 @@
-"""Executables that are launched from several threads by turns."""
+"""Executables that are launched from several threads by turns, and the heap."""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 import threading
 
 import jax
@@ -74,3 +77,32 @@ def test_memory_given_away_is_overwritten_after_everybody_has_read_it():
         memory.add(x.unsafe_buffer_pointer())
     assert len(memory) == 1
     assert [float(f) for f in found] == [-(count - 1 + i) for i in range(30)]
+
+
+HOLES = """
+import ctypes
+from popxl._lower import cpu
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+blocks = [libc.malloc(2**14) for _ in range(10_000)]
+for block in blocks:
+    ctypes.memset(block, 1, 2**14)
+for block in blocks[:-1]:
+    libc.free(block)
+before = resident()
+cpu.return_free_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_holes_of_the_heap_go_back_to_the_system():
+    ran = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) > 0.9 * 10_000 * 2**14

@@ -65,6 +65,15 @@ def test_a_script_that_runs_models_starts_anew(alone, tmp_path):
     assert said == [pid, None if alone else ASKED, ["--two words", "é"], "a line"]
 
 
+@pytest.mark.skipif(not huge_pages._is_of_use(), reason="the system has no huge pages to ask for")
+def test_so_does_a_script_whose_main_is_elsewhere(tmp_path):
+    (tmp_path / "elsewhere.py").write_text(SCRIPT.format(alone=False))
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nfrom elsewhere import main\nsys.exit(main())\n")
+    pid, said = ran(script, "a")
+    assert said == [pid, ASKED, ["a"], "a line"]
+
+
 def test_a_script_of_standard_input_runs_once():
     script = SCRIPT.format(alone=False).replace("sys.stdin.read()", '"nothing"')
     done = subprocess.run(
