@@ -24,6 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.full_size import RUNS
 from config.families import config_class_of
 from config.machines import machine
 from config.presets import load_config, preset_data
@@ -273,19 +274,21 @@ def _other(other: Published, row: Row) -> tuple[str, ...]:
 
 
 def _measured(_: Sequence[Row]) -> str:
-    head = ("Run", "Limit", "Resident, planned", "On disk", "Read and written", "Seconds",
+    head = ("Run", "Samples", "Limit", "Resident, planned", "On disk", "Read and written", "Seconds",
             "Besides the disk, disk", "Of the bound", "Matrix rate", "Kernel")  # fmt: skip
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
-    records = (json.loads(line) for line in lines)
-    return _markdown(head, (_record(facts) for facts in records if "disk_bytes" in facts))
+    found = {facts["command"].split()[3]: facts for facts in map(json.loads, lines)
+             if "disk_bytes" in facts}  # fmt: skip
+    return _markdown(head, (_record(run, found[run]) for run in RUNS if run in found))
 
 
-def _record(facts: Mapping[str, Any]) -> tuple[str, ...]:
+def _record(run: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
     rate, kernel = facts.get("of_matrix_rate"), facts.get("kernel_fraction")
     besides, bound = facts.get("seconds_besides_disk"), facts.get("of_bound")
     seconds = facts.get("seconds_per_step") or facts["seconds_per_run"]
     return (
-        f"`{facts['command'].split()[3]}`",
+        f"`{run}`",
+        str(facts.get("samples_per_step") or facts["samples_per_run"]),
         f"{facts['host_memory']:g} GB",
         f"{facts['peak_host_bytes'] / 1e9:.2f}, {facts['planned_host_bytes'] / 1e9:.2f} GB",
         f"{facts['disk_bytes'] / 1e9:.1f} GB",
