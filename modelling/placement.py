@@ -26,8 +26,9 @@ LEAST_ENTRY = 2**16
 PROCESS = 7 * 10**8
 """Bytes that Python, JAX and a compiled program take without any state."""
 
-WINDOWS = 3 * popxl.plan.DISK_WINDOW
-"""Bytes that are read ahead, written behind, and kept to be used again."""
+WINDOWS = 4 * popxl.plan.DISK_WINDOW
+"""Bytes that are read ahead, that are written behind, and of blocks and of arrays that are kept to be
+used again."""
 
 
 def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from popxl._lower.filed import EntryMemory
 
 DISK_WINDOW = 2**28
-"""Bytes of each of the three windows of a folder: read ahead, waiting to be written, and kept to be
-used again."""
+"""Bytes of each of the four windows of a folder: read ahead, waiting to be written, and the blocks
+and the arrays that are kept to be used again."""
 
 AHEAD = DISK_WINDOW
 """Bytes that are read before they are asked for."""
