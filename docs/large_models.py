@@ -274,8 +274,9 @@ def _other(other: Published, row: Row) -> tuple[str, ...]:
 
 
 def _measured(_: Sequence[Row]) -> str:
-    head = ("Run", "Samples", "Limit", "Resident, planned", "On disk", "Read and written", "Seconds",
-            "Besides the disk, disk", "Of the bound", "Matrix rate", "Kernel")  # fmt: skip
+    head = ("Run", "Samples", "Limit", "Resident, planned", "On disk", "Read and written",
+            "Seconds", "Besides the disk, disk", "Of the bound", "Matrix rate",
+            "Kernel")  # fmt: skip
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
     found = {facts["command"].split()[3]: facts for facts in map(json.loads, lines)
              if "disk_bytes" in facts}  # fmt: skip

@@ -27,8 +27,8 @@ PROCESS = 7 * 10**8
 """Bytes that Python, JAX and a compiled program take without any state."""
 
 WINDOWS = 4 * popxl.plan.DISK_WINDOW
-"""Bytes that are read ahead, that are written behind, and of blocks and of arrays that are kept to be
-used again."""
+"""Bytes that are read ahead, that are written behind, and that are kept to be used again: blocks of
+memory, and arrays."""
 
 
 def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:
