@@ -232,6 +232,7 @@ def measure_apart(
 
 def be_one(settings: str) -> None:
     """Be one of the processes; the first one prints what was measured."""
+    popdist.init()  # layers look at the devices
     size, micro_batches, steps = json.loads(settings)
     found = measure_both(Size(**size), micro_batches, "popdist", steps)
     if popdist.getInstanceIndex() == 0:
