@@ -483,3 +483,40 @@ def test_an_input_that_a_graph_returns_is_still_the_caller_s(how):
         return v, w
 
     assert _run(build) == [[9, 19]] * 2
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["loaded", "stored"])
+@pytest.mark.parametrize("how", ["loop", "branch"])
+def test_an_entry_s_value_that_a_graph_may_return_stays_when_the_entry_changes(how, stored):
+    """What is returned shares the entry's memory, which the load of it must not donate."""
+
+    def build(ir):
+        (buffer, entries), (other, _) = _small(), _small()
+        x = ops.remote_load(buffer, 1)
+        if stored:
+            x = _variable(1, name="x", width=SMALL) * 2.0
+            ops.remote_store(buffer, 1, x)
+
+        def use_other():
+            ops.remote_store(other, 0, ops.tanh(ops.remote_load(other, 2)))
+
+        def keep(x):
+            use_other()
+            return x
+
+        def swap(x, y):
+            use_other()
+            return y, x
+
+        if how == "branch":
+            graphs = ir.create_graph(keep, x), ir.create_graph(lambda x: x * 7.0, x)
+            (y,) = ops.conditional(popxl.constant(True), *graphs, [x], [x])
+        else:
+            zero = _variable(name="zero", width=SMALL) * 1.0
+            y, _ = ops.repeat(ir.create_graph(swap, x, zero), 2, x, zero)
+        ops.remote_store(buffer, 1, ops.remote_load(buffer, 1) + 1.0)
+        w = _variable(name="w", width=SMALL)
+        ops.var_updates.copy_var_update_(w, y * 5.0 + ops.remote_load(buffer, 1))
+        return entries[1], w
+
+    assert _run(build) == [[3, 13], [3, 13] if stored else [4, 19]]

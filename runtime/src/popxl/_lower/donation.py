@@ -84,6 +84,9 @@ class _Donor:
             frozenset(("entry", m) if m in self.gone else m for m in self.memory.get(slot, ()))
             for slot in routine.outputs
         )
+        together = {s: set[Slot]().union(*(self.sharing[m] for m in self.memory[s]))
+                    for s in self.memory}  # fmt: skip
+        routine.sharing = {slot: slots for slot, slots in together.items() if len(slots) > 1}
         self._free()
 
     def _place(self, slot: Slot, memory: Iterable[Memory]) -> None:
@@ -249,10 +252,13 @@ def copy_borrowed_entries(routines: Iterable[Routine]) -> None:
             for slot, moved in _shared(step, returned):
                 if moved.copies or moved.buffer not in anywhere:
                     continue
-                later = routine.steps[i + 1 : last.get(slot, i) + 1]
-                if slot in routine.outputs:
-                    later = routine.steps[i + 1 :]
-                    found += [(k, moved) for k, s in enumerate(routine.outputs) if s == slot]
+                same = routine.sharing.get(slot, {slot})
+                until = max(last.get(s, i) for s in same)
+                outputs = [k for k, s in enumerate(routine.outputs) if s in same]
+                if outputs:
+                    until = len(routine.steps)
+                    found += [(k, moved) for k in outputs]
+                later = routine.steps[i + 1 : until + 1]
                 moved.copies = any(moved.buffer in _donated_by(other) for other in later)
     for _, moved in returned[routines[-1]]:  # a later run may donate it
         moved.copies = True

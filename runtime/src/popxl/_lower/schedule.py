@@ -9,8 +9,8 @@ the routine; a tensor that is changed in place moves on to another slot.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +238,7 @@ class Routine:
         size: number of slots.
         consumed: inputs that the routine donates, or stores without a copy.
         memory: for each output the memory that it may be in (see `donation`).
+        sharing: for slots that are not alone in their memory, all that may be in it.
     """
 
     title: str
@@ -249,6 +250,7 @@ class Routine:
     size: int
     consumed: frozenset[int] = frozenset()
     memory: tuple[frozenset[Any], ...] = ()
+    sharing: Mapping[Slot, Set[Slot]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
