@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from files.errors import FileError
 from files.shown import shown, shown_name, shown_path
-from files.text import MEBIBYTE, check_regular, decoded, read_text
+from files.text import MEBIBYTE, decoded, read_text
 
 LONGEST_LINE = 16 * MEBIBYTE
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
@@ -32,26 +32,6 @@ def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
 def read_object(path: Path, most: int = 64 * MEBIBYTE) -> Fields:
     """The object in a JSON file, to be read field by field. Raises as `read_json`."""
     return Fields(read_json(path, most), shown_path(path))
-
-
-def read_json_lines(path: Path) -> list[Fields]:
-    """The objects of a JSON Lines file, one from each line that is not blank.
-
-    Raises:
-        FileError: as `json_lines`, or a line is no object, or the file has none.
-    """
-    check_regular(path)
-    try:
-        with path.open("rb") as lines:
-            rows = [
-                Fields(data, f"{shown_path(path)}, line {number}")
-                for number, data in json_lines(path, lines)
-            ]
-    except OSError as error:
-        raise FileError(f"cannot read {shown_path(path)}: {error.strerror}") from None
-    if not rows:
-        raise FileError(f"{shown_path(path)} has no rows: it is empty")
-    return rows
 
 
 def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
