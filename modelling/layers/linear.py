@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import popxl
 from modelling.layers.layer import Layer, cast
 from modelling.quantisation import PARTS, packed_shapes
@@ -28,7 +26,6 @@ class Linear(Layer):
         grouping: replicas that hold the same part of the weight and the bias.
         group_size: input features that share a scale in a weight of 4 bits; None: the weight is in
             the dtype of x.
-        held: applied to weight and bias before they are used, such as `Groups.open_held`.
     """
 
     def __init__(
@@ -37,10 +34,8 @@ class Linear(Layer):
         grouping: ReplicaGrouping,
         bias: bool = False,
         group_size: int | None = None,
-        held: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.held = held
         self.out_features = out_features
         self.grouping = grouping
         self.bias = bias
@@ -51,17 +46,12 @@ class Linear(Layer):
         """x: (..., in_features) -> (..., out_features)."""
         shape = (x.shape[-1], self.out_features)
         matrix = self._matrix(shape, x.dtype)
-        bias = None
-        if self.bias:
-            bias = self._opened(self.weight("bias", shape[1:], x.dtype, self.grouping))
+        bias = self.weight("bias", shape[1:], x.dtype, self.grouping) if self.bias else None
         return self.product(x, matrix, bias)
-
-    def _opened(self, weight: Tensor) -> Tensor:
-        return weight if self.held is None else self.held(weight)
 
     def _matrix(self, shape: tuple[int, int], dtype: popxl.dtype) -> Tensor:
         if self.group_size is None:
-            return self._opened(self.weight("weight", shape, dtype, self.grouping))
+            return self.weight("weight", shape, dtype, self.grouping)
         shapes = packed_shapes(shape, self.group_size)
         packed, scale, bias = (
             self.weight(f"weight.{part}", s, d, self.grouping)
@@ -76,7 +66,7 @@ class FusedLinear(Linear):
     Args:
         out_features: of each map, on a replica.
         parts: number of maps.
-        grouping, group_size, bias, held: see `Linear`.
+        grouping, group_size, bias: see `Linear`.
     """
 
     def __init__(
@@ -86,9 +76,8 @@ class FusedLinear(Linear):
         grouping: ReplicaGrouping,
         group_size: int | None = None,
         bias: bool = False,
-        held: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        super().__init__(out_features * parts, grouping, bias, group_size, held)
+        super().__init__(out_features * parts, grouping, bias, group_size)
         self.parts = parts
 
     def build(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]

@@ -7,15 +7,22 @@ and each group works on its own samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
+from popxl.custom import jax_op
 from popxl_addons.ops.replicated_all_reduce_TP import (
     replicated_all_reduce_identical_grad_inputs,
     replicated_all_reduce_identical_inputs,
 )
+
+
+@jax_op(grad=lambda inputs, outputs, dys, holders: (dys[0] / holders,))
+def _shared(x: Any, *, holders: int) -> Any:
+    return x
 
 
 @dataclass(frozen=True)
@@ -113,15 +120,23 @@ class Groups:
             return x
         return replicated_all_reduce_identical_inputs(x, group=self.tp)
 
-    def open_held(self, weight: Tensor, holders: int) -> Tensor:
-        """Begin the use of a weight that so many neighbours hold alike, each for a part of the
+    def open_held(self, t: Tensor, holders: int) -> Tensor:
+        """Begin the use of a tensor that so many neighbours hold alike, each for a part of the
         work: its gradient is the sum over them."""
         if holders == 1:
-            return weight
+            return t
         replicas = self.tensor_parallel * self.data_parallel
         neighbours = [r // holders for r in range(replicas)]
         group = popxl.gir().replica_grouping_from_assignments(neighbours)
-        return replicated_all_reduce_identical_inputs(weight, group=group)
+        return replicated_all_reduce_identical_inputs(t, group=group)
+
+    def share_held(self, x: Tensor, holders: int) -> Tensor:
+        """Begin work that so many neighbours all do in whole, inside a sharded computation.
+
+        Returns:
+            `x`. Each has its whole gradient and passes a share on, since `open_sharded` adds all.
+        """
+        return x if holders == 1 else _shared(x, holders=holders)
 
     def close_sharded(self, x: Tensor) -> Tensor:
         """End a sharded computation: the sum of what the members of a group have."""

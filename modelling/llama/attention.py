@@ -9,7 +9,6 @@ from __future__ import annotations
 from config.llama import LlamaConfig
 from modelling.layers import (
     DecoderAttention,
-    FusedLinear,
     Groups,
     Linear,
     RMSNorm,
@@ -20,7 +19,7 @@ from modelling.layers import (
     rotate_halves,
 )
 from modelling.llama.rotary import rotary_tables
-from popxl import Tensor
+from popxl import Tensor, ops
 
 
 class SelfAttention(DecoderAttention):
@@ -50,16 +49,9 @@ class SelfAttention(DecoderAttention):
         )
         self.model, self.kind = model, kind
         self.positions = model.sequence_length + room
-        bias, holders = attention.input_bias, self.holders
+        bias, keys = attention.input_bias, self.key_heads * attention.head_size
         self.q = Linear(self.features, groups.sharded, bias, self.group_size)
-        self.kv = FusedLinear(
-            self.key_heads * attention.head_size,
-            2,
-            groups.held_by(holders),
-            self.group_size,
-            bias,
-            held=lambda weight: groups.open_held(weight, holders),
-        )
+        self.kv = Linear(2 * keys, groups.held_by(self.holders), bias, self.group_size)
         if attention.norms is not None:
             self.q_norm, self.k_norm = self._norms()
 
@@ -80,10 +72,20 @@ class SelfAttention(DecoderAttention):
         """See `DecoderAttention`."""
         return rotary_tables(self.model, self.kind, positions, self.positions)
 
+    def _keys_and_values(self, x: Tensor) -> list[Tensor]:
+        """Each (batch, n, features of the keys on a replica).
+
+        Replicas that hold the same heads attend to them with some of the queries each. Their
+        gradients are summed before the product, which FP8 rounds to: so it rounds the same for
+        every tensor parallelism.
+        """
+        kv = self.kv(self.groups.share_held(x, self.holders))
+        return ops.split(self.groups.open_held(kv, self.holders), 2, axis=-1)
+
     def project(self, x: Tensor, tables: Tables | None) -> tuple[Tensor, Tensor, Tensor]:
         """See `DecoderAttention`."""
         norms = self.model.attention.norms
-        q, (k, v) = self.q(x), self.kv(x)
+        q, (k, v) = self.q(x), self._keys_and_values(x)
         if norms == "projections":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = self.of_heads(q), *(self.of_heads(t, self.key_heads) for t in (k, v))
