@@ -34,7 +34,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wandb", action="store_true", help="log the run to Weights & Biases")
     group.add_argument("--wandb-name", metavar="NAME", help="name of the Weights & Biases run")
     group.add_argument(
-        "--tensorboard", action="store_true", help="write events for TensorBoard beside the records"
+        "--tensorboard",
+        action="store_true",
+        help="write TensorBoard's events to the run directory",
     )
     group.add_argument(
         "--data.preview",

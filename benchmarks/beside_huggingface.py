@@ -1,4 +1,4 @@
-"""Our speed beside Hugging Face's on torch: the same weights, examples and optimizer, in turn.
+"""Our speed and that of Hugging Face's on torch: the same weights, examples and optimizer, in turn.
 
     python3 -m benchmarks.beside_huggingface --config small
     python3 -m benchmarks.beside_huggingface --config small --generated_tokens 54 \
@@ -6,12 +6,12 @@
     python3 -m benchmarks.beside_huggingface --config gptj_small --micro_batch_size 4 --rounds 9
 
 Training: an optimizer step on a micro-batch of examples, with activations recomputed and kept,
-beside torch with and without gradient checkpointing, and for Llamas beside one program of JAX with
-all state on the device (`benchmarks/monolithic.py`). Generation: answers to `--prompts` prompts,
-beside `generate`. Each program is in a process of its own; they run one after the other,
-`--rounds` times; a ratio is the median of the rounds' ratios, so that noise which lasts longer than
-a round drops out. Before that, losses and tokens are compared: the speed of another computation
-would mean nothing. Ends with one JSON line.
+compared with torch with and without gradient checkpointing, and for Llamas with one JAX program
+with all state on the device (`benchmarks/monolithic.py`). Generation: answers to `--prompts`
+prompts, compared with `generate`. Each program is in a process of its own; they run one after the
+other, `--rounds` times; a ratio is the median of the rounds' ratios, so that noise which lasts
+longer than a round drops out. Before that, losses and tokens are compared: the speed of another
+computation would mean nothing. Ends with one JSON line.
 """
 
 from __future__ import annotations

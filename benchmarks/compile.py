@@ -4,7 +4,7 @@
 
 Neither weights nor state are allocated, and nothing runs: a laptop compiles the program of 64
 devices. Prints one JSON line: seconds, peak memory of this process, and XLA's account of the
-compiled program beside the plan's, in bytes of one device.
+compiled program next to the plan's, in bytes of one device.
 """
 
 from __future__ import annotations

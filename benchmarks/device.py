@@ -9,7 +9,7 @@ waiting for each transfer and each computation before the next, so that nothing 
 first is faster by is what overlaps. Ends with one JSON line.
 
 `--record DIR` measures a machine within nine minutes instead: bandwidths, the matrix rate, and
-large presets beside what the timeline says of them (see `benchmarks.device_record`).
+large presets compared with the timeline (see `benchmarks.device_record`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A record of a device within minutes: its rates, and presets beside what the plan says of them.
+"""A record of a device within minutes: its rates, and presets compared with their plans.
 
 `python3 -m benchmarks.device --record DIR` runs it. Each measurement is a process of its own, so
 that one that has no memory, or dies, ends alone. What is done is written at once; what there is no
@@ -139,12 +139,12 @@ def line(found: Measured) -> str:
         return f"{found.name}: {found.error}"
     shown = ", ".join(f"{k} {_number(v)}" for k, v in found.facts["measured"].items() if v)
     planned = found.facts.get("predicted", {}).get("seconds")
-    beside = "" if planned is None else f" (simulated: {planned:.3f} s)"
-    return f"{found.name}: {shown}{beside}"
+    simulated = "" if planned is None else f" (simulated: {planned:.3f} s)"
+    return f"{found.name}: {shown}{simulated}"
 
 
 def table(found: Sequence[Measured]) -> str:
-    """Markdown: what was measured beside what the plan says."""
+    """Markdown: what was measured, next to what the plan says."""
     rows = ["| Measured | Seconds | Simulated | Ratio | Layers |", "|---|---|---|---|---|"]
     rest = []
     for each in found:
@@ -154,9 +154,9 @@ def table(found: Sequence[Measured]) -> str:
             continue
         planned = each.facts["predicted"].get("seconds")
         ratio = "" if planned is None else f"{seconds / planned:.2f}"
-        beside = "" if planned is None else f"{planned:.3f}"
+        simulated = "" if planned is None else f"{planned:.3f}"
         rows.append(
-            f"| {each.name} | {seconds:.3f} | {beside} | {ratio} | {each.facts['layers']} |"
+            f"| {each.name} | {seconds:.3f} | {simulated} | {ratio} | {each.facts['layers']} |"
         )
     return "\n".join([*rest, "", *rows, ""])
 

@@ -3,7 +3,7 @@
     python3 -m benchmarks.device_tasks bandwidth
     python3 -m benchmarks.device_tasks train --config gptj_6B_gpu --set execution.placement=host
 
-Prints one line of JSON: what was measured, and what the plan says beside it.
+Prints one line of JSON: what was measured, and what the plan says of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accuracy and losses of training in FP8 beside float32: the demo presets, with several seeds.
+"""Accuracy and losses of training in FP8 and in float32: the demo presets, with several seeds.
 
     python3 -m benchmarks.fp8 --out runs/fp8
     python3 -m benchmarks.fp8 --out runs/fp8 --presets tiny --seeds 1

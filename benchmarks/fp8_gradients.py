@@ -1,11 +1,11 @@
-"""How far FP8 moves gradients, beside how far they lie apart from batch to batch.
+"""How far FP8 moves gradients, compared with how far they lie apart from batch to batch.
 
     python3 -m benchmarks.fp8_gradients --config gptj_tiny --load runs/gptj_tiny
 
 Computes the gradients of every weight for some training batches twice, in the configuration's type
 and in FP8, from the same weights; with delayed scaling the run needs scales. Distances are
-Euclidean, and relative to a gradient's length. Where FP8's is small beside the batches', training
-cannot tell it from chance.
+Euclidean, and relative to a gradient's length. Where FP8's is small compared with the batches',
+training cannot tell it from chance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training of Hugging Face's model on torch: what benchmarks stand beside."""
+"""Training of Hugging Face's model on torch: what benchmarks compare with."""
 
 from __future__ import annotations
 

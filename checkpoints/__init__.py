@@ -5,7 +5,7 @@
     checkpoint = CheckpointStore("runs/mine").load()
 
 Tensors are logical, that is whole: nothing in a checkpoint tells how the run that wrote it was
-split over devices. Weights have their Hugging Face names; the optimizer's state stands beside them
+split over devices. Weights have their Hugging Face names; the optimizer's state is stored with them
 as `optimizer/first_order/<name>` and the like. On disk a step is a folder of safetensors files and
 a manifest with a SHA-256 digest of every tensor.
 

@@ -50,7 +50,7 @@ class Manifest:
     """Records of the tensors, if one process has stored all."""
 
     texts: dict[str, str] = field(default_factory=dict)
-    """Text files beside the tensors, such as config.yml: name to SHA-256 of the content."""
+    """Text files next to the tensors, such as config.yml: name to SHA-256 of the content."""
 
     tables: dict[str, str] = field(default_factory=dict)
     """What each of several processes has stored: name of the file to its SHA-256, in the order of

@@ -143,7 +143,7 @@ class CheckpointStore:
             wait: False copies all tensors and returns; the copy is written in the background.
                 True returns when the step is on disk, and copies nothing: a mapping that makes
                 each array on access needs memory for one safetensors file only.
-            texts: text files to have beside the tensors, by name, such as config.yml.
+            texts: text files to store with the tensors, by name, such as config.yml.
 
         Raises:
             CheckpointError: if this save, or with `wait=False` the one before, cannot be written.

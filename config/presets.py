@@ -65,8 +65,8 @@ def preset_data(file: str | Path, preset: str) -> Located:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
     """`base` with the values of `over` laid over it, mappings merged key by key.
 
-    Steps win over epochs, as in transformers: those of the base, and those beside them. A way of
-    saying the warm-up replaces the base's other one.
+    Steps win over epochs, as in transformers: those of the base, and those given with them. A way
+    of saying the warm-up replaces the base's other one.
     """
     places = [data.places if isinstance(data, Located) else {} for data in (base, over)]
     if over.get("steps") is not None and (base.get("epochs") or over.get("epochs")):

@@ -162,7 +162,7 @@ class Tokenizer:
 
 
 def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
-    """Put a tokenizer beside the checkpoints of a run, unless one is there.
+    """Put a tokenizer next to the checkpoints of a run, unless one is there.
 
     Raises:
         WriteError: it cannot be written.

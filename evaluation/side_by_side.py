@@ -1,4 +1,4 @@
-"""One micro-batch of the validation set: our answers beside those of Hugging Face's model."""
+"""One micro-batch of the validation set: our answers next to those of Hugging Face's model."""
 
 from __future__ import annotations
 

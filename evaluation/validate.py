@@ -26,7 +26,7 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
 
     Args:
         name: of the configuration, for a new directory.
-        out: where validation.json goes; by default beside the checkpoint, else a new directory.
+        out: where validation.json goes; by default next to the checkpoint, else a new directory.
 
     Raises:
         UserError: for anything a person can mend.
@@ -51,7 +51,7 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
 
 
 def _directory(config: RunConfig, name: str, out: str | None) -> Path:
-    """Where the report goes: what --out names, else beside the checkpoints, else a new one."""
+    """Where the report goes: what --out names, else next to the checkpoints, else a new one."""
     load = config.checkpoint.load
     if out or load is None or not has_checkpoint(load):
         return choose_path(out, None, f"validation-{Path(name).stem}")

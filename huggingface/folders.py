@@ -76,7 +76,7 @@ def write_hf_directory(
 ) -> None:
     """Write a model folder that `from_pretrained` of transformers loads.
 
-    It is written beside the place it is for, and appears there whole.
+    It is written next to its place, and appears there whole.
 
     Args:
         path: the folder; it may be there if it is empty.

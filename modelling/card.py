@@ -93,7 +93,7 @@ class RunRecord:
 def write_card(
     folder: Path, name: str, shape: Shape, load: str | None, run: RunRecord | None
 ) -> None:
-    """Write README.md, and the loss curve beside it.
+    """Write README.md, and the loss curve next to it.
 
     Args:
         folder: that the model is written to.

@@ -34,7 +34,7 @@ class SavedOrModel:
     """See `terminal.command_line.Origins`."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
-        """The configuration beside the newest intact step, with the tokenizer that the run keeps;
+        """The configuration of the newest intact step, with the tokenizer that the run keeps;
         None if there is no checkpoint.
 
         Raises:

@@ -33,7 +33,7 @@ class ModelFamily:
         generator: builds the graphs of generation in the current Ir.
         streamed: builds those of generation layer by layer; None: the family has none.
         weights: which Hugging Face tensors are in which variables, for a configuration.
-        to_config_json: content of config.json beside the weights in a Hugging Face folder.
+        to_config_json: content of config.json, next to the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
             the file is of a model which the family does not have.
         same_form: for a configuration, a config.json as `to_config_json` writes it, where there are

@@ -33,7 +33,7 @@ class MetricsFile:
         """Make the file ready for a run that has done `first_step` steps.
 
         Rows of later steps are dropped: the resumed run writes them again. Damaged lines go to a
-        file beside it, and a notice says so.
+        file next to it, and a notice says so.
 
         Raises:
             WriteError: the file cannot be written.
@@ -101,12 +101,12 @@ def _read(path: Path) -> _Content:
 
 
 def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
-    beside = path.with_name(f"{path.stem}.damaged{path.suffix}")
-    with writing("what is damaged of the metrics", beside), beside.open("ab") as file:
+    aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
+    with writing("what is damaged of the metrics", aside), aside.open("ab") as file:
         file.writelines(line + b"\n" for line in lines)
     warnings.warn(
         f"{len(lines)} damaged line{'s' if len(lines) > 1 else ''} of {shown_path(path)} "
-        f"went to {beside.name}; the others are kept",
+        f"went to {aside.name}; the others are kept",
         Notice,
         stacklevel=2,
     )

@@ -16,7 +16,7 @@ from records.sessions import Session, add_session
 
 CONFIG, METRICS, LOSS_CURVE = "config.yml", "metrics.jsonl", "loss_curve.png"
 VALIDATION_FILE = "validation.json"
-"""What run_validation.py writes beside them."""
+"""What run_validation.py writes next to them."""
 
 
 class RunDirectory:

@@ -102,7 +102,7 @@ def file_names() -> set[str]:
 
 
 def is_there(path: str, page: Path) -> bool:
-    """Whether a path that a page mentions exists, from the root or beside the page; a name alone,
+    """Whether a path that a page mentions exists, from the root or the page's folder; a name alone,
     anywhere."""
     if (ROOT / path).exists() or (page.parent / path).exists():
         return True

@@ -225,7 +225,7 @@ ABOVE = {"__init__", "hardware"}  # what gathers the names, and what describes d
 
 
 def layer_of(module: str) -> str:
-    """Modules beside the folders (tensor, graph, ir, ...) are the core, with `_core`."""
+    """Modules outside the folders (tensor, graph, ir, ...) are the core, with `_core`."""
     return module if module in LAYERS else "core"
 
 

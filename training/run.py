@@ -159,7 +159,7 @@ class _Run:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
 
         Args:
-            tokenizer: of the data; kept beside the checkpoints.
+            tokenizer: of the data; kept next to the checkpoints.
         """
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_heard():

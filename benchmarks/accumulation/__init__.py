@@ -1,4 +1,4 @@
-"""Gradient accumulation with one reduction a step, beside one for each micro-batch.
+"""Gradient accumulation with one reduction a step, and with one for each micro-batch.
 
 - *Naive*, as `optax.MultiSteps` does it: each micro-batch's gradients are averaged over all
   devices, and go into a running mean; the optimizer steps at the last one.

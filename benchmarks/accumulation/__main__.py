@@ -1,4 +1,4 @@
-"""Gradient accumulation: naive, with a reduction for each micro-batch, beside one reduction a step.
+"""Gradient accumulation: naive, with a reduction for each micro-batch, and with one for each step.
 
     python3 -m benchmarks.accumulation
     python3 -m benchmarks.accumulation --processes 2 4 --counts 1 8 64

@@ -63,7 +63,7 @@ elif what == "copies":  # each host has a copy, of which process 0's has got on
         load_checkpoint(f"{folder}/{index}")
     except CheckpointError as error:
         popdist.fail(str(error), 2)
-elif what == "best":  # beside periodic saves, on a slow disk
+elif what == "best":  # with periodic saves, on a slow disk
     import checkpoints.store as module
     write = module.write_shard
     module.write_shard = lambda *args: (time.sleep(0.05 + 0.1 * index), write(*args))

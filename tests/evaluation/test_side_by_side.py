@@ -1,4 +1,4 @@
-"""`run_inference.py`: one micro-batch of validation beside Hugging Face's model."""
+"""`run_inference.py`: one micro-batch of validation, by us and by Hugging Face's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules and their gradients at any tensor parallelism, beside torch.
+"""Modules and their gradients at any tensor parallelism, compared with torch.
 
 A case is a module of ours, and a torch function that computes the same from the same logical
 weights. Both get the same inputs, and the same gradients of their outputs; outputs, gradients of
@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """A module with one output beside its reference.
+    """A module with one output, and its reference.
 
     Attributes:
         make: makes the module, given the tensor parallelism, in the main graph.

@@ -197,7 +197,7 @@ def test_training_in_half_types(family: str, precision: str, dp: int, tp: int) -
         bound = 2.5 * error({name: half.gradients[name]}, one)
         assert error({name: gradient}, one) < bound, name
     assert weights_wrong < 1.1 * their_weights
-    # The comparison means something: the weights went a way that is long beside the errors.
+    # The comparison means something: the weights moved far compared with the errors.
     assert error(start, exact.weights) > 8 * weights_wrong
 
 

@@ -53,7 +53,7 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
 
 
 def check_memory(ir: popxl.Ir, bound: float) -> None:
-    """The plan of a program that is not compiled beside what it takes when it is.
+    """The plan of a program that is not compiled, and what it takes when it is.
 
     Args:
         bound: relative, of the estimate of what XLA takes; all else is exact.

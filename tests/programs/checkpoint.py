@@ -35,7 +35,7 @@ def training_session() -> addons.TaskSession:
             optim_facts, optim = adam.create_graph(var, by_name[name].spec, lr=lr.spec)
             variables = optim_facts.init(f"optim.{name}")
             optim.bind(variables).call(var, by_name[name], lr)
-            state.optim.insert(name, variables, overwrite=True)  # beside others of its layer
+            state.optim.insert(name, variables, overwrite=True)  # with others of its layer
         ops.host_store(outputs.loss, loss)
     session = addons.TaskSession(inputs, outputs, state, ir=ir, device_desc="ipu_model")
     session.add_session_state_info({"learning_rate": "1 / step"})

@@ -110,7 +110,7 @@ class Forced(OneByOne):
 
 
 Beside = Callable[[NamedTensors, Tensor, Tensor], Tensor]
-"""Adds ops beside generation, from the weights, the words and the mask, whose result is wanted."""
+"""Adds ops to generation, from the weights, the words and the mask, whose result is wanted."""
 
 
 def forced_logits(

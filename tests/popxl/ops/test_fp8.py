@@ -1,4 +1,4 @@
-"""FP8 linear maps beside torch: quantised with torch's float8 types, multiplied in float32."""
+"""FP8 linear maps and torch's: quantised with torch's float8 types, multiplied in float32."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_accumulating_takes_the_maximum_of_what_is_observed_and_the_mean_of_grad
     assert count == 3
 
 
-# ---- delayed scaling beside the recipe in numpy -------------------------------------------------
+# ---- delayed scaling against the recipe in numpy ------------------------------------------------
 def reference(amaxes, largest, margin, power_of_2, amax_of, interval, length):
     """Delayed scaling of one operand, written out: the scale after each step."""
     scale, history, scales = 1.0, [0.0] * length, []

@@ -21,7 +21,7 @@ STRUCTURAL = {
 }  # fmt: skip
 # Ops that autodiff makes.
 OF_GRADIENTS = {"fp8_linear_grads", "grad_maximum", "grad_sum", "vjp"}
-# Ops beside references that no record can hold: test_fp8.py.
+# Ops whose references no record can hold: test_fp8.py.
 OF_FP8 = {"fp8_cast", "fp8_delayed_scales"}
 # Ops whose results have properties but no reference: test_random.py.
 RANDOM = {
