@@ -76,14 +76,14 @@ def _free(folder: str) -> int:
 def check_memory(
     ir: popxl.Ir,
     device_desc: DeviceDesc,
-    beside: int = 0,
+    taken: int = 0,
     borrows: bool = False,
     room: int | None = None,
 ) -> None:
     """Raise NotEnoughMemoryError if the state of a program does not fit host or devices.
 
     Args:
-        beside: bytes of host memory that another program of the process takes.
+        taken: bytes of host memory that another program of the process takes.
         borrows: whether that program lends its weights.
         room: bytes of host memory for this process; None: what is free.
 
@@ -94,8 +94,8 @@ def check_memory(
     device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
     needs = {"remote buffers": (stored.remote - (weights_of(ir) if borrows else 0)) * replicas}
-    if beside:
-        needs["the program beside it"] = beside
+    if taken:
+        needs["the other program"] = taken
     available = host_memory() if room is None else room
     if device is None:  # devices share the host's memory
         needs["the devices' variables"] = (stored.variables + stored.streams) * replicas

@@ -31,20 +31,20 @@ WINDOWS = 4 * popxl.plan.DISK_WINDOW
 memory, and arrays."""
 
 
-def place(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:
+def place(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
     """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
 
     Args:
-        beside, borrows: see `modelling.memory.check_memory`; what is borrowed stays where it is.
+        taken, borrows: see `modelling.memory.check_memory`; what is borrowed stays where it is.
 
     Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
     hold is in it as well.
     """
     if config.execution.disk is not None:
-        _spill_over(config, ir, beside, borrows)
+        _spill_over(config, ir, taken, borrows)
 
 
-def check_placed(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool = False) -> None:
+def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
     """Check that a program fits as it is placed; arguments as for `place`.
 
     Raises:
@@ -53,24 +53,24 @@ def check_placed(config: RunConfig, ir: popxl.Ir, beside: int = 0, borrows: bool
     """
     desc = device_desc(config)
     try:
-        check_memory(ir, desc, beside, borrows)
+        check_memory(ir, desc, taken, borrows)
     except NotEnoughMemoryError as error:
         if error.place == "host" and config.execution.disk is None:
-            _spill_over(config, ir, beside, borrows)  # nobody will run this program
+            _spill_over(config, ir, taken, borrows)  # nobody will run this program
             with suppress(NotEnoughMemoryError):
-                check_memory(ir, desc, beside, borrows)
+                check_memory(ir, desc, taken, borrows)
                 replicas = ir.instance_replication_factor
                 error.disk = popxl.plan.storage_of(ir).disk * replicas
         raise
 
 
-def _spill_over(config: RunConfig, ir: popxl.Ir, beside: int, borrows: bool) -> None:
+def _spill_over(config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool) -> None:
     room = host_room(config)
     if room is None:
         return
     if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
-        beside += popxl.plan.plan_of(ir).device * ir.instance_replication_factor
-    spill(ir, room - beside, ir.instance_replication_factor, borrows)
+        taken += popxl.plan.plan_of(ir).device * ir.instance_replication_factor
+    spill(ir, room - taken, ir.instance_replication_factor, borrows)
 
 
 def spill(ir: popxl.Ir, room: int, replicas: int, borrows: bool = False) -> None:

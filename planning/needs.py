@@ -80,8 +80,8 @@ def placed(needs: Needs, machine: Machine) -> Needs:
         given = config.execution.host_memory
         room = machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
         replicas = min(config.replicas, machine.devices or config.replicas)
-        beside = 0 if apart else needs.plan.device * replicas
-        spill(needs.traced.ir, int(room) - beside, replicas)
+        taken = 0 if apart else needs.plan.device * replicas
+        spill(needs.traced.ir, int(room) - taken, replicas)
         needs = replace(needs, plan=needs.traced.plan())
     return needs
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def generation_program(
-    config: RunConfig, family: ModelFamily, strategy: Strategy, beside: int = 0
+    config: RunConfig, family: ModelFamily, strategy: Strategy, taken: int = 0
 ) -> GenerationProgram:
     """The program that `generation.weights` asks for; auto: the resident one if it fits, else the
     streamed one.
 
     Args:
         config: with `model.eval` set.
-        beside: bytes of host memory that another program of the process takes.
+        taken: bytes of host memory that another program of the process takes.
 
     Raises:
         DeviceError: fewer devices than replicas.
@@ -35,7 +35,7 @@ def generation_program(
     if wanted == "streamed":
         return build_streamed(config, streamed_of(config, family), strategy)
     resident = build_generation(config, family.generator, strategy)
-    if wanted != "auto" or family.streamed is None or _fits(resident, config, beside):
+    if wanted != "auto" or family.streamed is None or _fits(resident, config, taken):
         return resident
     return build_streamed(config, family.streamed, strategy)
 
@@ -54,9 +54,9 @@ def streamed_of(config: RunConfig, family: ModelFamily) -> StreamedOf:
     return family.streamed
 
 
-def _fits(program: GenerationProgram, config: RunConfig, beside: int) -> bool:
+def _fits(program: GenerationProgram, config: RunConfig, taken: int) -> bool:
     try:
-        check_memory(program.ir, device_desc(config), beside, room=host_room(config))
+        check_memory(program.ir, device_desc(config), taken, room=host_room(config))
     except NotEnoughMemoryError:
         return False
     return True

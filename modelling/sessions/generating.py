@@ -46,8 +46,8 @@ class Inference(RunningModel):
         family = family or family_of(config)
         config = replace(config, model=replace(config.model, eval=True))
         self._strategy = strategy_of(config) if strategy is None else strategy
-        beside = 0 if lender is None else lender.stored
-        self.program = generation_program(config, family, self._strategy, beside)
+        taken = 0 if lender is None else lender.stored
+        self.program = generation_program(config, family, self._strategy, taken)
         self._deal = Deal.of(config, self.program.ir.num_host_transfers)
         table, found = family.weights(config), self.program.variables
         variables: Variables

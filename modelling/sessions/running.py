@@ -45,9 +45,9 @@ class RunningModel:
             lender: a model that is entered while this one is, and lends its weights.
         """
         self.config, self._table, self.variables, self._lender = config, table, variables, lender
-        beside = 0 if lender is None else lender.stored
-        place(config, ir, beside, lender is not None)
-        check_placed(config, ir, beside, lender is not None)
+        taken = 0 if lender is None else lender.stored
+        place(config, ir, taken, lender is not None)
+        check_placed(config, ir, taken, lender is not None)
         self.session = popxl.Session(
             ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
         )

@@ -67,7 +67,7 @@ class VariableFactory:
     Attributes:
         kind: what the variable is: "parameter": optimizers train it; "fp8": state of a product in
             FP8 (see `popxl_addons.fp8`): optimizers leave it alone, and it is never sharded.
-        is_input: whether graphs take it; if not, it is only made and kept beside the others.
+        is_input: whether graphs take it; if not, it is only made and kept with the others.
 
     Raises:
         ValueError: there are no items, or they are no host data; what a callable raises is the

@@ -69,7 +69,7 @@ def _has_tensors(items: Iterable[Any]) -> bool:
 
 
 def _check_unmixed(items: Iterable[Any], name: str) -> None:
-    """Raise TypeError if beside tensors and specs there is something else."""
+    """Raise TypeError if there is anything but tensors and specs."""
     for item in items:
         nested = isinstance(item, (list, tuple)) and _has_tensors(item)
         if not (nested or isinstance(item, (Tensor, TensorSpec))):

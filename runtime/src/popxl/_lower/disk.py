@@ -264,7 +264,7 @@ class ScratchFile:
 
     def _request(self, start: int, data: np.ndarray) -> _Request:
         """The memory of a request: whole pages of `data`, where those in memory are those in the
-        file; what is beside them, or else all, in this thread's staging memory."""
+        file; the rest, or else all, in this thread's staging memory."""
         staging = self._scratch.staging()
         end = min(start + REQUEST, slot_of(data.size))
         first, last = max(start, LEAD), min(end, LEAD + data.size)

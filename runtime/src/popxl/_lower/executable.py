@@ -1,6 +1,6 @@
 """A compiled segment as bytes and back, without pickle and without tracing.
 
-XLA serialises an executable to bytes by itself. What JAX keeps beside it (order, shapes and
+XLA serialises an executable to bytes by itself. What JAX keeps with it (order, shapes and
 shardings of arguments and results) follows from the segment, so nothing else has to be stored.
 """
 

@@ -12,7 +12,7 @@
 
 A plan walks the schedule that a session would run, with sizes in place of arrays (`walk`). What a
 segment does is read off the function that XLA would compile (`work`), and so is the memory that it
-takes beside its arguments and results, as long as XLA has not compiled it (`estimate`).
+takes besides its arguments and results, as long as XLA has not compiled it (`estimate`).
 """
 
 from popxl._lower.hostdata import variable_parts as variable_parts

@@ -62,7 +62,7 @@ class Memory:
         return found
 
     def peak(self) -> int:
-        """Most bytes that are live at a time beside arguments and results."""
+        """Most bytes that are live at a time besides arguments and results."""
         last = {v: i for i, read in enumerate(self.reads) for v in read}
         live = most = 0
         held: dict[Any, int] = {}
@@ -75,7 +75,7 @@ class Memory:
                 last.setdefault(v, i)
             # A loop, and what is computed element by element, may overwrite what it reads.
             over = min(dying, sum(held[v] for v in made)) if self._overwrites(node) else 0
-            most = max(most, live - over + self.beside(node) + self._inner(node))
+            most = max(most, live - over + self.extra(node) + self._inner(node))
             for v in {*self.reads[i], *node.outputs}:
                 if last.get(v) == i:
                     live -= held.pop(v, 0)
@@ -87,8 +87,8 @@ class Memory:
     def _overwrites(self, node: Node) -> bool:
         return node.runs_others or not self._is_kernel(node)
 
-    def beside(self, node: Node) -> int:
-        """Bytes that a kernel writes and reads beside its operands and results."""
+    def extra(self, node: Node) -> int:
+        """Bytes that a kernel writes and reads besides its operands and results."""
         if node.name == RANDOM_BITS and self._is_kernel(node):
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then put together
         return 0

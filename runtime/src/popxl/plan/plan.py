@@ -113,7 +113,7 @@ def memory_use(program: Program) -> MemoryUse:
 
 
 def _compiled(program: Program) -> Callable[[Segment], int]:
-    """Bytes that compiled segments take beside their arguments and results, by XLA's account."""
+    """Bytes that compiled segments take besides their arguments and results, by XLA's account."""
 
     @cache
     def temporaries(segment: Segment) -> int:

@@ -42,7 +42,7 @@ class Timeline:
         computing: seconds in which segments run.
         exposed: the rest of `seconds`, by part of the program. What is left when nothing is
             computed any more is under the part that was last.
-        peak: most bytes of device memory that are taken at a time, beside variables and host
+        peak: most bytes of device memory that are taken at a time, besides variables and host
             streams: resident entries, intermediate values, entries and rows on their way.
         window: bytes that loads might be ahead (see `popxl._lower.transit`).
         spans: what each stream did.
@@ -101,7 +101,7 @@ def timeline(
     Args:
         works: what segments do; if not given they are traced.
         window: bytes that loads may be ahead; default: two layers' entries.
-        temporaries: bytes that a segment takes beside its arguments and results; default: as
+        temporaries: bytes that a segment takes besides its arguments and results; default: as
             estimated.
     """
     if works is None:

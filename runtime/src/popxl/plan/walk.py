@@ -74,7 +74,7 @@ class Walk:
 
     Args:
         works: what segments do; without it only memory is looked at.
-        temporaries: bytes that a segment takes beside its arguments and results.
+        temporaries: bytes that a segment takes besides its arguments and results.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class SegmentWork:
 
     Attributes:
         parts: work by label of the ops; "": of the part that runs the segment.
-        temporaries: an estimate of the bytes it takes beside its arguments and results.
+        temporaries: an estimate of the bytes it takes besides its arguments and results.
     """
 
     parts: dict[str, Work]
@@ -118,9 +118,9 @@ class _Counter:
         if node.name in COLLECTIVES:
             self._collective(node, work, times)
         if kind_of(node.name) != "free":
-            beside = memory.beside(node)
-            written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored) + beside
-            read = sum(nbytes(v.aval) for v in reads) + beside
+            extra = memory.extra(node)
+            written = sum(nbytes(v.aval) for v in node.outputs if v in memory.stored) + extra
+            read = sum(nbytes(v.aval) for v in reads) + extra
             work.traffic += times * (written + min(read, written if node.name in _PICKS else read))
 
     def _collective(self, node: Node, work: Work, times: int) -> None:
