@@ -44,7 +44,7 @@ def continued(caches: Sequence[Tensor], parents: Sequence[Tensor]) -> list[Tenso
 class Slots:
     """Where a decoder alone keeps keys and values: of all positions.
 
-    There is a slot for each token of the longest prompt, and behind them one for each token that is
+    There is a slot for each token of the longest prompt, and after them one for each token that is
     generated: the slot of a new token is the same for all samples, and its position is not. The
     last token of a prompt is read anew, as the first of the loop.
 

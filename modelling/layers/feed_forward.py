@@ -24,7 +24,7 @@ class FeedForward(Layer):
     """wo(activation(wi x + bias)), inside a sharded computation.
 
     Variables: `wi.weight` (hidden, inner / tensor_parallel), and `wi.bias` if there is one;
-    `wo.weight` (inner / tensor_parallel, hidden), without a bias: it belongs behind the sum over
+    `wo.weight` (inner / tensor_parallel, hidden), without a bias: it belongs after the sum over
     replicas.
 
     Args:

@@ -40,7 +40,7 @@ class LMHead(Layer):
     def build(self, x: Tensor, table: Tensor | None = None) -> Tensor:
         """x: (..., hidden) -> float32 logits (..., ceil(vocabulary / tensor_parallel)).
 
-        Each replica gets the logits of its part of the vocabulary; those of padding, behind the
+        Each replica gets the logits of its part of the vocabulary; those of padding, after the
         end of the vocabulary, are so low that no softmax or argmax sees them.
 
         Args:

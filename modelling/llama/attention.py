@@ -31,7 +31,7 @@ class SelfAttention(DecoderAttention):
 
     Args:
         kind: of the layer, see `config.llama`.
-        room: positions behind the sequence that there will be.
+        room: positions after the sequence, in generation.
     """
 
     def __init__(self, config: LlamaConfig, groups: Groups, kind: str, room: int = 0) -> None:

@@ -28,7 +28,7 @@ class Block(DecoderLayer):
 
     Args:
         kind: of the layer, see `config.llama`.
-        room: positions behind the sequence that there will be, in generation.
+        room: positions after the sequence, in generation.
     """
 
     def __init__(self, config: LlamaConfig, kind: str, room: int = 0) -> None:

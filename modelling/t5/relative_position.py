@@ -17,7 +17,7 @@ def bucket_of(distance: np.ndarray, causal: bool, buckets: int, max_distance: in
 
     Half of the buckets hold one distance each, the other half ranges that grow logarithmically
     up to `max_distance` and beyond (Raffel et al., arXiv:1910.10683, section 2.1). Without `causal`
-    the buckets are shared out to the two directions; with it, keys behind the query (which are
+    the buckets are shared out to the two directions; with it, keys after the query (which are
     masked) get bucket 0.
     """
     if causal:
@@ -42,7 +42,7 @@ class RelativePosition(Layer):
     a stack share it.
 
     Args:
-        causal: hide keys behind the query, and use all buckets for the others.
+        causal: hide keys after the query, and use all buckets for the others.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def autodiff_with_accumulation(
 def _names(
     graph: GraphWithNamedArgs, accumulated: Sequence[popxl.Tensor]
 ) -> dict[popxl.Tensor, str]:
-    """What the accumulator of each tensor is called behind `accum.`."""
+    """What the accumulator of each tensor is called after `accum.`."""
     named = names_of(graph.args)
     return {t: named.get(t) or ".".join(map(sanitise, t.name.split("/"))) for t in accumulated}
 
