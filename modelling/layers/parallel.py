@@ -20,8 +20,9 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
 )
 
 
-@jax_op(grad=lambda inputs, outputs, dys, holders: (dys[0] / holders,))
+@jax_op(name="shared_gradient", grad=lambda inputs, outputs, dys, holders: (dys[0] / holders,))
 def _shared(x: Any, *, holders: int) -> Any:
+    """`x`; its gradient is divided by `holders`."""
     return x
 
 
