@@ -164,8 +164,9 @@ def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
     kept, array = (jax.block_until_ready(jnp.full(1024, value)) for value in (1.0, 2.0))
     before = pointer(kept), pointer(array)
     file.store(0, kept)
-    file.store(1, array)
-    del array
+    with file._locks[1]:  # it is written when nobody has the array any more
+        file.store(1, array)
+        del array
     behind.settle()
     end = time.monotonic() + 60
     while not behind.recycled._nbytes and time.monotonic() < end:  # the thread may be late
