@@ -75,9 +75,9 @@ class SelfAttention(DecoderAttention):
     def _keys_and_values(self, x: Tensor) -> list[Tensor]:
         """Each (batch, n, features of the keys on a replica).
 
-        Replicas that hold the same heads attend to them with some of the queries each. Their
-        gradients are summed before the product, which FP8 rounds to: so it rounds the same for
-        every tensor parallelism.
+        Replicas that hold the same heads attend to them with some of the queries each. The sum of
+        their gradients enters the product's, so that FP8 rounds the same for every tensor
+        parallelism.
         """
         kv = self.kv(self.groups.share_held(x, self.holders))
         return ops.split(self.groups.open_held(kv, self.holders), 2, axis=-1)
