@@ -27,13 +27,16 @@ OF_FP8 = {"fp8_cast", "fp8_delayed_scales"}
 RANDOM = {
     "create_random_seed", "dropout", "random_normal", "random_uniform", "split_random_seed",
 }  # fmt: skip
-# Ops that popxl_addons shows and tests: tests/popxl_addons.
-OF_ADDONS = {"cross_entropy_label", "fp8_mse_scale"}
+# Ops of popxl_addons, defined if anything has imported them: tests/popxl_addons.
+OF_ADDONS = {
+    *("cross_entropy_label", "fp8_amax_scale", "fp8_mse_scale"),
+    *("group_quantize_decompress", "saturate"),
+}
 COLLECTIVE_FAMILY = ("replica", "all_reduce")
-# Of other packages, ops are there if anything has imported them, and have tests of their own.
+# Not those of the application and of tests, which are there if anything has imported them.
 DEFINED = {
     name for name, defn in registry().items()
-    if defn.home.split(".")[0] == "popxl"
+    if defn.home.split(".")[0] in ("popxl", "popxl_addons")
     and "collective" not in defn.tags and not name.startswith(COLLECTIVE_FAMILY)
 }  # fmt: skip
 
