@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
     # These take seconds: mistakes in the command line are said before.
     from modelling.export import export_checkpoint
-    from modelling.shortage import explained
+    from modelling.shortage import explain_shortages
 
-    with explained(line.preset, line.config):
+    with explain_shortages(line.preset, line.config):
         export_checkpoint(line.config, line.options.save_hf)
 
 

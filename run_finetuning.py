@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
     from modelling.choices import with_choices
-    from modelling.shortage import explained
+    from modelling.shortage import explain_shortages
     from planning.needs import finetuning_needs
     from training.run import finetune
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command=typed(__file__, arguments),
         preview=given.preview,
     )
-    with explained(line.preset, line.config):
+    with explain_shortages(line.preset, line.config):
         finetune(line.config, options)
 
 

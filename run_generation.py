@@ -16,7 +16,7 @@ from modelling.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
-from terminal.screen import is_heard
+from terminal.screen import is_first_process
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_rows,
     )
     from modelling.choices import with_choices
-    from modelling.shortage import explained
+    from modelling.shortage import explain_shortages
 
     config = with_choices(line).config
     # Before any process reads what others read elsewhere.
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.chat:
         from evaluation.converse import converse
 
-        with explained(line.preset, config):
+        with explain_shortages(line.preset, config):
             converse(config)
         return
     raw = given.raw or is_raw(config)
@@ -95,9 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked = asked_rows(config, given.file, raw)
     else:
         asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw)
-    with explained(line.preset, config):
+    with explain_shortages(line.preset, config):
         answers = list(answer(config, asked))
-    if not is_heard():
+    if not is_first_process():
         return
     if given.out is not None:
         write_rows(given.out, asked, answers)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from modelling.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
-from terminal.screen import is_heard
+from terminal.screen import is_first_process
 
 
 @entry_point()
@@ -21,12 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # These take seconds: mistakes in the command line are said before.
     from evaluation.side_by_side import side_by_side
     from modelling.choices import with_choices
-    from modelling.shortage import explained
+    from modelling.shortage import explain_shortages
 
     line = with_choices(line, ("validation",))
-    with explained(line.preset, line.config):
+    with explain_shortages(line.preset, line.config):
         text = side_by_side(line.config).text()
-    if is_heard():
+    if is_first_process():
         print(text)
 
 

@@ -14,7 +14,7 @@ from planning.options import add_plan_options, is_planned, planned, planned_mach
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
-from terminal.screen import is_heard
+from terminal.screen import is_first_process
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # These take seconds: mistakes in the command line are said before.
     from evaluation.validate import validate
     from modelling.choices import with_choices
-    from modelling.shortage import explained
+    from modelling.shortage import explain_shortages
     from planning.needs import inference_needs
 
     given = line.options
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         machine=planned_machine(given),
     )
     if not planned(line, inference_needs):
-        with explained(line.preset, line.config):
+        with explain_shortages(line.preset, line.config):
             summary = validate(line.config, line.preset, line.options.out).summary()
-        if is_heard():
+        if is_first_process():
             print(summary)
 
 

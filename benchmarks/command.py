@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from config.sections import RunConfig
-from modelling.shortage import explained
+from modelling.shortage import explain_shortages
 from planning.options import NeedsOf, add_plan_options, planned
 from terminal.command_line import read_command_line
 from terminal.parser import count_option
-from terminal.screen import is_heard
+from terminal.screen import is_first_process
 
 
 def run_benchmark(
@@ -38,9 +38,9 @@ def run_benchmark(
     line = read_command_line(description, name, "xxl_pod64", arguments, _add_options)
     if planned(line, needs_of):
         return
-    with explained(line.preset, line.config):
+    with explain_shortages(line.preset, line.config):
         measured = measure(line.config, line.options.runs)
-    if not is_heard():
+    if not is_first_process():
         return
     print(summary(measured))
     facts = {"benchmark": name, "config": line.preset, **asdict(measured)}

@@ -19,7 +19,7 @@ from typing import Any
 import popxl
 from config.sections import RunConfig
 from modelling.phases.training import build_training
-from modelling.shortage import explained
+from modelling.shortage import explain_shortages
 from modelling.spec import family_of
 from records.pace import peak_host_bytes
 from terminal.command_line import read_command_line
@@ -102,7 +102,7 @@ def compile_program(config: RunConfig) -> Compilation:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile and print."""
     line = read_command_line(_description(), "finetuning", "xxl_pod64", arguments)
-    with explained(line.preset, line.config):
+    with explain_shortages(line.preset, line.config):
         measured = compile_program(line.config)
     print(json.dumps({"benchmark": "compile", "config": line.preset, **measured.as_dict()}))
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.monolithic import JaxTraining, is_written_for
 from config.sections import RunConfig
-from config.task import PairsData
-from data.pairs import EncodedExamples, PackedExamples
+from config.task import Seq2SeqData
 from data.samples import IGNORE_INDEX, Batch
+from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.sessions.generating import Inference
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
@@ -71,7 +71,7 @@ def training_contestant(
     """One of `training_programs`: an optimizer step on `execution.micro_batch_size` examples.
 
     Args:
-        mean_tokens: of a prompt; see `Shape.generated`.
+        mean_tokens: of a prompt; see `SampleFormat.generated`.
     """
     weights = family_of(config).weights(config).initial(config.model.seed)
     samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
@@ -142,9 +142,9 @@ def trimmed(batch: Batch) -> dict[str, np.ndarray]:
     lengths = {"labels": _longest(batch["labels"] != IGNORE_INDEX)}
     if "decoder_input_ids" in batch:
         lengths["decoder_input_ids"] = lengths["labels"]
-        lengths |= dict.fromkeys(("input_ids", "attention_mask"), _longest(batch["attention_mask"]))
+        lengths |= dict.fromkeys(("input_ids", "segments"), _longest(batch["segments"]))
     else:
-        lengths |= dict.fromkeys(("input_ids", "attention_mask"), lengths["labels"])
+        lengths |= dict.fromkeys(("input_ids", "segments"), lengths["labels"])
     return {name: array[:, : lengths[name]] for name, array in batch.items()}
 
 
@@ -167,7 +167,7 @@ def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
 
 
 def _examples_per_row(config: RunConfig) -> int:
-    return config.data.examples_per_row if isinstance(config.data, PairsData) else 1
+    return config.data.examples_per_row if isinstance(config.data, Seq2SeqData) else 1
 
 
 def _prompts(
@@ -176,7 +176,7 @@ def _prompts(
     """Words and mask of `count` prompts."""
     batch = _examples(config, count, mean_tokens).take(range(count))
     words = batch["input_ids"]
-    return words, batch["attention_mask"]
+    return words, batch["segments"]
 
 
 def _tried(run: Callable[[], Any], flops: float | None = None) -> Contestant:

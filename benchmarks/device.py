@@ -72,7 +72,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     family = family_of(config)
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     model = FineTuning(config, family)
-    loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
+    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
     sizes: list[int] = []
 

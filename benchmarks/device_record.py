@@ -23,7 +23,7 @@ from terminal.screen import say
 
 ROOT = Path(__file__).parent.parent
 MINUTES = 9.0
-_LEAST = 20.0  # seconds; with less left, nothing is begun
+_MIN_SECONDS = 20.0  # seconds; with less left, nothing is begun
 _SHOWN = 300  # characters of an error
 
 
@@ -101,7 +101,7 @@ def record(
     end, found = time.monotonic() + 60 * minutes, list[Measured]()
     for name, arguments in wanted:
         left, start = end - time.monotonic(), time.monotonic()
-        if left < _LEAST:
+        if left < _MIN_SECONDS:
             found.append(Measured(name, error="not begun, for lack of time"))
         else:
             try:

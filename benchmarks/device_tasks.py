@@ -113,7 +113,7 @@ def _train(config: RunConfig, runs: int) -> Facts:
     model = FineTuning(config, family)
     compiled = time.perf_counter() - start
     samples = config.training.global_batch_size
-    loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
+    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
     model.write(weights(family.weights(config)))
     with model:
         seconds = [_step(model, loader, step) for step in range(runs + 1)][1:]

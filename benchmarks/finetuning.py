@@ -71,7 +71,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
     model = FineTuning(config, family)
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
-    loader = Loader.of(config, family.shape.generated(config, 4 * samples, None))
+    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
     model.write(family.weights(config).initial(config.model.seed))
 
     def step(run: int) -> tuple[float, list[StepResult]]:

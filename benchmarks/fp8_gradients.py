@@ -83,7 +83,7 @@ def compare(config: RunConfig, count: int) -> dict[str, Distances]:
     wide = replace(config, fp8=FP8())
     narrow = replace(config, fp8=replace(config.fp8, enabled=True))
     weights = load_weights(narrow, family.weights(narrow)).tensors
-    loader = Loader.of(config, Pipeline(config, family.shape).training_samples())
+    loader = Loader.of(config, Pipeline(config, family.sample_format).training_samples())
     batches = [loader.next_batch() for _ in range(count)]
     return distances(*(gradients(c, weights, batches) for c in (wide, narrow)))
 

@@ -33,7 +33,7 @@ from modelling.placement import planned_bytes
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
 from modelling.sessions.running import RunningModel
-from modelling.shortage import explained
+from modelling.shortage import explain_shortages
 from modelling.spec import family_of
 from planning.here import disk_rates
 from planning.needs import finetuning_needs, placed
@@ -105,7 +105,7 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     """Measure the validation loss, or generation layer by layer."""
     family = family_of(config)
     model: RunningModel
-    samples = family.shape.generated(config, config.training.global_batch_size, None)
+    samples = family.sample_format.generated(config, config.training.global_batch_size, None)
     if kind == "validation":
         losses = model = Losses(config, family)
         do: Callable[[], object] = lambda: losses.of(samples)  # noqa: E731
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
     given = parser.parse_args(arguments)
     run, config = RUNS[given.run], config_of(given.run, given.folder)
-    with explained(run.preset, config):
+    with explain_shortages(run.preset, config):
         facts = (
             trained(config, run.steps)
             if run.kind == "training"

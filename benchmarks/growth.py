@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TENSORS, ROW = 300, 64  # of the state that is saved; elements of a row
 ROUNDS, WATCHED = 20, 5.0  # exchanges that are timed; seconds of watching
-MOST = 1024
+MAX_PROCESSES = 1024
 DEVICES_OF_A_HOST = 8
 
 
@@ -77,16 +77,18 @@ def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def _computed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Messages and bytes of `MOST` processes, by the polynomial through what was counted; and the
-    service's time, if a message takes what it takes with the most processes that were measured."""
+    """Messages and bytes of `MAX_PROCESSES` processes, by the polynomial through what was counted;
+    and the service's time, if a message takes as long as with the most processes measured."""
     count = [row["processes"] for row in rows]
-    found: dict[str, float] = {"processes": MOST}
+    found: dict[str, float] = {"processes": MAX_PROCESSES}
     for name, degree in (("messages", 1), ("bytes", 2)):
         values = np.polyfit(count, [row[name] for row in rows], degree)
-        found[name] = float(np.polyval(values, MOST))
+        found[name] = float(np.polyval(values, MAX_PROCESSES))
     last = rows[-1]
     found["service_s"] = last["service_s"] / last["messages"] * found["messages"]
-    beats = MOST + MOST / (1 + MOST // 64)  # as `popdist._watcher` has it
+    beats = MAX_PROCESSES + MAX_PROCESSES / (
+        1 + MAX_PROCESSES // 64
+    )  # as `popdist._watcher` has it
     found["watch_messages"] = beats
     found["watch_service_s"] = last["watch_service_s"] / last["watch_messages"] * beats
     return found
@@ -212,7 +214,7 @@ def _service_seconds() -> float:
 def _listed(hosts: int) -> dict[str, float]:
     """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
     from checkpoints.manifest import FILE_NAME, Manifest
-    from checkpoints.shares import Divided
+    from checkpoints.shares import ShardAssigner
     from checkpoints.tables import Table
 
     tensors = _tensors_on(hosts)
@@ -222,7 +224,7 @@ def _listed(hosts: int) -> dict[str, float]:
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
     begin = time.process_time()
-    shares = (divided := Divided()).of(tensors)
+    shares = (divided := ShardAssigner()).of(tensors)
     sharing = time.process_time() - begin
     begin = time.process_time()
     divided.of(tensors)

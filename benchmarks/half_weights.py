@@ -85,7 +85,7 @@ def config_of(preset: str, way: str, batch: int) -> RunConfig:
 def train(config: RunConfig, steps: int, rate: float) -> Result:
     """Train from the configured random weights."""
     family = family_of(config)
-    data = Pipeline(config, family.shape)
+    data = Pipeline(config, family.sample_format)
     loader = Loader.of(config, data.training_samples())
     model = compiled(lambda: FineTuning(data.config, family), "the training program")
     model.write(family.weights(config).initial(config.model.seed))

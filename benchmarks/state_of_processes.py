@@ -74,7 +74,9 @@ def be_one(depth: int) -> None:
     model = FineTuning(config, family)
     model.write(family.weights(config).initial(0))
     with model:
-        batch = Loader.of(config, family.shape.generated(config, REPLICAS, None)).next_batch()
+        batch = Loader.of(
+            config, family.sample_format.generated(config, REPLICAS, None)
+        ).next_batch()
         model.run([batch], [1e-3])
         everyones = popdist.gather([model.session.remote_bytes(), _resident()])
     if popdist.getInstanceIndex() == 0:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-_LEAST = 2**20  # bytes of a chunk
-_MOST = 32  # chunks of a tensor: a table grows with tensors, and not with their bytes
+_MIN_CHUNK = 2**20  # bytes of a chunk
+_MAX_CHUNKS = 32  # chunks of a tensor: a table grows with tensors, and not with their bytes
 
 
 class Digests(NamedTuple):
@@ -48,7 +48,7 @@ class Digests(NamedTuple):
 
 def chunk_bytes(nbytes: int) -> int:
     """Bytes of a chunk of a tensor of `nbytes`: a power of two."""
-    return max(_LEAST, 1 << (max(nbytes - 1, 0) // _MOST).bit_length())
+    return max(_MIN_CHUNK, 1 << (max(nbytes - 1, 0) // _MAX_CHUNKS).bit_length())
 
 
 def digest(array: np.ndarray) -> str:

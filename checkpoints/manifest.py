@@ -13,9 +13,9 @@ from checkpoints.digests import digest_of_bytes
 from checkpoints.errors import CheckpointError, NewerFormatError
 from checkpoints.layouts import Piece, layout_data, pieces_of, read_layout
 from checkpoints.parts import Layout, Part, check_whole
-from checkpoints.tabled import Cut, TabledFiles, check_recorded
+from checkpoints.tabled import ShardedTensor, ShardedTensorFiles, check_recorded
 from checkpoints.tables import (
-    MOST,
+    MAX_TABLE,
     NAMED_DTYPES,
     Records,
     Table,
@@ -31,7 +31,7 @@ from files.shown import shown, shown_name, shown_path
 from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
-MOST_TEXT = MEBIBYTE
+MAX_TEXT = MEBIBYTE
 FORMAT = 6
 """1 had no texts, 2 no tensors in parts, 3 a record of each part, 4 one digest of each tensor; in 5
 only tables said which process had stored which part."""
@@ -56,7 +56,7 @@ class Manifest:
     """What each of several processes has stored: name of the file to its SHA-256, in the order of
     the processes. See `checkpoints.tables`."""
 
-    cut: dict[str, Cut] = field(default_factory=dict)
+    cut: dict[str, ShardedTensor] = field(default_factory=dict)
     """Tensors that several processes have stored in parts."""
 
     layouts: Sequence[Layout] = ()
@@ -108,7 +108,7 @@ class Manifest:
         if not path.exists():
             raise CheckpointError(f"{shown_path(path)} is missing")
         try:
-            whole = read_object(path, MOST)
+            whole = read_object(path, MAX_TABLE)
             sha256 = whole.text("sha256")
             if sha256 != _digest(whole.mapping("content")):
                 raise CheckpointError(f"{shown_path(path)} is not what was saved")
@@ -138,7 +138,7 @@ class Manifest:
             raise FileError(f"{shown_path(path)} has tensors without a layout")
         return cls(
             content.count("step"), content.mapping("metadata"), tensors, texts, tables,
-            _read_cut(content, layouts, len(tables)) if written > 5 else {},
+            _read_sharded(content, layouts, len(tables)) if written > 5 else {},
             layouts, numbers, {name: _read_parts(row) for name, row in in_parts.items()}, sha256,
         )  # fmt: skip
 
@@ -146,7 +146,7 @@ class Manifest:
         """Raise CheckpointError unless every text file is as it was saved."""
         for name, saved in self.texts.items():
             try:
-                found = digest_of_bytes(read_bytes(folder / name, MOST_TEXT))
+                found = digest_of_bytes(read_bytes(folder / name, MAX_TEXT))
             except FileError as error:
                 raise CheckpointError(str(error)) from error
             if found != saved:
@@ -163,7 +163,7 @@ class Manifest:
             CheckpointError: if a file or tensor is missing, too many, or of another kind.
         """
         if self.cut:
-            found = TabledFiles(folder, list(self.tables.items()), self.cut)
+            found = ShardedTensorFiles(folder, list(self.tables.items()), self.cut)
             if at_once:
                 found.open_all()
             return found
@@ -218,14 +218,16 @@ def _each_once(values: Iterable[Listed]) -> tuple[list[Listed], list[int]]:
     return found, numbers
 
 
-def _read_cut(content: Fields, layouts: Sequence[Layout], processes: int) -> dict[str, Cut]:
+def _read_sharded(
+    content: Fields, layouts: Sequence[Layout], processes: int
+) -> dict[str, ShardedTensor]:
     """The tensors in parts. Raises FileError if they are none."""
     owners, found = content.lists("owners"), {}
     for name, row in content.objects("cut").items():
         layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
             raise FileError(f"tensor {shown_name(name)} has no layout, no owners or no type")
-        found[name] = Cut(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
+        found[name] = ShardedTensor(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
     for each in {id(one): one for one in found.values()}.values():
         if len(each.owners) != len(each.layout) or max(each.owners) >= processes:
             raise FileError("not all parts of a tensor are there, each once")

@@ -55,7 +55,7 @@ class CutTensor:
 
 
 @runtime_checkable
-class InParts(Protocol):
+class ShardSource(Protocol):
     """Tensors that can be had in parts."""
 
     def parts(self) -> Iterable[CutTensor]:
@@ -63,7 +63,7 @@ class InParts(Protocol):
 
 
 @runtime_checkable
-class InRanges(Protocol):
+class PartialReader(Protocol):
     """Tensors of which some elements can be had without the others."""
 
     def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:

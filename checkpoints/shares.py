@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import popdist
-from checkpoints.parts import CutTensor, InParts
+from checkpoints.parts import CutTensor, ShardSource
 from checkpoints.shards import as_stored
-from checkpoints.tabled import Cut
+from checkpoints.tabled import ShardedTensor
 from checkpoints.tables import stored_name
 
 SMALL = 4096
@@ -28,7 +28,7 @@ class Shares:
         held: the parts of its layout that this process stores, by the tensor's name.
     """
 
-    cut: dict[str, Cut]
+    cut: dict[str, ShardedTensor]
     held: dict[str, list[int]]
     _tensors: Mapping[str, CutTensor]
 
@@ -41,7 +41,7 @@ class Shares:
             yield stored_name(name, popdist.getInstanceIndex()), as_stored(name, array)
 
 
-class Divided:
+class ShardAssigner:
     """Divides parts among processes: of those that hold one, the one with least to store takes it.
 
     It takes seconds where there are thousands of devices, and is done once for tensors that are cut
@@ -52,7 +52,7 @@ class Divided:
         self._tensors: list[CutTensor] = []
         self._shares: Shares | None = None
 
-    def of(self, tensors: InParts) -> Shares:
+    def of(self, tensors: ShardSource) -> Shares:
         """Each process's share of the tensors."""
         found = list(tensors.parts())
         before = self._shares
@@ -73,11 +73,11 @@ def _shares_of(tensors: Sequence[CutTensor]) -> Shares:
     whole = sum(math.prod(one.layout[0].shape) * one.dtype.itemsize for one in tensors)
     loads, process = _Loads(whole), popdist.getInstanceIndex()
     alike: dict[tuple[int, ...], tuple[int, ...]] = {}
-    cut: dict[str, Cut] = {}
+    cut: dict[str, ShardedTensor] = {}
     held: dict[str, list[int]] = {}
     for one in tensors:
         owners = loads.take(one)
-        cut[one.name] = Cut(one.dtype, one.layout, alike.setdefault(owners, owners))
+        cut[one.name] = ShardedTensor(one.dtype, one.layout, alike.setdefault(owners, owners))
         mine = [part for part, owner in enumerate(owners) if owner == process]
         if mine:
             held[one.name] = mine

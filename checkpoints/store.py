@@ -38,12 +38,12 @@ from checkpoints.folders import (
     step_folders,
 )
 from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.parts import InParts
+from checkpoints.parts import ShardSource
 from checkpoints.shards import shards_of, write_shard
-from checkpoints.shares import Divided, own_share
+from checkpoints.shares import ShardAssigner, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
-from checkpoints.together import ProcessError, damage_told, done_by_all, reason_of
+from checkpoints.together import ProcessError, damage_told, on_all_processes, reason_of
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
@@ -119,7 +119,7 @@ class CheckpointStore:
         self._pending: Future[None] | None = None
         self._damaged: set[Path] = set()
         self._has_saved = False
-        self._shares = Divided()
+        self._shares = ShardAssigner()
 
     def save(
         self,
@@ -134,7 +134,7 @@ class CheckpointStore:
         A save that still runs is waited for first, so that at most one copy exists; also one of
         another store. Several
         processes save together: each writes what it holds, if the tensors can be had in parts
-        (`checkpoints.parts.InParts`), else its share of the tensors, all of which it can read.
+        (`checkpoints.parts.ShardSource`), else its share of the tensors, all of which it can read.
 
         Args:
             step: optimizer steps done.
@@ -155,7 +155,7 @@ class CheckpointStore:
         self.wait()
         record: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
         manifest = Manifest(step, record, texts=dict(texts or {}))
-        if popdist.getNumInstances() > 1 and isinstance(tensors, InParts):
+        if popdist.getNumInstances() > 1 and isinstance(tensors, ShardSource):
             shares = self._shares.of(tensors)
             manifest = replace(manifest, cut=shares.cut)
             own, is_copy = shares.arrays(), True
@@ -292,11 +292,11 @@ class CheckpointStore:
         step, texts = manifest.step, manifest.texts
         try:
             if popdist.getInstanceIndex():
-                self._write_share(Path(done_by_all(lambda: "", self._channel)[0]), tensors)
+                self._write_share(Path(on_all_processes(lambda: "", self._channel)[0]), tensors)
                 return
             with ExitStack() as stack:
                 begin = partial(stack.enter_context, self._begun(step))
-                folder = Path(done_by_all(lambda: str(begin()), self._channel)[0])
+                folder = Path(on_all_processes(lambda: str(begin()), self._channel)[0])
                 records, tables = self._write_share(folder, tensors)
                 for name, text in texts.items():
                     write_synced(folder / name, text)
@@ -337,7 +337,7 @@ class CheckpointStore:
             table = Table(self._write_tensors(folder, f"{prefix}-", tensors))
             return [f"{prefix}.json", table.write(folder / f"{prefix}.json")]
 
-        return {}, dict(done_by_all(written, self._channel))
+        return {}, dict(on_all_processes(written, self._channel))
 
     def _write_tensors(
         self, folder: Path, prefix: str, tensors: Iterable[tuple[str, np.ndarray]]

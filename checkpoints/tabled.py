@@ -25,7 +25,7 @@ from files.shown import shown_name
 Found = TypeVar("Found")
 
 
-class Cut(NamedTuple):
+class ShardedTensor(NamedTuple):
     """A tensor that is stored in parts.
 
     Attributes:
@@ -46,12 +46,12 @@ class Cut(NamedTuple):
         return found
 
 
-class TabledFiles(TensorFiles):
+class ShardedTensorFiles(TensorFiles):
     """The table of a process is read, and its files are opened, when a part that it has stored is
     asked for; any thread may ask. What is wrong with them is a DamagedError then."""
 
     def __init__(
-        self, folder: Path, tables: Sequence[tuple[str, str]], cut: Mapping[str, Cut]
+        self, folder: Path, tables: Sequence[tuple[str, str]], cut: Mapping[str, ShardedTensor]
     ) -> None:
         """Open nothing.
 

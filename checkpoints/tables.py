@@ -23,7 +23,7 @@ from files.text import MEBIBYTE, decoded, read_bytes
 from files.writing import write_synced
 
 NAMED_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
-MOST = 64 * MEBIBYTE
+MAX_TABLE = 64 * MEBIBYTE
 """Bytes of a table, and of a manifest."""
 
 
@@ -99,7 +99,7 @@ class Table:
             CheckpointError: it is missing, damaged, or another than that of the digest.
         """
         try:
-            content = read_bytes(path, MOST)
+            content = read_bytes(path, MAX_TABLE)
             if digest_of_bytes(content) != sha256:
                 raise CheckpointError(f"{shown_path(path)} is not what was saved")
             fields = Fields(parse_json(decoded(content, path, 1), path), shown_path(path))
@@ -120,16 +120,16 @@ def stored_name(name: str, process: int) -> str:
 
 
 def write_checked(path: Path, text: str) -> str:
-    """Write a text that will be read through `MOST`, and return its digest.
+    """Write a text that will be read through `MAX_TABLE`, and return its digest.
 
     Raises:
         CheckpointError: it is larger than what may be read.
     """
     content = text.encode()
-    if len(content) > MOST:
+    if len(content) > MAX_TABLE:
         raise CheckpointError(
-            f"{shown_path(path)} would have {len(content):,} bytes, more than the {MOST:,} that "
-            "can be read: save with more processes"
+            f"{shown_path(path)} would have {len(content):,} bytes, more than the {MAX_TABLE:,} "
+            "that can be read: save with more processes"
         )
     write_synced(path, text)
     return digest_of_bytes(content)

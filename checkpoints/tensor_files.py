@@ -21,13 +21,13 @@ from checkpoints.stored import Stored, TensorSpec, tensors_in
 from files.shown import shown_name
 
 # SHA-256 does about 1.2 GB/s on one core; more threads than this wait for the disk.
-MOST_READERS = 4
+MAX_READERS = 4
 
 
 @contextmanager
 def readers() -> Iterator[ThreadPoolExecutor]:
     """Threads to read and digest with; what they have not begun when the context ends is left."""
-    pool = ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1))
     try:
         yield pool
     finally:
@@ -186,7 +186,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Read every tensor once, in order to compare it with its digests.
 
-        No more chunks than `MOST_READERS` are in memory at a time.
+        No more chunks than `MAX_READERS` are in memory at a time.
 
         Args:
             part, parts: read only the chunks of one of so many parts.

@@ -18,7 +18,7 @@ class ProcessError(Exception):
     """One of several processes could not do its share; the text names it."""
 
 
-def done_by_all(work: Callable[[], Any], channel: str) -> list[Any]:
+def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
     """What each process's work returned, in the order of the processes, which all call this.
 
     Args:

@@ -133,14 +133,14 @@ class GPTJConfig(RunConfig):
             "model.attention.heads": self.model.attention.heads
         }
 
-    def least_weights(self) -> int:
+    def min_weights(self) -> int:
         m = self.model
         a_layer = 4 * m.hidden_size + 2 * m.inner_size
         return m.hidden_size * (m.layers * a_layer + 2 * m.embedding.vocab_size)
 
-    def least_bytes(self) -> dict[str, int]:
+    def min_bytes(self) -> dict[str, int]:
         m, lengths = self.model, self.model.sequence_length + self.model.output_length
-        return super().least_bytes() | {
+        return super().min_bytes() | {
             "the attention scores": self.score_bytes(m.attention.heads),
             "the caches of generation": (
                 self._samples_at_once * lengths * m.hidden_size * 2 if m.eval else 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from config.errors import ConfigError
 
-MOST_BYTES = 2**50
+MAX_BYTES = 2**50
 """A petabyte: more than any host has, or anybody plans for."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -19,7 +19,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def check_any_memory(needs: Mapping[str, int]) -> None:
     """Raise ConfigError if one of the needs, in bytes by name, exceeds any machine's memory."""
     what, most = max(needs.items(), key=lambda item: item[1])
-    if most > MOST_BYTES:
+    if most > MAX_BYTES:
         raise ConfigError(
             f"{what} would take {_size(most)} of memory: lower the sizes that they are the "
             "product of"

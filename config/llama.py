@@ -332,18 +332,18 @@ class LlamaConfig(RunConfig):
             "model.inner_size": self.model.inner_size,
         }
 
-    def least_weights(self) -> int:
+    def min_weights(self) -> int:
         m, a = self.model, self.model.attention
         a_layer = 2 * (a.heads + a.key_value_heads) * a.head_size + 3 * m.inner_size
         tables = 1 if m.embedding.tied else 2
         return m.hidden_size * (m.layers * a_layer + tables * m.embedding.vocab_size)
 
-    def least_bytes(self) -> dict[str, int]:
+    def min_bytes(self) -> dict[str, int]:
         m, lengths = self.model, self.model.sequence_length + self.model.output_length
         a = m.attention
         kept = max(min(a.window_of(kind) or lengths, lengths) for kind in m.kinds)
         cached = 2 * a.key_value_heads * a.head_size
-        return super().least_bytes() | {
+        return super().min_bytes() | {
             "the attention scores": self.score_bytes(a.heads),
             "the caches of generation": (
                 self._samples_at_once * kept * cached * 2 if m.eval else 0

@@ -25,7 +25,7 @@ from config.run import Optimizer as Optimizer
 from config.run import Training as Training
 from config.task import Data as Data
 
-MOST_REPLICAS = 2**14
+MAX_REPLICAS = 2**14
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RunConfig(Section):
         """Samples whose activations exist at a time, over all replicas."""
         return self._samples_at_once if self.model.eval else self.training.global_batch_size
 
-    def least_bytes(self) -> dict[str, int]:
+    def min_bytes(self) -> dict[str, int]:
         """Bytes that a run takes at the least, over all devices, by what they are.
 
         A family adds its own. They are bounds from below: see `config.least`.
@@ -119,7 +119,7 @@ class RunConfig(Section):
         item = ITEM_BYTES[m.precision]
         tokens = self._batch * m.sequence_length
         kept = 1 if m.eval else m.layers
-        elements = self.least_weights()
+        elements = self.min_weights()
         return {
             "the weights": elements // 2 if m.quantisation else elements * item,
             "gradients and moments": 0 if m.eval else elements * self._least_state(),
@@ -132,7 +132,7 @@ class RunConfig(Section):
         moments = self.optimizer_state((1,) * 2)
         return 4 * (1 + sum(not slot.endswith(("_rows", "_columns")) for slot in moments))
 
-    def least_weights(self) -> int:
+    def min_weights(self) -> int:
         """Weights of the model at the least; a family counts its own."""
         m = self.model
         return m.hidden_size * (m.embedding.vocab_size + m.layers)
@@ -144,11 +144,11 @@ class RunConfig(Section):
         return self._samples_at_once * heads * queries * m.sequence_length * 4
 
     def validate(self) -> None:
-        check_any_memory(self.least_bytes())
-        if self.replicas > MOST_REPLICAS:
+        check_any_memory(self.min_bytes())
+        if self.replicas > MAX_REPLICAS:
             raise ConfigError(
                 f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
-                f"{self.execution.tensor_parallel} must be at most {MOST_REPLICAS:,} devices"
+                f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
             )
         if self.has_masters and self.training.stochastic_rounding:
             raise ConfigError(

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from config.base import Section
 from config.errors import ConfigError
 from config.sections import Model, RunConfig, TiedEmbedding
-from config.task import PairsData
+from config.task import Seq2SeqData
 from config.values import PositiveFloat, PositiveInt
 
 
@@ -98,7 +98,7 @@ class T5Config(RunConfig):
     published_tokenizer: ClassVar[str] = "google/flan-t5-small"  # that of all sizes
 
     model: T5Model = field(default_factory=T5Model)
-    data: PairsData = field(default_factory=PairsData)
+    data: Seq2SeqData = field(default_factory=Seq2SeqData)
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
         return super().tensor_parallel_sizes() | {
@@ -106,17 +106,17 @@ class T5Config(RunConfig):
             "model.d_ff": self.model.d_ff,
         }
 
-    def least_weights(self) -> int:
+    def min_weights(self) -> int:
         m = self.model
         inner = m.attention.heads * m.attention.d_kv
         a_layer = 3 * 4 * inner + 2 * (2 + m.gated) * m.d_ff  # of encoder and decoder
         tables = 1 if m.embedding.tied else 2
         return m.hidden_size * (m.layers * a_layer + tables * m.embedding.vocab_size)
 
-    def least_bytes(self) -> dict[str, int]:
+    def min_bytes(self) -> dict[str, int]:
         m, heads = self.model, self.model.attention.heads
         answers = self._batch * self.execution.device_iterations * self.data.examples_per_row
-        return super().least_bytes() | {
+        return super().min_bytes() | {
             "the attention scores": self.score_bytes(heads),
             "the answers of a run": answers * m.decoder_sequence_length * 4,
             "the positions of the answers": 4 * m.decoder_sequence_length**2,

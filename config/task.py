@@ -74,7 +74,7 @@ class Data(Section):
 
 
 @dataclass(frozen=True)
-class PairsData(Data):
+class Seq2SeqData(Data):
     """The task of an encoder-decoder."""
 
     examples_per_row: PositiveInt = 1
@@ -83,7 +83,7 @@ class PairsData(Data):
 
 
 @dataclass(frozen=True)
-class StreamsData(Data):
+class CausalLMData(Data):
     """The task of a language model, which reads and writes one stream."""
 
     packing: bool = True
@@ -108,7 +108,7 @@ class StreamsData(Data):
 
 
 @dataclass(frozen=True)
-class SegmentsData(StreamsData):
+class SegmentsData(CausalLMData):
     """The task of a language model whose samples may hold several texts that do not see another."""
 
     packing: bool = False

@@ -30,19 +30,19 @@ class Rule:
 LARGEST_INT = 2**63 - 1
 """Of every integer: what 64 bits hold, and so NumPy, JAX and the formats of files."""
 
-MOST_LAYERS = 1024
+MAX_LAYERS = 1024
 """Layers of a model: the deepest published transformers have 1,000. Each is a graph's calls, which
 take time and memory even in a plan."""
 
-MOST_BEAMS = 1024
+MAX_BEAMS = 1024
 """Beams of a search: each is a sequence with caches of its own."""
 
 PositiveInt = Annotated[int, Rule("a positive integer", lambda value: value > 0)]
 LayerCount = Annotated[
-    int, Rule(f"an integer from 1 to {MOST_LAYERS}", lambda value: 0 < value <= MOST_LAYERS)
+    int, Rule(f"an integer from 1 to {MAX_LAYERS}", lambda value: 0 < value <= MAX_LAYERS)
 ]
 BeamCount = Annotated[
-    int, Rule(f"an integer from 1 to {MOST_BEAMS}", lambda value: 0 < value <= MOST_BEAMS)
+    int, Rule(f"an integer from 1 to {MAX_BEAMS}", lambda value: 0 < value <= MAX_BEAMS)
 ]
 NonNegativeInt = Annotated[int, Rule("an integer, 0 or more", lambda value: value >= 0)]
 PositiveFloat = Annotated[float, Rule("a positive number", lambda value: value > 0)]

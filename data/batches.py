@@ -61,7 +61,7 @@ class Loader:
         """The training batches of a configured run, for the replicas of this process."""
         size, seed = config.training.global_batch_size, config.data.seed
         seed = config.model.seed if seed is None else seed
-        return cls(samples, size, seed, Deal.of(config).positions(size))
+        return cls(samples, size, seed, BatchSharding.of(config).positions(size))
 
     def first(self, count: int) -> np.ndarray:
         """The indices of the next `count` samples of the epoch, or as many as it has left."""
@@ -134,7 +134,7 @@ class Loader:
 
 
 @dataclass(frozen=True)
-class Deal:
+class BatchSharding:
     """Which samples of a global batch a replica gets.
 
     Replica r belongs to data-parallel copy r // tensor_parallel; the replicas of a copy get the
@@ -153,7 +153,7 @@ class Deal:
     own: slice = field(default_factory=lambda: slice(None))
 
     @classmethod
-    def of(cls, config: RunConfig, micro_batches: int | None = None) -> Deal:
+    def of(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
         """That of a configured program, for the replicas of this process.
 
         Args:
@@ -200,7 +200,7 @@ class Deal:
         """
         return self._by_copy(samples)[:, self._copies - self._copies[0]]
 
-    def once(self, batch: Batch) -> Batch:
+    def without_duplicates(self, batch: Batch) -> Batch:
         """This process's samples without those that an earlier process has too, so that each counts
         once."""
         first = self.own.start or 0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from config.errors import ConfigError
 from data.conversations import WEIGHT, Conversation, Message, said
-from data.texts import MOST_CHARACTERS, Example, Span
+from data.texts import MAX_CHARACTERS, Example, Span
 from files.shown import shown, shown_name
 from files.text import read_text
 
@@ -196,8 +196,8 @@ class ChatTemplate:
             raise Refused(
                 f"the chat template refuses it: {shown_name(_reason(error), 150)}"
             ) from None
-        if len(text) > MOST_CHARACTERS:
-            most = f"{MOST_CHARACTERS:,}"
+        if len(text) > MAX_CHARACTERS:
+            most = f"{MAX_CHARACTERS:,}"
             raise Refused(f"a text of {len(text):,} characters, but at most {most} are read")
         return text, blocks
 

@@ -14,8 +14,8 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from data.chat import ChatTemplate, chat_template_of
 from data.rows import DataError
+from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples, fitted_targets
-from data.shapes import Shape
 from data.task import SAMPLE_FOLDER, Split, task_of
 from data.texts import Corpus, Example
 from data.tokens import Tokenizer, tokenizer_in
@@ -40,7 +40,7 @@ class Pipeline:
     """
 
     given: RunConfig
-    shape: Shape
+    shape: SampleFormat
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -196,7 +196,7 @@ class Pipeline:
             raise ConfigError(str(error)) from error
 
     def samples(self, examples: Sequence[Example], evaluated: bool = False) -> Samples:
-        """Samples of examples; `evaluated`: see `Shape.samples`.
+        """Samples of examples; `evaluated`: see `SampleFormat.samples`.
 
         Raises:
             ConfigError: one does not fit the model.
@@ -209,7 +209,7 @@ class Pipeline:
     def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Prompts to answer, and the configuration of a model that they and the answers fit.
 
-        At most `Shape.room` tokens are written.
+        At most `SampleFormat.room` tokens are written.
         """
         fitted, prompts = self.shape.prompts(self.config, texts, self.tokenizer)
         return self.shape.with_output_length(fitted, self.shape.room(self.given)), prompts

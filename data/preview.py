@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from data.sample_format import Marked, SampleFormat
 from data.samples import Samples
-from data.shapes import Marked, Shape
 from data.tokens import Tokenizer
 
 BETWEEN = "·"
@@ -20,7 +20,11 @@ PLAIN = "⟪", "⟫"
 
 
 def preview(
-    samples: Samples, indices: Sequence[int], shape: Shape, tokenizer: Tokenizer, coloured: bool
+    samples: Samples,
+    indices: Sequence[int],
+    shape: SampleFormat,
+    tokenizer: Tokenizer,
+    coloured: bool,
 ) -> Iterator[str]:
     """The samples at `indices`, in lines."""
     how = "green" if coloured else "in {} {}".format(*PLAIN)

@@ -19,7 +19,7 @@ from files.text import check_regular, decoded
 
 Row = Mapping[str, Any]
 GZIP = ".gz"
-MOST_JSON = 2**30
+MAX_JSON = 2**30
 """Bytes of a .json file, which is read whole, uncompressed."""
 
 SEPARATORS = ",;\t|"
@@ -79,10 +79,10 @@ def _json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
 
 
 def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[str, Row]]:
-    content = file.read(MOST_JSON + 1)
-    if len(content) > MOST_JSON:
+    content = file.read(MAX_JSON + 1)
+    if len(content) > MAX_JSON:
         raise DataError(
-            f"{shown_path(path)} has more than {MOST_JSON:,} bytes: write it as JSON Lines, which "
+            f"{shown_path(path)} has more than {MAX_JSON:,} bytes: write it as JSON Lines, which "
             "is read row by row"
         )
     text = decoded(content, path)

@@ -195,7 +195,7 @@ def _lowest_bit(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def lay_out(
+def concatenate(
     samples: np.ndarray, tokens_of: Callable[[int], np.ndarray], capacity: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lay the sequences of each sample one after the other.

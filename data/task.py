@@ -20,9 +20,9 @@ from data.conversations import (
 )
 from data.rows import DataError, File, HubDataset, Row, Source, source_of
 from data.template import ColumnError, Instruction, NullError, Template
-from data.texts import MOST_CHARACTERS, Corpus, Example
+from data.texts import MAX_CHARACTERS, Corpus, Example
 from files.shown import shown, shown_name
-from terminal.screen import is_heard
+from terminal.screen import is_first_process
 
 Split = Literal["train", "validation"]
 
@@ -116,7 +116,7 @@ class Task:
         if chat is not None:
             talks_there = tqdm(
                 self._conversations(source), unit=" conversations", delay=2, leave=False,
-                disable=not is_heard() or None,
+                disable=not is_first_process() or None,
             )  # fmt: skip
             read = (chat.read(*found) for found in talks_there)
             talks = [example for example in read if example is not None]
@@ -329,9 +329,9 @@ def _bounded(text: str) -> str:
     Raises:
         ColumnError: it is that long.
     """
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise ColumnError(
-            f"a text of {len(text):,} characters, but at most {MOST_CHARACTERS:,} are read: cut it"
+            f"a text of {len(text):,} characters, but at most {MAX_CHARACTERS:,} are read: cut it"
         )
     return text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MOST_CHARACTERS = 1_000_000
+MAX_CHARACTERS = 1_000_000
 """Of a text, long before it is cut to the tokens that a model reads: more would keep a tokenizer
 busy for minutes and gigabytes."""
 

@@ -190,7 +190,7 @@ def tokenizer_in(run: str | Path) -> Path | None:
     return path if path.is_dir() else None
 
 
-def say_cut(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
     """Say how many answers, int32 [n, length], were cut.
 
     An answer is whole if it has an end token, or ends with one of the stop texts.

@@ -59,7 +59,7 @@ for row in sorted(plan.rows, key=lambda row: -row.part.flops)[:3]:
 
 # %%
 family = family_of(config)
-data = Pipeline(config, family.shape)
+data = Pipeline(config, family.sample_format)
 samples = data.training_samples()
 loader = Loader(samples, config.training.global_batch_size, config.model.seed)
 batch = loader.next_batch()

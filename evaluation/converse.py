@@ -14,13 +14,13 @@ from data.chat import Refused
 from data.conversations import Conversation, Message, said
 from data.pipeline import Pipeline
 from data.rows import DataError
-from data.tokens import say_cut
+from data.tokens import warn_truncated
 from evaluation.generate import ready
 from modelling.generation.strategies import strategy_of
 from modelling.sessions.generating import Inference
 from modelling.sessions.running import compiled
 from modelling.start import Start
-from terminal.screen import is_heard, say
+from terminal.screen import is_first_process, say
 
 SHORTEST = 64
 """Tokens of the shortest conversations that a program is compiled for; the next one has twice as
@@ -42,12 +42,14 @@ def converse(config: RunConfig, read: Callable[[], str | None] | None = None) ->
     partner = Partner(config)
     if sys.stdin.isatty():
         say(f"{ANEW} begins a new conversation, Ctrl-D ends it")
-    while (line := popdist.gather((read or next_line)() if is_heard() else None)[0]) is not None:
+    while (
+        line := popdist.gather((read or next_line)() if is_first_process() else None)[0]
+    ) is not None:
         if line.strip() == ANEW:
             partner.forget()
         elif line.strip():
             text = partner.answer(line)
-            if is_heard():
+            if is_first_process():
                 print(text, flush=True)
 
 
@@ -78,7 +80,7 @@ class Partner:
         execution = replace(config.execution, micro_batch_size=1, device_iterations=1)
         self._config = replace(config, execution=execution)
         self._family, self._start = ready(self._config)
-        self._data = Pipeline(self._config, self._family.shape)
+        self._data = Pipeline(self._config, self._family.sample_format)
         self._model: Inference | None = None
         self._room = 0
         self._said: list[Message] = []
@@ -109,8 +111,8 @@ class Partner:
             with model:
                 return model.generate(words, mask)
 
-        self._start, tokens = self._start.used(generated)
-        say_cut(tokens, self._data.tokenizer)
+        self._start, tokens = self._start.load_with_fallback(generated)
+        warn_truncated(tokens, self._data.tokenizer)
         (found,) = self._data.tokenizer.texts(tokens)
         self._said.append(said("assistant", found.strip()))
         return found.strip()

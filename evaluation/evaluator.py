@@ -11,7 +11,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from data.pipeline import Pipeline
 from data.task import Task, task_of
-from data.tokens import say_cut
+from data.tokens import warn_truncated
 from evaluation.metrics import TEXT_METRICS
 from evaluation.outcome import Answer, Outcome
 from modelling.generation.strategies import strategy_of
@@ -19,7 +19,7 @@ from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
 from modelling.sessions.running import RunningModel, compiled
 from modelling.spec import ModelFamily
-from terminal.screen import is_heard
+from terminal.screen import is_first_process
 
 LOSS_METRICS = ("loss", "perplexity")
 
@@ -43,7 +43,7 @@ class Evaluator:
         """
         task = task_of(config.data)
         self.metrics = wanted_metrics(config, task)
-        data = Pipeline(config, family.shape)
+        data = Pipeline(config, family.sample_format)
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
         examples = corpus.examples[: config.evaluation.samples]
@@ -84,7 +84,7 @@ class Evaluator:
             prompts = self._prompts
             with self._inference, _bar("answers", len(prompts), quiet) as bar:
                 tokens = self._inference.generate(prompts.words, prompts.mask, bar.update)
-            say_cut(tokens, self._tokenizer, self._stops)
+            warn_truncated(tokens, self._tokenizer, self._stops)
             texts = self._tokenizer.texts(tokens)
             for name in self.metrics:
                 if name in TEXT_METRICS:
@@ -116,7 +116,7 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
 def _bar(what: str, total: int, quiet: bool) -> tqdm:
     """There is no bar without a terminal: its states would only clutter a log."""
     return tqdm(
-        desc=what, total=total, unit="sample", disable=quiet or not is_heard() or None,
+        desc=what, total=total, unit="sample", disable=quiet or not is_first_process() or None,
         leave=False,
         dynamic_ncols=True,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from data.pipeline import Pipeline
 from data.rows import DataError, File
 from data.task import task_of
 from data.template import ColumnError
-from data.tokens import say_cut
+from data.tokens import warn_truncated
 from files.shown import shown_path
 from files.writing import write_text
 from huggingface.models import model_description
@@ -35,7 +35,7 @@ from modelling.sessions.generating import Inference
 from modelling.sessions.running import compiled
 from modelling.spec import ModelFamily, family_of
 from modelling.start import Start, load_weights
-from terminal.screen import is_heard, say
+from terminal.screen import is_first_process, say
 
 GENERATED = "generated"
 """The column of answers."""
@@ -65,7 +65,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     prompted = digest_of(asked.text for asked in prompts)
     agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
     family, start = ready(config)
-    data = Pipeline(_for_so_many(config, len(prompts)), family.shape)
+    data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
         say(
@@ -75,7 +75,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     strategy = strategy_of(fitted, data.tokenizer)
     model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")
     bar = tqdm(
-        total=len(prompts), unit="prompt", disable=not is_heard() or None, leave=False,
+        total=len(prompts), unit="prompt", disable=not is_first_process() or None, leave=False,
         dynamic_ncols=True,
     )  # fmt: skip
 
@@ -84,8 +84,8 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
         with model, bar:
             return model.generate(encoded.words, encoded.mask, bar.update)
 
-    tokens = start.used(generated)[1]
-    say_cut(tokens, data.tokenizer, config.generation.stops())
+    tokens = start.load_with_fallback(generated)[1]
+    warn_truncated(tokens, data.tokenizer, config.generation.stops())
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
@@ -175,7 +175,7 @@ def _asked_talks(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[Asked]:
     """Conversations, each after its place for messages, as the chat template writes them."""
-    chat = Pipeline(config, family_of(config).shape).chat
+    chat = Pipeline(config, family_of(config).sample_format).chat
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
         try:
@@ -192,7 +192,7 @@ def lines_of_standard_input() -> list[str]:
         DataError: it is not UTF-8.
     """
     try:
-        lines = [line.rstrip("\n") for line in sys.stdin] if is_heard() else []
+        lines = [line.rstrip("\n") for line in sys.stdin] if is_first_process() else []
         "".join(lines).encode()  # Python may hand on bytes that are no text
     except UnicodeError as error:
         raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
@@ -227,7 +227,7 @@ def is_raw(config: RunConfig) -> bool:
 
 def _read(config: RunConfig, prompt: str, raw: bool) -> str:
     """What the model reads for a prompt."""
-    return prompt if raw else family_of(config).shape.asked(config, prompt)
+    return prompt if raw else family_of(config).sample_format.asked(config, prompt)
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:

@@ -13,7 +13,7 @@ from files.writing import write_text
 from records.run_directory import VALIDATION_FILE
 
 NO_LABEL = "no label"
-MOST_EXAMPLES = 20
+MAX_EXAMPLES = 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Outcome:
             if self.labels:
                 data["confusion"] = self.confusion()
             wrong = [answer for answer in self.answers if not answer.right]
-            data["errors"] = [answer.to_dict() for answer in wrong[:MOST_EXAMPLES]]
+            data["errors"] = [answer.to_dict() for answer in wrong[:MAX_EXAMPLES]]
         return data
 
     def write(self, directory: Path) -> Path:

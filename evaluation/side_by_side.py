@@ -76,7 +76,7 @@ def side_by_side(config: RunConfig) -> SideBySide:
     family = family_of(config)
     table = family.weights(config)
     start = load_weights(config, table)
-    data = Pipeline(config, family.shape)
+    data = Pipeline(config, family.sample_format)
     examples = data.corpus("validation").examples[: e.micro_batch_size]
     fitted, prompts = data.answering(examples)
     model = compiled(lambda: Inference(fitted, family, Greedy()), "the program that generates")
@@ -86,7 +86,7 @@ def side_by_side(config: RunConfig) -> SideBySide:
         with model:
             return model.generate(prompts.words, prompts.mask)
 
-    start, ours = start.used(generated)
+    start, ours = start.load_with_fallback(generated)
     description = family.to_config_json(fitted)
     theirs = _hugging_face(
         model_of(description, fitted.model.precision, table.for_files(start.tensors)),

@@ -18,7 +18,7 @@ from modelling.memory import check_least
 from modelling.spec import family_of
 from modelling.start import load_weights
 from records.run_directory import choose_path
-from terminal.screen import is_heard, say
+from terminal.screen import is_first_process, say
 
 
 def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
@@ -41,11 +41,11 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
     evaluator = Evaluator(config, family)
     begin = time.perf_counter()
-    start, outcome = start.used(lambda one: evaluator.evaluate(one.tensors))
+    start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin
     facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
     outcome = replace(outcome, facts=facts | dict(outcome.facts))
-    path = outcome.write(directory) if is_heard() else directory
+    path = outcome.write(directory) if is_first_process() else directory
     say(f"evaluated in {seconds:.1f} s; details are in {path}")
     return outcome
 

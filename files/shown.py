@@ -10,10 +10,10 @@ from pathlib import Path
 LONGEST = 70
 """Characters of a value in a message."""
 
-LEAST_WORD = 40
+MIN_WORD = 40
 """Characters to which a word of a sentence, such as a path, may be shortened."""
 
-MOST_NAMES = 12
+MAX_NAMES = 12
 """Names that a message lists."""
 
 
@@ -68,7 +68,7 @@ def shown_names(names: Iterable[str], longest: int = 200) -> str:
     every = [shown_name(name) for name in names]
     ends = accumulate(len(name) + 2 for name in every)
     fitting = sum(end - 2 <= longest for end in ends)
-    count = min(max(fitting, 1), MOST_NAMES)
+    count = min(max(fitting, 1), MAX_NAMES)
     more = len(every) - count
     return ", ".join(every[:count]) + (f" and {more} more" if more > 0 else "")
 
@@ -80,9 +80,9 @@ def shown_sentence(text: str, longest: int) -> str:
     words = text.split()
     while words and (excess := len(" ".join(words)) - longest) > 0:
         at = max(range(len(words)), key=lambda i: len(words[i]))
-        if len(words[at]) <= LEAST_WORD:
+        if len(words[at]) <= MIN_WORD:
             break
-        words[at] = _cut(words[at], max(len(words[at]) - excess, LEAST_WORD))
+        words[at] = _cut(words[at], max(len(words[at]) - excess, MIN_WORD))
     return " ".join(words)
 
 

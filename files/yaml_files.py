@@ -17,7 +17,7 @@ from files.errors import FileError
 from files.shown import shown, shown_name, shown_path
 from files.text import read_text
 
-MOST_BYTES = 2**18
+MAX_BYTES = 2**18
 DEEPEST = 20
 """Levels of nesting; a configuration has four."""
 
@@ -54,7 +54,7 @@ def read_yaml(path: Path) -> Located:
     Raises:
         FileError: with file and line, if it is anything else.
     """
-    text = read_text(path, MOST_BYTES)
+    text = read_text(path, MAX_BYTES)
     try:
         data = _document(yaml.parse(text, _Loader), path)
     except yaml.MarkedYAMLError as error:

@@ -13,7 +13,7 @@ from checkpoints import has_checkpoint
 from config.base import flattened
 from config.run import METRICS as METRIC_NAMES
 from data.readers import READERS
-from data.shapes import Shape
+from data.sample_format import SampleFormat
 from files.errors import FileError
 from files.json_files import read_object
 from files.shown import shown_number
@@ -91,7 +91,7 @@ class RunRecord:
 
 
 def write_card(
-    folder: Path, name: str, shape: Shape, load: str | None, run: RunRecord | None
+    folder: Path, name: str, shape: SampleFormat, load: str | None, run: RunRecord | None
 ) -> None:
     """Write README.md, and the loss curve next to it.
 

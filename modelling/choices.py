@@ -16,15 +16,15 @@ from config.errors import ConfigError
 from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
-from data.pairs import PAIRS
 from data.pipeline import Pipeline
-from data.shapes import Shape, length_multiple
+from data.sample_format import SampleFormat, length_multiple
+from data.seq2seq import SEQ2SEQ
 from data.task import Split
 from modelling.devices import device_desc
 from modelling.memory import host_memory
 from modelling.origins import ORIGINS
 from modelling.residence import choose, finetuning_candidates, is_automatic
-from modelling.shortage import explained
+from modelling.shortage import explain_shortages
 from modelling.spec import family_of
 from popxl import hardware
 from terminal.command_line import CommandLine
@@ -36,7 +36,7 @@ LONGEST = 2048
 WRITTEN = 256
 """Tokens of an answer, and of a usual prompt, where no data say how long they are."""
 
-BATCH, LEAST_BATCH, STEPS_OF_EPOCH = 32, 8, 20
+BATCH, MIN_BATCH, STEPS_OF_EPOCH = 32, 8, 20
 """Samples of an optimizer step: fewer, where an epoch would have fewer steps than that."""
 
 TOKENS_AT_ONCE = {"cpu": 2**12, "gpu": 2**14, "tpu": 2**14}
@@ -51,7 +51,7 @@ that: those of the presets."""
 
 WARMUP = 0.1
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """Of the time, for which a micro-batch other than the usual one is chosen."""
 
 
@@ -157,7 +157,7 @@ def with_choices(
         splits = ()
     if trains and splits and line.config.data.validation is not None:
         splits = (*splits, "validation")
-    with explained(line.preset, line.config):
+    with explain_shortages(line.preset, line.config):
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
         open_ = Choices(line.config, line.given, {}, devices)
         before = None if fresh or not trains else _as_before(open_)
@@ -169,7 +169,7 @@ def with_choices(
 
 def _chosen(choices: Choices, splits: Sequence[Split], trains: bool) -> Choices:
     config = choices.config
-    shape = family_of(config).shape
+    shape = family_of(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_(model__precision=bits)
     lengths = lengths_of(Pipeline(choices.config, shape), splits) if splits else None
@@ -187,7 +187,7 @@ def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
     )
 
 
-def _with_lengths(choices: Choices, shape: Shape, lengths: Lengths | None) -> Choices:
+def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None) -> Choices:
     """As long as the longest texts, up to `LONGEST` and what the model was made for."""
     config = choices.config
     most = min(LONGEST, getattr(config.model, "max_length", LONGEST))
@@ -202,18 +202,20 @@ def _with_lengths(choices: Choices, shape: Shape, lengths: Lengths | None) -> Ch
     return choices.with_(**fields)
 
 
-def _habits(config: RunConfig, shape: Shape) -> dict[str, Any]:
+def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:
     """What suits fine-tuning by the habit of the field, beyond the defaults of the fields."""
-    size = config.least_weights()
+    size = config.min_weights()
     rate = next(rate for most, rate in RATES[shape.name] if size < most)
-    learned: dict[str, Any] = {} if shape is PAIRS else {"data__loss": "answers"}
+    learned: dict[str, Any] = {} if shape is SEQ2SEQ else {"data__loss": "answers"}
     prefix = "training__optimizer__learning_rate"
     if config.training.optimizer.learning_rate.warmup_steps is None:
         learned |= {f"{prefix}__warmup_proportion": WARMUP}
     return {f"{prefix}__maximum": rate, **learned}
 
 
-def _with_batch(choices: Choices, shape: Shape, lengths: Lengths | None, measured: bool) -> Choices:
+def _with_batch(
+    choices: Choices, shape: SampleFormat, lengths: Lengths | None, measured: bool
+) -> Choices:
     """The batch of a step, and how devices and micro-batches share it.
 
     Args:
@@ -244,7 +246,7 @@ def _with_batch(choices: Choices, shape: Shape, lengths: Lengths | None, measure
 
 def _with_micro_batch(choices: Choices) -> Choices:
     """Another size of the micro-batch where simulated runs are faster with it, by at least
-    `LEAST_GAIN`: what is larger reads weights less often, and takes memory that could hold state.
+    `MIN_GAIN`: what is larger reads weights less often, and takes memory that could hold state.
     """
     config, on = choices.config, choices.devices.machine
     if "execution.micro_batch_size" in choices.given or on is None or not is_automatic(config):
@@ -255,7 +257,7 @@ def _with_micro_batch(choices: Choices) -> Choices:
     runs = {n: _simulated(choices.with_(execution__micro_batch_size=n).config, on) for n in sizes}
     fitting = {n: seconds for n, seconds in runs.items() if seconds is not None}
     best = min(fitting, key=fitting.__getitem__, default=usual)
-    if usual in fitting and fitting[best] > (1 - LEAST_GAIN) * fitting[usual]:
+    if usual in fitting and fitting[best] > (1 - MIN_GAIN) * fitting[usual]:
         best = usual
     samples = config.training.global_batch_size * config.execution.device_iterations
     rates = {n: samples / seconds for n, seconds in fitting.items()}
@@ -277,7 +279,7 @@ def _batch(config: RunConfig, lengths: Lengths | None) -> int:
     packed = lengths.examples * lengths.mean / config.model.sequence_length
     samples = max(packed, lengths.examples / per_sample)
     size = BATCH
-    while size > LEAST_BATCH and samples / size < STEPS_OF_EPOCH:
+    while size > MIN_BATCH and samples / size < STEPS_OF_EPOCH:
         size //= 2
     return size
 
@@ -295,7 +297,7 @@ def largest_divisor(number: int, most: int) -> int:
     return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
-def _most_at_once(choices: Choices, shape: Shape, measured: bool) -> int:
+def _most_at_once(choices: Choices, shape: SampleFormat, measured: bool) -> int:
     """Samples of a micro-batch: enough to keep a device busy, in a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
     usual = length if measured else min(length, WRITTEN)
@@ -303,7 +305,7 @@ def _most_at_once(choices: Choices, shape: Shape, measured: bool) -> int:
     return int(max(min(tokens, choices.devices.memory / 4 / _bytes_of_sample(config, shape)), 1))
 
 
-def _bytes_of_sample(config: RunConfig, shape: Shape) -> float:
+def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
     """About what a layer's backward pass, or the loss, takes for a sample, in float32."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
@@ -350,7 +352,7 @@ def _why(made: Choices) -> str:
 def _told(made: Choices, trains: bool, before: bool) -> str:
     """What was chosen, in a line."""
     c, e = made.config, made.config.execution
-    output = family_of(c).shape.output_field
+    output = family_of(c).sample_format.output_field
     lengths = f"sequence_length {c.model.sequence_length}, {output} {getattr(c.model, output)}"
     pieces = [c.model.precision, lengths]
     if trains:

@@ -15,7 +15,7 @@ from modelling.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.start import Start, load_weights
 from modelling.weights import Arrays
-from terminal.screen import is_heard, say
+from terminal.screen import is_first_process, say
 
 
 def export(
@@ -37,11 +37,13 @@ def export(
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
-    if not is_heard():  # all processes take part in reading values that are spread over them
+    if (
+        not is_first_process()
+    ):  # all processes take part in reading values that are spread over them
         for name in weights:
             weights[name]
         return
-    data, tokenizer, load = Pipeline(config, family.shape), None, config.checkpoint.load
+    data, tokenizer, load = Pipeline(config, family.sample_format), None, config.checkpoint.load
     try:
         tokenizer, config = data.tokenizer, data.config
     except DataUnavailable as error:
@@ -50,7 +52,7 @@ def export(
     def complete(draft: Path) -> None:
         if tokenizer is not None:
             tokenizer.base.save_pretrained(draft)
-        write_card(draft, Path(folder).resolve().name, family.shape, load, run)
+        write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
 
     files = family.weights(config).for_files(weights)
     description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
@@ -76,10 +78,10 @@ def export_checkpoint(config: RunConfig, folder: str) -> None:
 
     def written(start: Start) -> None:
         with damage_told():
-            if is_heard():
+            if is_first_process():
                 export(config, family, start.tensors, folder, _record(config, start))
 
-    load_weights(config, table).used(written)
+    load_weights(config, table).load_with_fallback(written)
 
 
 def _record(config: RunConfig, start: Start) -> RunRecord | None:

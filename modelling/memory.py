@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from modelling import devices
 from popxl.session import DeviceDesc
 
-MOST_VIRTUAL = 1024
+MAX_VIRTUAL = 1024
 """Most virtual CPU devices. Each has threads of its own; 8,000 take seconds and a gigabyte."""
 
 _MEMINFO = Path("/proc/meminfo")
@@ -48,15 +48,15 @@ def check_least(config: RunConfig) -> None:
         ConfigError: more virtual devices than a host can start.
     """
     e, platform = config.execution, devices.device_desc(config)
-    if config.replicas > MOST_VIRTUAL and popxl.plan.device_memory(platform, 1) is None:
+    if config.replicas > MAX_VIRTUAL and popxl.plan.device_memory(platform, 1) is None:
         raise ConfigError(
             f"execution.data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel} are "
-            f"{config.replicas} devices, but a CPU stands in for {MOST_VIRTUAL} at most: lower "
+            f"{config.replicas} devices, but a CPU stands in for {MAX_VIRTUAL} at most: lower "
             "them, or use a machine that has the devices"
         )
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
-        own = {what: n // instances for what, n in config.least_bytes().items()}
+        own = {what: n // instances for what, n in config.min_bytes().items()}
         if e.disk is None:
             _compare("host", own, available, max(sum(own.values()) - available, 0))
         else:

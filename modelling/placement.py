@@ -20,7 +20,7 @@ from modelling.memory import NotEnoughMemoryError, check_memory, host_memory, we
 KINDS = ("moments", "gradients", "", "weights")
 """`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
 
-LEAST_ENTRY = 2**16
+MIN_ENTRY = 2**16
 """Size from which an entry is worth a request to a disk, in bytes."""
 
 PROCESS = 7 * 10**8
@@ -113,6 +113,6 @@ def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> No
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
             movable = max(buffer.entries - buffer.resident, 0)
             own = buffer.kind if buffer.kind in KINDS else ""
-            if own == kind and excess > 0 and nbytes >= LEAST_ENTRY * replicas:
+            if own == kind and excess > 0 and nbytes >= MIN_ENTRY * replicas:
                 buffer.on_disk = min(movable, math.ceil(excess / nbytes))
                 excess -= buffer.on_disk * nbytes

@@ -21,8 +21,8 @@ from popxl import hardware
 from terminal.screen import say
 
 _SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
-_LEAST_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
-_LEAST_GAIN = 0.01  # of the time: what is no faster does not take more memory
+_MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
+_MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
 
 Build = Callable[[frozenset[str]], TrainingProgram]
 """Builds a program in which the phases of these names keep their activations."""
@@ -144,7 +144,7 @@ def choose(
         found = [trial(best.kinds | {kind}) for kind in left]
         tried += found
         fastest = min(found, key=lambda one: (not one.fits, one.seconds))
-        if not fastest.fits or fastest.seconds > (1 - _LEAST_GAIN) * best.seconds:
+        if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * best.seconds:
             break
         best = fastest
         left = [kind for kind in left if kind not in best.kinds]
@@ -160,7 +160,7 @@ def _worthwhile(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str
         flops["all"] += part.flops
         if direction == "forward" and phase in kinds:
             flops[kinds[phase]] += part.flops
-    return [kind for kind in program.layers if flops[kind] > _LEAST_SHARE * flops["all"]]
+    return [kind for kind in program.layers if flops[kind] > _MIN_SHARE * flops["all"]]
 
 
 def program_here(config: RunConfig, build: Build) -> TrainingProgram:

@@ -15,7 +15,7 @@ from modelling.memory import NotEnoughMemoryError
 
 
 @contextmanager
-def explained(preset: str, config: RunConfig) -> Iterator[None]:
+def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
     """Turn a lack of devices or memory inside the context into a `UserError` naming the preset.
 
     Raises:

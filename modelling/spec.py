@@ -10,8 +10,8 @@ from typing import Any
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
-from data.shapes import Shape
-from data.streams import STREAMS
+from data.causal_lm import CAUSAL_LM
+from data.sample_format import SampleFormat
 from files.json_files import Fields
 from files.shown import shown
 from modelling.generation.cached import CachedModel, resident_of
@@ -28,7 +28,7 @@ class ModelFamily:
     """A family of models.
 
     Attributes:
-        shape: of its data: `data.pairs.PAIRS` or `data.streams.STREAMS`.
+        sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.
         layout: builds the phases of training in the current Ir.
         generator: builds the graphs of generation in the current Ir.
         streamed: builds those of generation layer by layer; None: the family has none.
@@ -36,18 +36,18 @@ class ModelFamily:
         to_config_json: content of config.json, next to the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
             the file is of a model which the family does not have.
-        same_form: for a configuration, a config.json as `to_config_json` writes it, where there are
+        normalise: for a configuration, a config.json as `to_config_json` writes it, where there are
             several ways of writing it.
     """
 
-    shape: Shape
+    sample_format: SampleFormat
     layout: Callable[[Settings], Layout]
     generator: GeneratorOf
     weights: Callable[[Any], WeightTable]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
     streamed: StreamedOf | None = None
-    same_form: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
+    normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
 
 
 def decoder_family(
@@ -67,7 +67,7 @@ def decoder_family(
     resident, streamed = resident_of(cached_model), streamed_of(cached_model)
     others = {"streamed": streamed, **others}
     return ModelFamily(
-        STREAMS, layout, resident, weights, to_config_json, from_config_json, **others
+        CAUSAL_LM, layout, resident, weights, to_config_json, from_config_json, **others
     )
 
 

@@ -19,7 +19,7 @@ from checkpoints import (
     has_checkpoint,
     load_checkpoint,
 )
-from checkpoints.parts import InRanges, Part
+from checkpoints.parts import Part, PartialReader
 from config.agreement import agree
 from config.base import flattened
 from config.model import TiedEmbedding
@@ -63,7 +63,7 @@ class Start:
         best: state of the watch over the best evaluation; None: there is none.
         sha256: digest of what was read, as far as there is one.
         checkpoint: what it is a state of, if it is one that was saved.
-        again: finds the start anew.
+        reload: finds the start anew.
     """
 
     tensors: Tensors
@@ -74,9 +74,9 @@ class Start:
     best: dict[str, Any] | None = None
     sha256: str = ""
     checkpoint: Checkpoint | None = None
-    again: Callable[[], Start] | None = None
+    reload: Callable[[], Start] | None = None
 
-    def used(self, use: Callable[[Start], Used]) -> tuple[Start, Used]:
+    def load_with_fallback(self, use: Callable[[Start], Used]) -> tuple[Start, Used]:
         """Let `use` read the state; if it turns out to be damaged, that of the step before.
 
         Values are verified as they are read, so that each is read once.
@@ -95,14 +95,14 @@ class Start:
             try:
                 return start, use(start)
             except DamagedError as error:
-                if start.checkpoint is None or start.again is None:
+                if start.checkpoint is None or start.reload is None:
                     raise
                 start.checkpoint.set_aside(str(error))
-            start = start.again()
+            start = start.reload()
 
 
-def _findable_again(find: Callable[[], Start]) -> Start:
-    return replace(find(), again=partial(_findable_again, find))
+def _reloadable(find: Callable[[], Start]) -> Start:
+    return replace(find(), reload=partial(_reloadable, find))
 
 
 def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
@@ -120,7 +120,7 @@ def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -
         UserError: nothing usable is there, the weights do not fit the configured model, or the run
             in `checkpoint.save` is one of another model or other data.
     """
-    return _findable_again(lambda: _starting_point(config, table, fresh))
+    return _reloadable(lambda: _starting_point(config, table, fresh))
 
 
 def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start:
@@ -258,7 +258,7 @@ def load_weights(config: RunConfig, table: WeightTable) -> Start:
     Raises:
         UserError: as for `starting_point`, or if it names nothing.
     """
-    return _findable_again(lambda: _load_weights(config, table))
+    return _reloadable(lambda: _load_weights(config, table))
 
 
 def _load_weights(config: RunConfig, table: WeightTable) -> Start:
@@ -316,7 +316,7 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
     if not isinstance(theirs, dict):
         return
     family = family_of(config)
-    ours, theirs = family.to_config_json(config), family.same_form(config, theirs)
+    ours, theirs = family.to_config_json(config), family.normalise(config, theirs)
     for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
         if theirs[name] is not None and theirs[name] != ours[name]:
             raise CheckpointError(
@@ -346,8 +346,8 @@ class _Finite(Mapping[str, np.ndarray]):
         return self._checked(name, self._tensors[name])
 
     def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """As `InRanges`."""
-        if not isinstance(self._tensors, InRanges):
+        """As `PartialReader`."""
+        if not isinstance(self._tensors, PartialReader):
             return self[name]
         return self._checked(name, self._tensors.some(name, wanted))
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from checkpoints.parts import CutTensor, InRanges, Layout
+from checkpoints.parts import CutTensor, Layout, PartialReader
 from config.errors import UserError
 from config.run import MASTER
 from files.shown import shown_name
@@ -267,7 +267,7 @@ class _Logical(Mapping[str, np.ndarray]):
         self._made: dict[str, np.ndarray] = {}
 
     def parts(self) -> Iterator[CutTensor]:
-        """As `InParts`: what the variables' parts hold of each tensor."""
+        """As `ShardSource`: what the variables' parts hold of each tensor."""
         assert self._held is not None
         for row, variable, prefix, common in self._all:
             dtype = variable.dtype.as_numpy()
@@ -481,7 +481,7 @@ class WeightTable:
         """Functions that make the host data of a program's variables from logical tensors.
 
         They read the tensors they need, and raise WeightsError if one has the wrong shape. Of
-        tensors in ranges (`InRanges`) a process reads the elements that its devices hold.
+        tensors in ranges (`PartialReader`) a process reads the elements that its devices hold.
 
         Args:
             tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
@@ -510,7 +510,7 @@ class WeightTable:
     def _source(self, place: _Place, tensors: Arrays) -> Callable[[], np.ndarray]:
         """What makes the data of a variable; of what some elements can be had, a part of it."""
         whole = partial(self._typed_data, place, tensors)
-        if not isinstance(tensors, InRanges):
+        if not isinstance(tensors, PartialReader):
             return whole
         row, variable, prefix, common = place
 
@@ -550,7 +550,7 @@ class WeightTable:
 
         Args:
             read: gives the host data of a variable.
-            held: access to their parts, where tensors are to be had in parts as well (`InParts`).
+            held: access to their parts, where tensors are asked for in parts (`ShardSource`).
         """
         places = self._places(variables, optimizer)
         return _Logical(places, read, self.tensor_parallel, held)

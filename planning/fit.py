@@ -23,7 +23,7 @@ from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
 from files.shown import shown_path
 from modelling.origins import ORIGINS
-from modelling.shortage import explained
+from modelling.shortage import explain_shortages
 from planning.report import Report
 from planning.text import gigabytes
 from terminal.command_line import CommandLine, read_command_line
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.here import machine_here
 
     config, options = line.config, line.options
-    with explained(line.preset, config):
+    with explain_shortages(line.preset, config):
         target = (
             machine(options.machine)
             if options.machine

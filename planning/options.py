@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from files.writing import check_file, write_text
 from terminal.command_line import CommandLine
 from terminal.parser import path_option
-from terminal.screen import is_heard
+from terminal.screen import is_first_process
 
 if TYPE_CHECKING:  # planning takes seconds to import, and the options are read first
     from planning.needs import Needs
@@ -87,7 +87,7 @@ def planned(line: CommandLine, needs_of: NeedsOf) -> bool:
     options = line.options
     if not is_planned(options):
         return False
-    if not is_heard():
+    if not is_first_process():
         return True
     for what, path in _files(options).items():
         if path is not None:

@@ -15,7 +15,7 @@ from records.metrics import Row, column
 
 LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
 VALIDATION_LOSS = "validation_loss"
-MOST_LINEAR = 5.0
+MAX_LINEAR = 5.0
 """Ratio of the largest to the smallest loss above which the axis is logarithmic."""
 
 
@@ -71,7 +71,7 @@ def _draw_loss(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
         axes.plot(at, found, color=VALIDATION_COLOUR, marker="o", markersize=4, label="validation")
     axes.set_ylabel("loss")
     positive = [loss for loss in losses if np.isfinite(loss) and loss > 0]
-    if len(positive) == len(losses) and max(positive) > MOST_LINEAR * min(positive):
+    if len(positive) == len(losses) and max(positive) > MAX_LINEAR * min(positive):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     else:

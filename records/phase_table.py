@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from popxl.session import PartTimes, Timing, Work
 
 REST = "no phase"
-MOST_SEGMENTS = 10
+MAX_SEGMENTS = 10
 _LEGEND = """\
 Host milliseconds per run of the program; a phase may run many times in one. With overlap, the host
 dispatches work ahead of the devices: `dispatch` is the time that takes, `wait` the time the host
@@ -76,7 +76,7 @@ def _counted(work: Work, runs: int) -> tuple[str, str]:
 
 def _slowest(apart: Timing) -> str:
     """The segments that take most of the time."""
-    found = sorted(apart.segments.items(), key=lambda item: -item[1].seconds)[:MOST_SEGMENTS]
+    found = sorted(apart.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
     rows = [("segment", "runs", "ms"), *((name, *_counted(w, apart.programs)) for name, w in found)]
     return _aligned(rows)
 

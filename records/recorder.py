@@ -26,7 +26,7 @@ class Lenient:
         self._failing: set[str] = set()
 
     @contextmanager
-    def unless_it_fails(self, what: str) -> Iterator[None]:
+    def best_effort(self, what: str) -> Iterator[None]:
         """Turn a failure inside the context into a warning: no run ends for a record."""
         try:
             yield
@@ -124,14 +124,14 @@ class Recorder:
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         row |= {name: float(value) for name, value in more.items()}
         row |= pace(self._throughput, tokens, self._use)
-        with self._lenient.unless_it_fails("metrics.jsonl"):
+        with self._lenient.best_effort("metrics.jsonl"):
             self._directory.log(row, samples)
         self._progress.update(row)
         if self._wandb:
-            with self._lenient.unless_it_fails("Weights & Biases"):
+            with self._lenient.best_effort("Weights & Biases"):
                 self._wandb.log(row, samples)
         if self._tensorboard:
-            with self._lenient.unless_it_fails("TensorBoard's log"):
+            with self._lenient.best_effort("TensorBoard's log"):
                 self._tensorboard.log(row, samples)
 
     def __enter__(self) -> Self:
@@ -140,11 +140,11 @@ class Recorder:
     def __exit__(self, kind: object, *exc: object) -> None:
         """Close everything; the loss curve is drawn after a failure too."""
         self._progress.close()
-        with self._lenient.unless_it_fails("the loss curve"):
+        with self._lenient.best_effort("the loss curve"):
             self._directory.draw(self._title)
         if self._wandb:
-            with self._lenient.unless_it_fails("Weights & Biases"):
+            with self._lenient.best_effort("Weights & Biases"):
                 self._wandb.close(failed=kind is not None)
         if self._tensorboard:
-            with self._lenient.unless_it_fails("TensorBoard's log"):
+            with self._lenient.best_effort("TensorBoard's log"):
                 self._tensorboard.close()

@@ -29,7 +29,7 @@ from terminal.environment import check_environment
 from terminal.huge_pages import restart_with_huge_pages
 from terminal.interrupts import Interrupted, exit_code, interruptible, sentence
 from terminal.parser import Parser, add_process_options
-from terminal.screen import hold_standard_streams, is_heard
+from terminal.screen import hold_standard_streams, is_first_process
 
 USER_ERROR = 2
 _HELP = {"-h", "--help"}
@@ -154,7 +154,7 @@ def _plain_notices() -> Iterator[None]:
 
     shown = warnings.showwarning
     warnings.formatwarning = formatwarning
-    if not is_heard():
+    if not is_first_process():
         warnings.showwarning = of_others
     try:
         yield

@@ -8,7 +8,7 @@ import sys
 import popdist
 
 
-def is_heard() -> bool:
+def is_first_process() -> bool:
     """Whether this process speaks for all of them: the first one does."""
     try:
         return popdist.getInstanceIndex() == 0
@@ -20,7 +20,7 @@ def say(text: str) -> None:
     """Print a line to standard error at once, above a progress bar if there is one. Only the first
     of several processes prints.
     """
-    if not is_heard():
+    if not is_first_process():
         return
     if "tqdm" in sys.modules:
         from tqdm import tqdm

@@ -69,7 +69,7 @@ class Profile:
         self._apart = self._stage.enter_context(self._model.session.timing(apart=True))
 
     def _trace(self) -> None:
-        with self._lenient.unless_it_fails("the trace"):
+        with self._lenient.best_effort("the trace"):
             self._stage.enter_context(hardware.profiled(self._folder))
         self._stage.enter_context(self._model.session.timing())  # it names phases in the trace
 
@@ -81,12 +81,12 @@ class Profile:
             say("the run ended before it was profiled")
             return
         table = phase_table(self._title, self._running, self._apart)
-        with self._lenient.unless_it_fails("the table of phases"):
+        with self._lenient.best_effort("the table of phases"):
             write_text("the table of phases", self._folder / TABLE, table)
             say(f"a trace, and the time by phase in {TABLE}, are in {self._folder}")
 
     def _close_stage(self) -> None:
-        with self._lenient.unless_it_fails("the trace"):
+        with self._lenient.best_effort("the trace"):
             self._stage.close()
 
 

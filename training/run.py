@@ -38,7 +38,7 @@ from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
 from records.wandb_log import check_mode
-from terminal.screen import is_coloured, is_heard, say
+from terminal.screen import is_coloured, is_first_process, say
 from training.best import FOLDER as BEST
 from training.best import Best
 from training.options import RunOptions
@@ -62,7 +62,7 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
     _check(config, options, path)
     announce_devices(config)
     with ExitStack() as stack:
-        for folder in {path, Path(config.checkpoint.save or path)} if is_heard() else ():
+        for folder in {path, Path(config.checkpoint.save or path)} if is_first_process() else ():
             stack.enter_context(locked(folder))
         popdist.gather("the folders are this run's")
         if config.checkpoint.save is not None:
@@ -99,19 +99,19 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
 
 def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     family = family_of(config)
-    data = Pipeline(config, family.shape)
+    data = Pipeline(config, family.sample_format)
     samples = data.training_samples()
     loader = Loader.of(config, samples)
     if options.preview:
         first = loader.first(options.preview).tolist()
-        say("\n".join(preview(samples, first, family.shape, data.tokenizer, is_coloured())))
+        say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
     config = with_steps(data.config, loader.samples)
     start = starting_point(config, family.weights(config), options.fresh)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
     _continue(loader, start)
     if start.step >= config.training.steps:
-        start, _ = start.used(_verify)
+        start, _ = start.load_with_fallback(_verify)
         if start.step >= config.training.steps:
             _say_done(config, family, start, options, path)
             return
@@ -120,7 +120,7 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     evaluates = config.evaluation.steps is not None
     evaluator = Evaluator(config, family, model) if evaluates else None
     with ExitStack() as stack:
-        start, _ = start.used(partial(_enter, stack, model))
+        start, _ = start.load_with_fallback(partial(_enter, stack, model))
         _continue(loader, start)
         say(f"starting from {start.source}")
         run = _Run(
@@ -162,9 +162,9 @@ class _Run:
             tokenizer: of the data; kept next to the checkpoints.
         """
         config, options = self.config, self.options
-        if options.fresh and config.checkpoint.save is not None and is_heard():
+        if options.fresh and config.checkpoint.save is not None and is_first_process():
             remove_run(Path(config.checkpoint.save))
-        if config.checkpoint.save is not None and is_heard():
+        if config.checkpoint.save is not None and is_first_process():
             keep_tokenizer(tokenizer, Path(config.checkpoint.save))
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
@@ -210,7 +210,7 @@ class _Run:
 
     def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
-        if not is_heard():
+        if not is_first_process():
             return Silence()
         config, options = self.config, self.options
         use, hardware = utilisation_of(config), described_devices(config)
@@ -228,8 +228,8 @@ class _Run:
         rate, iterations = Schedule.of(config.training), config.execution.device_iterations
         step = self.start.step
         while step < config.training.steps:
-            stop.look(self.best.is_over, checkpoints.is_due(step))
-            if stop.requested or stop.over:
+            stop.poll(self.best.is_over, checkpoints.is_due(step))
+            if stop.requested or stop.finished:
                 break
             if stop.save:
                 checkpoints.save(step)
@@ -257,7 +257,7 @@ class _Run:
         checkpoints.finish(step)
         if self.skipped.too_many:
             raise self.skipped.error(checkpoints.kept)
-        if stop.over:
+        if stop.finished:
             self.best.say_over()
         return step
 
@@ -285,7 +285,7 @@ def _say_done(
         f"nothing to train: {start.source} is complete, with training.steps "
         f"{config.training.steps}; raise --training.steps to go on, or give --fresh to start over"
     )
-    if options.save_hf is not None and is_heard():
+    if options.save_hf is not None and is_first_process():
         names = [weight.name for weight in family.weights(config).weights]
         weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
         record = RunRecord(config.to_dict(), start.step, path)

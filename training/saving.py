@@ -17,7 +17,7 @@ from modelling.spec import ModelFamily
 from modelling.start import MODEL
 from modelling.weights import Arrays, nbytes_of
 from records.run_directory import CONFIG
-from terminal.screen import is_heard, say
+from terminal.screen import is_first_process, say
 from training.best import Best
 from training.skipped_steps import SkippedSteps
 
@@ -55,7 +55,7 @@ class Checkpoints:
         """Whether it is time for a save, as `checkpoint.minutes` says, by process 0's clock."""
         minutes = self._config.checkpoint.minutes
         due = minutes is not None and time.monotonic() - self._last >= 60 * minutes
-        return due and step != self.step and is_heard() and self._store is not None
+        return due and step != self.step and is_first_process() and self._store is not None
 
     def after(self, step: int) -> None:
         """Save if `checkpoint.steps` says so; the loop goes on meanwhile."""
@@ -102,7 +102,7 @@ class Checkpoints:
 
     def _check_space(self, step: int, tensors: Arrays) -> None:
         """Raise CheckpointError if the disk has no room for a step. Process 0 looks."""
-        if is_heard() and self._store is not None:
+        if is_first_process() and self._store is not None:
             self._store.check_space(step, nbytes_of(tensors))
 
     def begin(self) -> None:
@@ -115,7 +115,7 @@ class Checkpoints:
         if self._store is None:
             say("no checkpoints are saved, so that nothing can be continued: --save DIR keeps them")
             return
-        if not is_heard():
+        if not is_first_process():
             return
         needed = nbytes_of(self._model.tensors(settings.save_optimizer))
         self._store.check_space(None, needed)

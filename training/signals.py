@@ -22,7 +22,7 @@ class StopSignal:
     with StopSignal() as stop:
         for step in range(steps):
             train(step)
-            if stop.look():
+            if stop.poll():
                 save()
                 break
 
@@ -35,22 +35,22 @@ class StopSignal:
         self._received: str | None = None
         self._since = 0.0  # seconds
         self._agreed: str | None = None
-        self.over = self.save = False
+        self.finished = self.save = False
         self._previous: dict[signal.Signals, Any] = {}
 
-    def look(self, over: bool = False, save: bool = False) -> bool:
+    def poll(self, finished: bool = False, save: bool = False) -> bool:
         """Whether a signal asked any process for the end. All of them look at the same time.
 
         Args:
-            over: this process finds that the training is over; `self.over` then says whether any
-                does.
+            finished: this process finds that the training is over; `self.finished` then says
+                whether any does.
             save: this process finds that it is time to save; so `self.save`.
         """
-        received, overs, saves = zip(*popdist.gather([self._received, over, save]), strict=True)
+        received, ends, saves = zip(*popdist.gather([self._received, finished, save]), strict=True)
         # Signals that only this process has received since do not count: the others do not know of
         # them.
         self._agreed = next((name for name in received if name is not None), None)
-        self.over, self.save = any(overs), any(saves)
+        self.finished, self.save = any(ends), any(saves)
         return self._agreed is not None
 
     @property

@@ -5,8 +5,8 @@ A family brings the graphs that encode a prompt and that read one token (see `Ge
 
 from modelling.generation.beam import Beam as Beam
 from modelling.generation.cached import CachedModel as CachedModel
-from modelling.generation.cached import ReadsOneToken as ReadsOneToken
-from modelling.generation.cached import ReadsPrompts as ReadsPrompts
+from modelling.generation.cached import Decode as Decode
+from modelling.generation.cached import Prefill as Prefill
 from modelling.generation.cached import resident_of as resident_of
 from modelling.generation.caches import Slots as Slots
 from modelling.generation.caches import put as put

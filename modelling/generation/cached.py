@@ -30,7 +30,7 @@ from popxl_addons import Module, NamedTensors
 
 
 # ---- layers -------------------------------------------------------------------------------------
-class ReadsPrompts:
+class Prefill:
     """Makes a family's layer read prompts. To be put before it among the bases of a class.
 
     The layer has `attention` with `read`, and `around(x, attend)`, which is the layer with another
@@ -53,8 +53,8 @@ class ReadsPrompts:
         return self.around(x, attend), *caches  # type: ignore[attr-defined]
 
 
-class ReadsOneToken:
-    """Makes a family's layer read the token at one position; see `ReadsPrompts`."""
+class Decode:
+    """Makes a family's layer read the token at one position; see `Prefill`."""
 
     def build(
         self,
@@ -116,7 +116,7 @@ class CachedModel:
 
 
 class Position(NamedTuple):
-    """See `ReadsOneToken.build`."""
+    """See `Decode.build`."""
 
     slot: Tensor
     places: list[Tensor]
@@ -153,7 +153,7 @@ class TokenStack(PromptStack):
     def build(  # type: ignore[override]
         self, x: Tensor, caches: Sequence[Tensor], at: Sequence[Position]
     ) -> tuple[Tensor, ...]:
-        """See `ReadsOneToken.build`; `caches` are those of all layers, `at` is for each kind."""
+        """See `Decode.build`; `caches` are those of all layers, `at` is for each kind."""
         layers = self.model.token
 
         def others(pair: slice) -> Inputs:

@@ -30,13 +30,13 @@ TABLE = "tokens.weight"
 
 def one_row(spec: popxl.TensorSpec, settings: Settings) -> Port:
     """An entry for each micro-batch, whichever layer is at work."""
-    buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.steps)
+    buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
     return Port(spec, RemoteHandle(buffer, None))
 
 
 def _rows(t: Tensor, settings: Settings, rows: int) -> Port:
     """An entry for each layer and micro-batch."""
-    return Port(t.spec, RemoteHandle(batch_serial_buffer(t, settings.steps, rows)))
+    return Port(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, rows)))
 
 
 class Pass:
@@ -85,7 +85,7 @@ class Pass:
         stored = zip(inner.outputs, self.outputs, strict=True)
         self._serialised = batch_serialise(
             graph,
-            settings.steps,
+            settings.micro_batches,
             load_handles={t: port.value for t, port in loaded},
             store_streams={},
             store_buffers={t: port.value for t, port in stored},

@@ -321,11 +321,11 @@ class _Program:
         with popxl.plan.part("search/token"):
             found = popxl.constant(0, popxl.int32)
             graph = popxl.gir().create_graph(add, zero, found)
-            return ops.repeat(graph, self.settings.steps, zero, found)[1]
+            return ops.repeat(graph, self.settings.micro_batches, zero, found)[1]
 
     def _over_batches(self, body: Callable[[Tensor], object]) -> None:
         def one(step: Tensor) -> list[Tensor]:
             body(step)
             return []
 
-        over_layers(range(self.settings.steps), one)
+        over_layers(range(self.settings.micro_batches), one)

@@ -36,10 +36,10 @@ class Block(DecoderLayer):
         and the bias; so two masks need no second sum.
         """
         attention_seed, feed_forward_seed = seeds
-        opened = self.groups.open_sharded(self.norm(x))
+        opened = self.groups.copy_to_tp(self.norm(x))
         attended = self.dropout(attend(opened), attention_seed)
         fed = self.dropout(self.feed_forward(opened), feed_forward_seed)
-        total = x + self.groups.close_sharded(attended + fed)
+        total = x + self.groups.reduce_from_tp(attended + fed)
         bias = self.weight("feed_forward_bias", x.shape[-1:], x.dtype)
         if self.dropout.active:
             ones = popxl.constant(np.ones(x.shape), x.dtype, "ones")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from config.gptj import GPTJConfig
-from modelling.generation import CachedModel, ReadsOneToken, ReadsPrompts, Slots
+from modelling.generation import CachedModel, Decode, Prefill, Slots
 from modelling.gptj.attention import rotary_tables
 from modelling.gptj.block import Block
 from modelling.gptj.ends import DecoderHead
 from modelling.layers import Embeddings, Layers
 
 
-class PromptBlock(ReadsPrompts, Block):  # type: ignore[misc]
+class PrefillBlock(Prefill, Block):  # type: ignore[misc]
     """A layer that reads prompts."""
 
 
-class TokenBlock(ReadsOneToken, Block):  # type: ignore[misc]
+class DecodeBlock(Decode, Block):  # type: ignore[misc]
     """A layer at one position."""
 
 
@@ -22,8 +22,8 @@ def cached_model(config: GPTJConfig) -> CachedModel:
     """The parts of a model with caches, in the current Ir. `config.model.eval` must be set."""
     model, order = config.model, [0] * config.model.layers
     return CachedModel(
-        prompt=Layers([PromptBlock(config)], order),
-        token=Layers([TokenBlock(config)], order),
+        prompt=Layers([PrefillBlock(config)], order),
+        token=Layers([DecodeBlock(config)], order),
         head=DecoderHead(config),
         embeddings=lambda: Embeddings(config),
         tables=lambda _, positions: rotary_tables(model, positions),

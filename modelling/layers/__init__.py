@@ -1,7 +1,7 @@
 """Tensor-parallel layers that the model families share.
 
 Activations are (batch, sequence, hidden), the same on all replicas of a tensor-parallel group.
-Between `Groups.open_sharded` and `Groups.close_sharded` each replica has its part of the features.
+Between `Groups.copy_to_tp` and `Groups.reduce_from_tp` each replica has its part of the features.
 """
 
 from modelling.layers.attention import Attention as Attention

@@ -32,7 +32,7 @@ class VocabularyEmbedding(Layer):
         if self.groups.tensor_parallel == 1:
             return ops.gather(weight, tokens)
         own = tokens - self.groups.rank() * self.shape[0]
-        return self.groups.close_sharded(ops.gather(weight, own, zero_OOR=True))
+        return self.groups.reduce_from_tp(ops.gather(weight, own, zero_OOR=True))
 
     @classmethod
     def of(cls, config: RunConfig) -> VocabularyEmbedding:

@@ -71,7 +71,7 @@ class FeedForward(Layer):
 
     def whole(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
         """As `build`, outside of a sharded computation: (..., hidden) -> the same shape."""
-        y = self.groups.close_sharded(self(self.groups.open_sharded(x), seed))
+        y = self.groups.reduce_from_tp(self(self.groups.copy_to_tp(x), seed))
         return y if self.scale == 1 else y * self.scale
 
     def inner(self, x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class LMHead(Layer):
             weight = self.weight("weight", (x.shape[-1], shard), x.dtype, self.groups.sharded)
         else:
             weight = table.transpose()
-        x = self.groups.open_sharded(x)
+        x = self.groups.copy_to_tp(x)
         bias = None
         if self.bias:
             bias = cast(self.weight("bias", (shard,), x.dtype, self.groups.sharded), popxl.float32)

@@ -40,7 +40,7 @@ class RMSNorm(Layer):
     def scale(self, x: Tensor) -> Tensor:
         """The weight."""
         weight = self.weight("weight", x.shape[-1:], x.dtype)
-        return weight if self.groups is None else self.groups.open_sharded(weight)
+        return weight if self.groups is None else self.groups.copy_to_tp(weight)
 
     def mean_square(self, x: Tensor) -> Tensor:
         """Of the last axis, which stays with length 1."""
@@ -71,8 +71,8 @@ class ShardedRMSNorm(RMSNorm):
         return self.group.open_held(weight, self.holders)
 
     def mean_square(self, x: Tensor) -> Tensor:
-        total = self.group.close_sharded(ops.sum(x * x, -1, keepdims=True))
-        return self.group.open_sharded(total) / float(self.features * self.holders)
+        total = self.group.reduce_from_tp(ops.sum(x * x, -1, keepdims=True))
+        return self.group.copy_to_tp(total) / float(self.features * self.holders)
 
 
 class LayerNorm(Layer):

@@ -108,7 +108,7 @@ class Groups:
         return popxl.gir().replica_grouping_from_assignments(members)
 
     # ---- in graphs ------------------------------------------------------------------------------
-    def open_sharded(self, x: Tensor) -> Tensor:
+    def copy_to_tp(self, x: Tensor) -> Tensor:
         """Begin a computation in which the members of a group do different parts of the work.
 
         Args:
@@ -135,11 +135,11 @@ class Groups:
         """Begin work that so many neighbours all do in whole, inside a sharded computation.
 
         Returns:
-            `x`. Each has its whole gradient and passes a share on, since `open_sharded` adds all.
+            `x`. Each has its whole gradient and passes a share on, since `copy_to_tp` adds all.
         """
         return x if holders == 1 else _shared(x, holders=holders)
 
-    def close_sharded(self, x: Tensor) -> Tensor:
+    def reduce_from_tp(self, x: Tensor) -> Tensor:
         """End a sharded computation: the sum of what the members of a group have."""
         if self.tensor_parallel == 1:
             return x

@@ -64,7 +64,7 @@ class Block(DecoderLayer):
         """Add a branch to x."""
         before, after = (getattr(self, f"{branch}{n}_norm", None) for n in ("", "_end"))
         y = x if before is None else before(x)
-        y = self.groups.close_sharded(part(self.groups.open_sharded(y)))
+        y = self.groups.reduce_from_tp(part(self.groups.copy_to_tp(y)))
         if bias:
             y = y + self.weight(f"{branch}_bias", x.shape[-1:], x.dtype)
         y = self.dropout(y if after is None else after(y), seed)

@@ -35,7 +35,7 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 EVERYWHERE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "head_dim"}
 """Settings that all architectures read, whether or not their classes name them."""
 
-FORMER = {"gemma3_text": {"rope_local_base_freq", "sliding_window_pattern"}}
+LEGACY = {"gemma3_text": {"rope_local_base_freq", "sliding_window_pattern"}}
 """Settings of older files of an architecture, of which transformers makes those of today."""
 
 READ = {
@@ -49,7 +49,7 @@ READ = {
 }  # fmt: skip
 """Settings that are read where an architecture has them."""
 
-NO_MATTER = {
+IGNORED = {
     "attention_dropout", "auto_map", "cache_implementation", "embd_pdrop", "max_window_layers",
     "no_rope_layer_interval", "pretraining_tp", "resid_pdrop", "task_specific_params",
     "torch_dtype", "use_cache", "_attn_implementation", "_sliding_window_pattern",
@@ -58,7 +58,7 @@ NO_MATTER = {
 }  # fmt: skip
 """Settings that say nothing of it, or repeat what others say; besides those of all models."""
 
-NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1}
+NO_EFFECT = {"full_attn_mod": 1, "interpolate_factor": 1}
 """Settings of some files, such as Phi-4-mini's, and the value that changes nothing."""
 
 ROTARY = {
@@ -138,8 +138,8 @@ def _known(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
 def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
     """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
     usual, common = _known(kind)
-    known = common | NO_MATTER | EVERYWHERE | FORMER.get(kind, set()) | (READ & usual.keys())
-    same = usual | NEUTRAL
+    known = common | IGNORED | EVERYWHERE | LEGACY.get(kind, set()) | (READ & usual.keys())
+    same = usual | NO_EFFECT
     for name, value in data.items():
         if name in known or not value or (name in same and value == same[name]):
             continue  # what is off, such as another architecture's setting, is not there
@@ -483,7 +483,7 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def same_form(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, Any]:
+def normalise(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, Any]:
     """A description of a model as `to_config_json` writes it, whichever dialect it is in."""
     model = LlamaModel.from_dict(
         config.model.to_dict() | from_config_json(Fields(dict(description), "it"))

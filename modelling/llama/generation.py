@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from config.llama import LlamaConfig
-from modelling.generation import CachedModel, ReadsOneToken, ReadsPrompts, Slots
+from modelling.generation import CachedModel, Decode, Prefill, Slots
 from modelling.layers import Layers
 from modelling.llama.block import Block
 from modelling.llama.ends import DecoderHead, embeddings
 from modelling.llama.rotary import rotary_tables
 
 
-class PromptBlock(ReadsPrompts, Block):  # type: ignore[misc]
+class PrefillBlock(Prefill, Block):  # type: ignore[misc]
     """A layer that reads prompts."""
 
 
-class TokenBlock(ReadsOneToken, Block):  # type: ignore[misc]
+class DecodeBlock(Decode, Block):  # type: ignore[misc]
     """A layer at one position."""
 
 
@@ -24,8 +24,8 @@ def cached_model(config: LlamaConfig) -> CachedModel:
     kinds = list(dict.fromkeys(model.kinds))
     windows = [model.attention.window_of(kind) for kind in kinds]
     return CachedModel(
-        prompt=Layers.of(model.kinds, lambda kind: PromptBlock(config, kind, room)),
-        token=Layers.of(model.kinds, lambda kind: TokenBlock(config, kind, room)),
+        prompt=Layers.of(model.kinds, lambda kind: PrefillBlock(config, kind, room)),
+        token=Layers.of(model.kinds, lambda kind: DecodeBlock(config, kind, room)),
         head=DecoderHead(config),
         embeddings=lambda: embeddings(config),
         tables=lambda kind, positions: rotary_tables(model, kinds[kind], positions),

@@ -15,4 +15,4 @@ from modelling.phases.phase import Phase as Phase
 from modelling.phases.settings import Settings as Settings
 from modelling.phases.stack import stack_backward as stack_backward
 from modelling.phases.stack import stack_forward as stack_forward
-from modelling.phases.step import Step as Step
+from modelling.phases.step import StepInputs as StepInputs

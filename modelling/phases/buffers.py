@@ -100,7 +100,7 @@ def activation_buffer(spec: popxl.TensorSpec, rows: int, settings: Settings) -> 
     count = 1 if shards is None else shards.group_size
     if math.prod(spec.shape) % count:
         count = 1
-    buffer = create_remote_buffer(spec, rows * settings.steps, shards, count)
+    buffer = create_remote_buffer(spec, rows * settings.micro_batches, shards, count)
     buffer.kind = "activations between layers"
     return buffer
 
@@ -124,12 +124,12 @@ class InputBuffers:
             name: popxl.h2d_stream(spec.shape, spec.dtype, name) for name, spec in specs.items()
         }
         self.buffers = {
-            name: popxl.remote_buffer(spec.shape, spec.dtype, settings.steps)
+            name: popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
             for name, spec in specs.items()
         }
         for buffer in self.buffers.values():
             buffer.kind = "inputs"
-        self._steps = settings.steps
+        self._steps = settings.micro_batches
 
     def __getitem__(self, name: str) -> RemoteHandle:
         """Where a phase loads the input `name` from."""

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import popxl
 import popxl_addons as addons
-from data.streams import examples_per_row
+from data.causal_lm import examples_per_row
 from modelling.layers import Axes, Embeddings, Layers, LMHeadLoss
 from modelling.phases.buffers import ActivationBuffers, InputBuffers, Port
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 from modelling.phases.stack import stack_backward, stack_forward
-from modelling.phases.step import Step
+from modelling.phases.step import StepInputs
 
 
 class DecoderOnlyLayout:
     """Embeddings, layers, and the head. See `modelling.phases.training.Layout`.
 
     Inputs: `words` and `labels`, int32 (micro-batch, sequence_length), and where samples hold
-    several texts, `starts`, see `data.streams.starts_of`.
+    several texts, `starts`, see `data.causal_lm.starts_of`.
 
     Args:
         layers: of one kind, or several; `build(x, seed=None)` returns the shape of x, (batch,
@@ -73,13 +73,15 @@ class DecoderOnlyLayout:
         found: list[Phase] = []
         for number, module in enumerate(self._layers.kinds):
             name = f"layer_{number + 1}" if number else "layer"
-            alike = found[0] if found else None
+            weights_of = found[0] if found else None
             count = len(self._layers.order)
-            phase = Phase(name, module, inputs, output, self._settings, count, alike=alike)
+            phase = Phase(
+                name, module, inputs, output, self._settings, count, weights_of=weights_of
+            )
             found.append(phase)
         return found
 
-    def forward(self, step: Step) -> None:
+    def forward(self, step: StepInputs) -> None:
         """All phases forwards; see `Layout`."""
         only = popxl.constant(0, popxl.int32)
         self.embeddings.forward(only, step)
@@ -87,7 +89,7 @@ class DecoderOnlyLayout:
             stack_forward(self.kinds[kind], step, rows)
         self.head.forward(only, step)
 
-    def backward(self, step: Step) -> popxl.Tensor:
+    def backward(self, step: StepInputs) -> popxl.Tensor:
         """All phases backwards; see `Layout`."""
         only = popxl.constant(0, popxl.int32)
         squares = self.head.backward(only, step)

@@ -11,7 +11,7 @@ from config.sections import RunConfig
 from modelling.devices import new_ir
 from modelling.layers.parallel import Groups
 from modelling.phases.settings import Settings
-from modelling.phases.step import Step
+from modelling.phases.step import StepInputs
 from modelling.phases.training import Layout
 from popxl_addons.patterns import apply_pre_alias_patterns
 
@@ -44,6 +44,6 @@ def build_loss(config: RunConfig, layout_of: Callable[[Settings], Layout]) -> Lo
         layout = layout_of(Settings(config, Groups.current(config.execution.tensor_parallel)))
         variables = {phase.name: phase.init_variables() for phase in layout.phases}
         layout.inputs.load()
-        layout.forward(Step())
+        layout.forward(StepInputs())
     apply_pre_alias_patterns(ir, level="default")
     return LossProgram(ir, layout.inputs.streams, layout.head.loss_stream, variables)

@@ -57,7 +57,7 @@ class FP8State:
             return None
         products = fp8_products(state)
         amaxes = popxl.remote_buffer((len(products) * len(OPERANDS),), popxl.float32, entries)
-        micro_batches = settings.steps * settings.groups.data_parallel
+        micro_batches = settings.micro_batches * settings.groups.data_parallel
         buffers = named_variable_buffers(state, entries)
         return cls(recipe, state, products, buffers, amaxes, micro_batches)
 

@@ -10,7 +10,7 @@ import popxl_addons as addons
 from modelling.phases.buffers import Port
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
-from modelling.phases.step import Step
+from modelling.phases.step import StepInputs
 from popxl import ops
 from popxl_addons.transforms.batch_serialisation import batch_serialise
 
@@ -64,7 +64,7 @@ class LossPhase(Phase):
         input_grads = [port.grad for port in inputs.values() if port.grad is not None]
         serialised = batch_serialise(
             both,
-            settings.steps,
+            settings.micro_batches,
             load_handles={tensors[n]: port.value for n, port in inputs.items()},
             store_streams={loss: self.loss_stream},
             store_buffers=dict(zip(grads, input_grads, strict=True)),
@@ -108,12 +108,12 @@ class LossPhase(Phase):
     def _streams(self, result: popxl.Tensor) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
         return {result: self.loss_stream}
 
-    def forward(self, row: popxl.Tensor, step: Step) -> None:
+    def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
         """In training nothing: the loss is computed together with its gradient."""
         if not self._settings.training:
             super().forward(row, step)
 
-    def _load_again(self, row: popxl.Tensor, step: Step) -> addons.NamedTensors:
+    def _load_again(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """There was no forward pass, so the update is still pending."""
         return self._load(row, step.update)
 

@@ -14,7 +14,7 @@ from modelling.phases.fp8_state import FP8State
 from modelling.phases.optimizer import OptimizerStore, weighted_squares
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
-from modelling.phases.step import Step, Update
+from modelling.phases.step import StepInputs, Update
 from popxl import ops
 from popxl.ops.random import create_random_seed
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -45,8 +45,8 @@ class Phase:
         entries: number of layers of this kind.
         shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
             The name of a tree of variables stands for all of them, "" for all variables.
-        alike: a phase of as many layers that has the same variables and keeps them; of which phase
-            a layer is, is up to the caller, who runs it in that one alone.
+        weights_of: a phase of as many layers that has the same variables and keeps them; the caller
+            decides in which of the two it runs a layer.
     """
 
     _optim: popxl.Graph  # the update of a layer
@@ -61,11 +61,11 @@ class Phase:
         settings: Settings,
         entries: int = 1,
         shared: Mapping[str, Phase] | None = None,
-        alike: Phase | None = None,
+        weights_of: Phase | None = None,
     ) -> None:
         self.name, self.entries, self._settings = name, entries, settings
         self.layer = type(module).__name__
-        self.keeps_variables = alike is None
+        self.keeps_variables = weights_of is None
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
@@ -73,10 +73,10 @@ class Phase:
             self._build_graphs(forward, inputs, output)
         else:
             self._build_forward(forward, inputs, output)
-        if alike is None:
+        if weights_of is None:
             self._own(dict(shared or {}))
         else:
-            self._share(alike)
+            self._share(weights_of)
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(
@@ -87,7 +87,7 @@ class Phase:
         (result,) = forward.graph.outputs
         serialised = batch_serialise(
             forward,
-            self._settings.steps,
+            self._settings.micro_batches,
             load_handles={t: port.value for t, port in tensors},
             store_streams=self._streams(result),
             store_buffers={} if output is None else {result: output.value},
@@ -136,7 +136,7 @@ class Phase:
             forward,
             grad,
             named,
-            settings.steps,
+            settings.micro_batches,
             load_handles=loads,
             store_streams={},
             store_buffers=stores,
@@ -293,7 +293,7 @@ class Phase:
             found.update(self.fp8.scales(new or self.fp8.load(row)))
         return addons.NamedTensors.from_dict(found)
 
-    def _load_again(self, row: popxl.Tensor, step: Step) -> addons.NamedTensors:
+    def _load_again(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """What `_load` gave in the forward pass."""
         return self._load(row)
 
@@ -322,13 +322,13 @@ class Phase:
             zero = ops.init(buffer.tensor_shape, popxl.float32, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, 0, zero)
 
-    def forward(self, row: popxl.Tensor, step: Step) -> None:
+    def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
         """Run layer `row` on all micro-batches; first its update, if one is pending."""
         with self._part("forward"):
             self._load_code(self.fwd.graph)
             self.fwd.bind(self._load(row, step.update)).call(row, *self._seed(row, step.seed))
 
-    def backward(self, row: popxl.Tensor, step: Step) -> popxl.Tensor:
+    def backward(self, row: popxl.Tensor, step: StepInputs) -> popxl.Tensor:
         """Run the gradient of layer `row` on all micro-batches; reduce and store gradients.
 
         Returns:

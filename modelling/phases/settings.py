@@ -27,7 +27,7 @@ class Settings:
     keeping: frozenset[str] = frozenset()
 
     @property
-    def steps(self) -> int:
+    def micro_batches(self) -> int:
         """Micro-batches in an optimizer step on one replica."""
         return self.config.gradient_accumulation
 

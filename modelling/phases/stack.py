@@ -5,10 +5,10 @@ from __future__ import annotations
 import popxl
 from modelling.phases.buffers import over_layers
 from modelling.phases.phase import Phase
-from modelling.phases.step import Step, Update
+from modelling.phases.step import StepInputs, Update
 
 
-def stack_forward(phase: Phase, step: Step, rows: range | None = None) -> None:
+def stack_forward(phase: Phase, step: StepInputs, rows: range | None = None) -> None:
     """Layers of a phase.
 
     Args:
@@ -23,7 +23,7 @@ def stack_forward(phase: Phase, step: Step, rows: range | None = None) -> None:
 
 
 def stack_backward(
-    phase: Phase, squares: popxl.Tensor, step: Step, rows: range | None = None
+    phase: Phase, squares: popxl.Tensor, step: StepInputs, rows: range | None = None
 ) -> popxl.Tensor:
     """The gradients of layers of a phase, from the last layer to the first.
 

@@ -27,7 +27,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepInputs:
     """
     Attributes:
         seed: of dropout; None: nothing is random.
@@ -44,8 +44,8 @@ class Step:
         seed = [] if self.seed is None else [self.seed]
         return seed if self.update is None else [*seed, *self.update.tensors]
 
-    def of(self, tensors: Sequence[popxl.Tensor]) -> Step:
+    def of(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
         """The same in another graph, from its `tensors` there."""
         found = list(tensors)
         seed = None if self.seed is None else found.pop(0)
-        return Step(seed, None if self.update is None else Update(*found))
+        return StepInputs(seed, None if self.update is None else Update(*found))

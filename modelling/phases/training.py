@@ -19,7 +19,7 @@ from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.settings import Settings
 from modelling.phases.stack import stack_update
-from modelling.phases.step import Step, Update
+from modelling.phases.step import StepInputs, Update
 from modelling.weights import WeightTable
 from popxl import ops
 from popxl_addons.patterns import apply_pre_alias_patterns
@@ -32,12 +32,12 @@ class Layout(Protocol):
     phases: list[Phase]
     head: LossPhase
 
-    def forward(self, step: Step) -> None:
+    def forward(self, step: StepInputs) -> None:
         """Run all phases forwards, without the loss in training. A phase that keeps variables comes
         before those that borrow them."""
         ...
 
-    def backward(self, step: Step) -> popxl.Tensor:
+    def backward(self, step: StepInputs) -> popxl.Tensor:
         """Run all phases backwards, the loss first.
 
         Returns:
@@ -173,7 +173,7 @@ class OptimizerStep:
         """
         layout = self.layout
         layout.inputs.load()
-        step = Step(None if self.seed is None else ops.host_load(self.seed), pending)
+        step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending)
         layout.forward(step)
         for phase in layout.phases:
             phase.begin_gradients()

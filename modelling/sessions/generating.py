@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from config.sections import RunConfig
-from data.batches import Deal
-from data.samples import EMPTY, lay_out, pack
+from data.batches import BatchSharding
+from data.samples import EMPTY, concatenate, pack
 from modelling.generation import Strategy
 from modelling.generation.choice import generation_program
 from modelling.generation.strategies import strategy_of
@@ -48,7 +48,7 @@ class Inference(RunningModel):
         self._strategy = strategy_of(config) if strategy is None else strategy
         taken = 0 if lender is None else lender.stored
         self.program = generation_program(config, family, self._strategy, taken)
-        self._deal = Deal.of(config, self.program.ir.num_host_transfers)
+        self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
         table, found = family.weights(config), self.program.variables
         variables: Variables
         if isinstance(found, NamedTensors):
@@ -90,8 +90,8 @@ class Inference(RunningModel):
         for start in range(0, len(packed), self.samples_per_run):
             part = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
             part[: len(packed) - start] = packed[start : start + self.samples_per_run]
-            own = part[self._deal.positions(len(part))]
-            filled = lay_out(own, lambda i: words[i, : lengths[i]], capacity, pad=0)
+            own = part[self._sharding.positions(len(part))]
+            filled = concatenate(own, lambda i: words[i, : lengths[i]], capacity, pad=0)
             indices = part.reshape(-1)
             there = indices != EMPTY
             tokens[indices[there]] = self._answers(own.reshape(-1), *filled)[there]
@@ -106,7 +106,7 @@ class Inference(RunningModel):
             indices: the numbers of the prompts for the replicas of this process, or `EMPTY`.
             words, mask: their samples.
         """
-        program, dealt = self.program, self._deal.to_replicas
+        program, dealt = self.program, self._sharding.to_replicas
         inputs = {program.words: dealt(words), program.mask: dealt(mask)}
         for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
             inputs[program.inputs[name]] = dealt(array)

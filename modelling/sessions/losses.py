@@ -9,7 +9,7 @@ import numpy as np
 
 import popdist
 from config.sections import RunConfig
-from data.batches import Deal
+from data.batches import BatchSharding
 from data.samples import IGNORE_INDEX, Batch, Samples, labelled_tokens
 from modelling.phases.evaluation import build_loss
 from modelling.sessions.running import RunningModel
@@ -59,7 +59,7 @@ class Losses(RunningModel):
             model=replace(config.model, eval=True),
             training=replace(config.training, global_batch_size=batch),
         )
-        self._deal = Deal.of(config)
+        self._sharding = BatchSharding.of(config)
         self._family = family
         self.program = build_loss(config, family.layout)
         variables = self.program.variables
@@ -72,24 +72,24 @@ class Losses(RunningModel):
             on_progress: called after each run of the program with the number of samples it did.
         """
         size = self.config.training.global_batch_size
-        own = self._deal.positions(size)
+        own = self._sharding.positions(size)
         total, tokens = 0.0, 0
         for start in range(0, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
             taken = samples.take(np.resize(indices, size)[own])
             batch = _with_labels_where(taken, own < len(indices))
             total += self._sum(batch)
-            tokens += labelled_tokens(self._deal.once(batch))
+            tokens += labelled_tokens(self._sharding.without_duplicates(batch))
             if on_progress is not None:
                 on_progress(len(indices))
         return Loss(total, sum(popdist.gather(tokens)))
 
     def _sum(self, batch: Batch) -> float:
         c = self.config
-        arrays = self._family.shape.streams(batch)
-        own, streams = self._deal.own, self.program.inputs
+        arrays = self._family.sample_format.streams(batch)
+        own, streams = self._sharding.own, self.program.inputs
         dealt = {streams[name]: x for name, x in arrays.items() if name in streams}
-        inputs = {stream: self._deal.to_replicas(x) for stream, x in dealt.items()}
+        inputs = {stream: self._sharding.to_replicas(x) for stream, x in dealt.items()}
 
         inputs[streams["weight"]] = np.ones(
             (c.gradient_accumulation, own.stop - own.start), np.float32

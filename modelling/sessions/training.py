@@ -12,7 +12,7 @@ import popdist
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from data.batches import Deal
+from data.batches import BatchSharding
 from data.samples import Batch, labelled_tokens
 from modelling.phases.training import build_training
 from modelling.residence import program_here
@@ -58,7 +58,7 @@ class FineTuning(RunningModel):
         """
         self._family = family = family or family_of(config)
         self._pending: int | None = None  # the step whose update waits for the next one
-        self._deal = Deal.of(config)
+        self._sharding = BatchSharding.of(config)
         table = family.weights(config)
         self.program = program_here(
             config, lambda keeping: build_training(config, family.layout, gradients, table, keeping)
@@ -113,7 +113,7 @@ class FineTuning(RunningModel):
         only_update = self.program.only_update
         if self._pending is None or only_update is None:
             return
-        transfers, own = self.program.ir.num_host_transfers, self._deal.own
+        transfers, own = self.program.ir.num_host_transfers, self._sharding.own
         lead = (transfers, own.stop - own.start)
         inputs = {
             stream: np.zeros((*lead, *stream.shape), stream.dtype.as_numpy())
@@ -174,17 +174,17 @@ class FineTuning(RunningModel):
 
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Tokens and target tokens of each global batch, on all processes."""
-        once = [self._deal.once(batch) for batch in batches]
-        own = [[self._family.shape.tokens(b), labelled_tokens(b)] for b in once]
+        once = [self._sharding.without_duplicates(batch) for batch in batches]
+        own = [[self._family.sample_format.tokens(b), labelled_tokens(b)] for b in once]
         totals = np.sum(popdist.gather(own), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
     def _feed(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
         """Samples as (micro-batches, own replicas, ...) arrays by stream name."""
-        c, own = self.config, self._deal.own
-        arrays = self._family.shape.streams(batch)
+        c, own = self.config, self._sharding.own
+        arrays = self._family.sample_format.streams(batch)
         wanted = self.program.inputs.keys() & arrays.keys()
-        fed = {name: self._deal.to_replicas(arrays[name]) for name in wanted}
+        fed = {name: self._sharding.to_replicas(arrays[name]) for name in wanted}
         # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
         # so that the average is the mean over all target tokens of the global batch.
         share = c.gradient_accumulation * c.execution.data_parallel
@@ -199,7 +199,7 @@ class FineTuning(RunningModel):
 
         A stream has as many transfers as micro-batches; the rest is never loaded.
         """
-        own = self._deal.own
+        own = self._sharding.own
         transfers = self.program.ir.num_host_transfers
         shape = (transfers, own.stop - own.start, *values.shape[1:])
         out = np.zeros(shape, values.dtype)
@@ -214,7 +214,7 @@ class FineTuning(RunningModel):
         per_step = [counter_seeds(c.model.seed, step, copies) for step in steps]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
         everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
-        out[: len(per_step)] = everyones[:, self._deal.own]
+        out[: len(per_step)] = everyones[:, self._sharding.own]
         return out
 
     def _results(

@@ -4,4 +4,4 @@ from modelling.layers import Embeddings as Embeddings
 from modelling.t5.blocks import DecoderBlock as DecoderBlock
 from modelling.t5.blocks import EncoderBlock as EncoderBlock
 from modelling.t5.ends import DecoderHead as DecoderHead
-from modelling.t5.ends import EncoderHead as EncoderHead
+from modelling.t5.ends import EncoderFinalNorm as EncoderFinalNorm

@@ -46,7 +46,7 @@ class AttentionLayer(AttentionHeads):
             x: the layer's input, (batch, queries, hidden).
             heads: what `attend` returns.
         """
-        y = self.groups.close_sharded(self.merge(heads))
+        y = self.groups.reduce_from_tp(self.merge(heads))
         return add_residual(x, self.dropout(y, seed))
 
 
@@ -85,7 +85,7 @@ class SelfAttention(AttentionLayer):
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values of x, each (batch, heads, length, d_kv)."""
-        return self.split(*self.qkv(self.groups.open_sharded(self.norm(x))))
+        return self.split(*self.qkv(self.groups.copy_to_tp(self.norm(x))))
 
 
 class CrossAttention(AttentionLayer):
@@ -121,8 +121,8 @@ class CrossAttention(AttentionLayer):
 
     def project_q(self, x: Tensor) -> Tensor:
         """Queries of x, (batch, heads, length, d_kv)."""
-        return self.split(self.q(self.groups.open_sharded(self.norm(x))))[0]
+        return self.split(self.q(self.groups.copy_to_tp(self.norm(x))))[0]
 
     def project_kv(self, encoded: Tensor) -> tuple[Tensor, ...]:
         """Keys and values of the encoder's output, each (batch, heads, encoder length, d_kv)."""
-        return self.split(*self.kv(self.groups.open_sharded(encoded)))
+        return self.split(*self.kv(self.groups.copy_to_tp(encoded)))

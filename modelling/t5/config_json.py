@@ -128,7 +128,7 @@ def _scaled(data: Mapping[str, Any]) -> bool:
     return data.get("tie_word_embeddings") is not False if said is None else bool(said)
 
 
-def same_form(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
+def normalise(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
     """A description with what its layers and head follow from, where it leaves that out.
 
     One that does not name its architecture says nothing of them.

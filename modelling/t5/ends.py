@@ -7,7 +7,7 @@ from modelling.layers import Dropout, Layer, LMHeadLoss, RMSNorm
 from popxl import Tensor
 
 
-class EncoderHead(Layer):
+class EncoderFinalNorm(Layer):
     """The end of the encoder: norm and dropout.
 
     Variables: `norm.weight`.

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from data.pairs import PAIRS
+from data.seq2seq import SEQ2SEQ
 from modelling.spec import ModelFamily
-from modelling.t5.config_json import from_config_json, same_form, to_config_json
+from modelling.t5.config_json import from_config_json, normalise, to_config_json
 from modelling.t5.generation import T5Generator
 from modelling.t5.streamed import T5Streams
 from modelling.t5.training import T5Layout
 from modelling.t5.weights import weight_table
 
 FAMILY = ModelFamily(
-    shape=PAIRS,
+    sample_format=SEQ2SEQ,
     layout=T5Layout,
     generator=T5Generator,
     weights=weight_table,
     to_config_json=to_config_json,
     from_config_json=from_config_json,
     streamed=T5Streams,
-    same_form=same_form,
+    normalise=normalise,
 )

@@ -19,7 +19,7 @@ from modelling.generation.stack import joined
 from modelling.layers import Axes, Embeddings, Groups, Layer
 from modelling.t5.attention import CrossAttention
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import DecoderHead, EncoderHead
+from modelling.t5.ends import DecoderHead, EncoderFinalNorm
 from modelling.t5.packing import Packing
 from modelling.t5.relative_position import RelativePosition
 from popxl import Tensor, TensorSpec, ops
@@ -210,7 +210,7 @@ class Encode(Module):
         self.packing = Packing.of(config)
         self.embeddings = Embeddings(config)
         self.encoder = EncoderStack(config)
-        self.encoder_head = EncoderHead(config)
+        self.encoder_head = EncoderFinalNorm(config)
         self.decoder = DecoderPreparation(config, sequences)
 
     def build(self, words: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:

@@ -18,7 +18,7 @@ from modelling.generation.streamed import At, Begun
 from modelling.layers import Embeddings, Groups
 from modelling.phases.buffers import Port
 from modelling.phases.settings import Settings
-from modelling.t5.ends import DecoderHead, EncoderHead
+from modelling.t5.ends import DecoderHead, EncoderFinalNorm
 from modelling.t5.generation import (
     RELATIVE_POSITION,
     DecodingBlock,
@@ -158,7 +158,7 @@ class T5Streams:
         self._encoder_positions = _Positions(config, False, self.prompt_length, settings.groups)
         bias = self._encoder_positions.spec
         self._encode = Pass(Encoding(config), [x, at.mask], settings, [bias], [x])
-        self._encoded = Pass(EncoderHead(config), [x], settings, stores=[x])
+        self._encoded = Pass(EncoderFinalNorm(config), [x], settings, stores=[x])
 
     def _decoder_passes(self, at: At) -> None:
         config, settings, layers = self._config, self._settings, self._config.model.layers

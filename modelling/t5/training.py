@@ -20,12 +20,12 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
-    Step,
+    StepInputs,
     stack_backward,
     stack_forward,
 )
 from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import DecoderHead, EncoderHead
+from modelling.t5.ends import DecoderHead, EncoderFinalNorm
 
 RELATIVE_POSITION = "relative_position"
 
@@ -88,7 +88,7 @@ class T5Layout:
         )
         self.encoder_head = Phase(
             "encoder_head",
-            EncoderHead(config),
+            EncoderFinalNorm(config),
             {"x": row(self._layers)},
             row(self._layers + 1),
             settings,
@@ -140,7 +140,7 @@ class T5Layout:
         self.head = LossPhase("head", head, head_inputs, settings, tied)
 
     # ---- order ----------------------------------------------------------------------------------
-    def forward(self, step: Step) -> None:
+    def forward(self, step: StepInputs) -> None:
         """All phases forwards; see `Layout`."""
         zero = popxl.constant(0, popxl.int32)
         self.embeddings.forward(zero, step)
@@ -150,25 +150,25 @@ class T5Layout:
         self._stack_forward(self.first_decoder, self.decoder, step)
         self.head.forward(zero, step)
 
-    def backward(self, step: Step) -> popxl.Tensor:
+    def backward(self, step: StepInputs) -> popxl.Tensor:
         """All phases backwards; see `Layout`."""
         zero = popxl.constant(0, popxl.int32)
         squares = self.head.backward(zero, step)
         with popxl.plan.part("encoder_head/backward"):
-            self._encoder_rows.begin_gradient(self._layers + 1, self._settings.steps)
+            self._encoder_rows.begin_gradient(self._layers + 1, self._settings.micro_batches)
         squares = self._stack_backward(self.first_decoder, self.decoder, squares, step)
         squares = squares + self.decoder_embeddings.backward(zero, step)
         squares = squares + self.encoder_head.backward(zero, step)
         squares = self._stack_backward(self.first_encoder, self.encoder, squares, step)
         return squares + self.embeddings.backward(zero, step)
 
-    def _stack_forward(self, first: Phase, others: Phase | None, step: Step) -> None:
+    def _stack_forward(self, first: Phase, others: Phase | None, step: StepInputs) -> None:
         first.forward(popxl.constant(0, popxl.int32), step)
         if others is not None:
             stack_forward(others, step)
 
     def _stack_backward(
-        self, first: Phase, others: Phase | None, squares: popxl.Tensor, step: Step
+        self, first: Phase, others: Phase | None, squares: popxl.Tensor, step: StepInputs
     ) -> popxl.Tensor:
         """The first layer comes last, when the others have added to what it lends them."""
         if others is not None:

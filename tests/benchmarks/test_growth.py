@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.growth import MOST, _computed
+from benchmarks.growth import MAX_PROCESSES, _computed
 
 
 def test_messages_and_bytes_of_many_processes():
@@ -16,8 +16,8 @@ def test_messages_and_bytes_of_many_processes():
         for n in (2, 4, 8, 16)
     ]  # fmt: skip
     found = _computed(rows)
-    assert found["messages"] == pytest.approx(6 * MOST + 4)
-    assert found["bytes"] == pytest.approx(30 * MOST**2 + 200 * MOST + 7)
-    assert found["service_s"] == pytest.approx(0.016 / 100 * (6 * MOST + 4))
-    assert found["watch_messages"] == pytest.approx(MOST * (1 + 1 / 17))
-    assert found["watch_service_s"] == pytest.approx(0.001 * MOST * (1 + 1 / 17))
+    assert found["messages"] == pytest.approx(6 * MAX_PROCESSES + 4)
+    assert found["bytes"] == pytest.approx(30 * MAX_PROCESSES**2 + 200 * MAX_PROCESSES + 7)
+    assert found["service_s"] == pytest.approx(0.016 / 100 * (6 * MAX_PROCESSES + 4))
+    assert found["watch_messages"] == pytest.approx(MAX_PROCESSES * (1 + 1 / 17))
+    assert found["watch_service_s"] == pytest.approx(0.001 * MAX_PROCESSES * (1 + 1 / 17))

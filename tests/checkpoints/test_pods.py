@@ -15,9 +15,9 @@ from checkpoints import CheckpointStore, digests, load_checkpoint
 from checkpoints.digests import chunk_bytes
 from checkpoints.manifest import Manifest
 from checkpoints.ranges import _marked
-from checkpoints.shares import Divided, Shares
+from checkpoints.shares import ShardAssigner, Shares
 from checkpoints.stored import Stored
-from checkpoints.tables import MOST, Table, TensorRecord, stored_name
+from checkpoints.tables import MAX_TABLE, Table, TensorRecord, stored_name
 from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
 from config.sections import RunConfig
@@ -64,7 +64,7 @@ def shares_by_process(tensors, processes: int, monkeypatch) -> list[Shares]:
     found = []
     for process in range(processes):
         monkeypatch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
-        found.append(Divided().of(tensors))
+        found.append(ShardAssigner().of(tensors))
     monkeypatch.undo()
     return found
 
@@ -110,9 +110,9 @@ def check_preset(name: str, folder: Path, monkeypatch) -> None:
             assert table.tensors[stored_name(name, process)].shape == [
                 sum(cut.layout[i].size for i in parts)
             ]
-    assert (folder / "manifest.json").stat().st_size < MOST / 16
+    assert (folder / "manifest.json").stat().st_size < MAX_TABLE / 16
     for file in read.tables:
-        assert (folder / file).stat().st_size < MOST / 16
+        assert (folder / file).stat().st_size < MAX_TABLE / 16
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
 
 def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     """Of files that 8 hosts have saved, and 8 or 2 hosts continue from."""
-    monkeypatch.setattr(digests, "_LEAST", 256)
+    monkeypatch.setattr(digests, "_MIN_CHUNK", 256)
     layers = {"model": {"layers": 1}, "execution": {"rts_weights_threshold": 0}}
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
     tensors = listed(config, 8)

@@ -20,8 +20,8 @@ CHUNK = 64  # bytes, of these tests
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(digests, "_LEAST", CHUNK)
-    monkeypatch.setattr(digests, "_MOST", 2**20)
+    monkeypatch.setattr(digests, "_MIN_CHUNK", CHUNK)
+    monkeypatch.setattr(digests, "_MAX_CHUNKS", 2**20)
 
 
 @pytest.fixture

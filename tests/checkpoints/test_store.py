@@ -318,7 +318,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path, monkeypatch):
     tensors = {f"tensor.{i}": np.zeros(3) for i in range(100)}
     with CheckpointStore(tmp_path) as store:
         store.save(1, {"x": np.zeros(3)}, {}, wait=True)
-        monkeypatch.setattr("checkpoints.tables.MOST", 5000)
+        monkeypatch.setattr("checkpoints.tables.MAX_TABLE", 5000)
         with pytest.raises(CheckpointError, match="more than the 5,000 that can be read"):
             store.save(2, tensors, {}, wait=True)
         assert store.steps() == [1]
@@ -362,7 +362,7 @@ def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
         shares._Loads, "take", lambda self, one: taken.append(one.name) or take(self, one)
     )
     monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 2)
-    divided = shares.Divided()
+    divided = shares.ShardAssigner()
     first = divided.of(tensors("a", "b"))
     again = divided.of(tensors("a", "b"))
     assert taken == ["a", "b"]
@@ -387,7 +387,7 @@ def test_what_is_small_is_in_one_table(monkeypatch):
     small = [cut(f"small.{i}", 100, (0, 1, 2, 3)) for i in range(30)]
     monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 4)
     tensors = type("Tensors", (), {"parts": lambda self: iter([*large, *small, *alike])})()
-    owners = {name: one.owners for name, one in shares.Divided().of(tensors).cut.items()}
+    owners = {name: one.owners for name, one in shares.ShardAssigner().of(tensors).cut.items()}
     assert all(owners[one.name] == (0, 1, 2, 3) for one in large)
     assert all(owners[one.name] == (0,) for one in small)
     assert sorted(owners[one.name] for one in alike) == [(0,), (1,), (2,), (3,)]

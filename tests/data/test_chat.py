@@ -14,12 +14,12 @@ from config.errors import ConfigError
 from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
+from data.causal_lm import CAUSAL_LM
 from data.chat import ChatTemplate, Refused, chat_template_of
 from data.conversations import Conversation, conversation_of
-from data.pairs import PAIRS, encode
 from data.pipeline import Pipeline
 from data.rows import DataError
-from data.streams import STREAMS
+from data.seq2seq import SEQ2SEQ, encode
 from data.texts import Example
 from data.tokens import Tokenizer
 from tests.data.chat_templates import DATED, ENDS, TEMPLATES, chat_tokenizer, marked, plain
@@ -260,11 +260,11 @@ def test_a_template_and_its_variables_can_be_given(tmp_path):
 
 
 # ---- rows of a run ------------------------------------------------------------------------------
-def run_of(tmp_path: Path, rows: list[Any], shape: Any = STREAMS, **data: Any) -> Pipeline:
+def run_of(tmp_path: Path, rows: list[Any], shape: Any = CAUSAL_LM, **data: Any) -> Pipeline:
     file, folder = tmp_path / "rows.jsonl", tmp_path / "tokenizer"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     chat_tokenizer(plain(TEMPLATES[data.pop("template", "chatml")])).save_pretrained(folder)
-    config_class, preset = (LlamaConfig, "qwen3_tiny") if shape is STREAMS else (T5Config, "tiny")
+    config_class, preset = (LlamaConfig, "qwen3_tiny") if shape is CAUSAL_LM else (T5Config, "tiny")
     given = {
         "data": {"dataset": "mnli", "train": str(file), "tokenizer": str(folder)} | data,
         "model": {"embedding": {"vocab_size": 640}, "sequence_length": 64},
@@ -310,7 +310,7 @@ def test_a_system_message_is_added_where_there_is_none(tmp_path):
 
 def test_everything_is_learned_if_asked(tmp_path):
     batch = run_of(tmp_path, [ROWS["messages"]], loss="all").training_samples().take([0])
-    there = batch["attention_mask"] > 0
+    there = batch["segments"] > 0
     assert (batch["labels"][there] >= 0).all()
 
 
@@ -371,7 +371,7 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
                         "{% if add_generation_prompt %}assistant: {% endif %}")  # fmt: skip
-    data = run_of(tmp_path, rows, PAIRS, chat_template=str(template))
+    data = run_of(tmp_path, rows, SEQ2SEQ, chat_template=str(template))
     (example,) = data.corpus("train").examples
     assert example[:2] == (
         "user: Who took the lamp?\nassistant: Anna\nuser: Who took the lamp?\nassistant: ", "Anna",

@@ -15,18 +15,18 @@ from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from data.batches import Loader
-from data.pairs import PAIRS
+from data.causal_lm import CAUSAL_LM
 from data.pipeline import Pipeline
 from data.rows import DataError, source_of
-from data.streams import STREAMS
-from data.tokens import say_cut
+from data.seq2seq import SEQ2SEQ
+from data.tokens import warn_truncated
 from files.json_files import Fields
 from modelling.gptj.config_json import from_config_json as gptj_sizes
 from modelling.t5.config_json import from_config_json as t5_sizes
 from terminal.command_line import read_command_line
 from tests.data.corpora import run_tokenizer
 
-CLASSES = {"tiny": (T5Config, PAIRS), "gptj_tiny": (GPTJConfig, STREAMS)}
+CLASSES = {"tiny": (T5Config, SEQ2SEQ), "gptj_tiny": (GPTJConfig, CAUSAL_LM)}
 
 
 def own(tmp_path: Path, preset: str, rows: list[tuple[str, str]], **data: object) -> Pipeline:
@@ -83,7 +83,7 @@ def test_the_limit_of_a_preset_belongs_to_its_task(tmp_path, preset, given):
 def test_answers_that_were_cut_are_counted(capsys):
     tokenizer = run_tokenizer()
     end = tokenizer.end
-    say_cut(np.array([[5, 6, end], [5, 6, 7], [end, 0, 0]]), tokenizer)
+    warn_truncated(np.array([[5, 6, end], [5, 6, 7], [end, 0, 0]]), tokenizer)
     assert "1 of 3 answers were cut at 3 tokens" in capsys.readouterr().err
 
 

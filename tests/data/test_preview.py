@@ -10,10 +10,10 @@ import pytest
 from config.llama import LlamaConfig
 from config.presets import load_config
 from data.batches import Loader
-from data.pairs import PAIRS, PackedExamples, encode
+from data.causal_lm import CAUSAL_LM, PackedTexts, joined, tokenised
 from data.pipeline import Pipeline
 from data.preview import preview, shown
-from data.streams import STREAMS, PackedTexts, joined, tokenised
+from data.seq2seq import SEQ2SEQ, PackedExamples, encode
 from data.task import SAMPLE_FOLDER
 from data.texts import Example, Span
 from tests.data.corpora import run_tokenizer
@@ -29,7 +29,7 @@ def lines_of(samples, shape, tokenizer, indices=(0,), coloured=False):
 def test_learned_tokens_of_a_text_are_marked():
     tokenizer = run_tokenizer("gptj")
     samples = PackedTexts.of(tokenised([Example("", "", WHOLE)], tokenizer, True), 32, 1)
-    said = lines_of(samples, STREAMS, tokenizer)
+    said = lines_of(samples, CAUSAL_LM, tokenizer)
     assert said[0] == "the first samples: · separates tokens, learned ones are in ⟪ ⟫"
     assert re.fullmatch(r"sample 1: 1 text, \d+ tokens, (\d) learned", said[1])
     text = "".join(said[2:])
@@ -55,7 +55,7 @@ def test_pairs_show_prompt_and_target(places):
         samples = PackedExamples.of(samples, places)
     batch = samples.take(np.arange(len(samples)))
     found = []
-    for text in PAIRS.marked(batch):
+    for text in SEQ2SEQ.marked(batch):
         parts = [[token for token, learned in text if learned == mark] for mark in (False, True)]
         found.append(Example(*tokenizer.texts(parts)))
     assert sorted(found) == sorted(examples)
@@ -65,7 +65,7 @@ def test_every_token_that_follows_is_shown_once():
     """Joined texts learn everything, the first token of a sample and the last label included."""
     tokenizer = run_tokenizer("gptj")
     samples = joined(tokenised([Example("Anna took", "the lamp")] * 9, tokenizer), 16)
-    (text,) = STREAMS.marked(samples.take([0]))
+    (text,) = CAUSAL_LM.marked(samples.take([0]))
     assert [token for token, _ in text] == samples.tokens[:17].tolist()
     assert [learned for _, learned in text] == [False] + [True] * 16
 
@@ -81,8 +81,8 @@ def test_the_tutorial_shows_what_its_command_prints():
         "training": {"global_batch_size": 16},
         "execution": {"micro_batch_size": 16},
     }
-    data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), STREAMS)
+    data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
     samples = data.training_samples()
     first = Loader.of(data.config, samples).first(1).tolist()
-    said = "\n".join(preview(samples, first, STREAMS, data.tokenizer, coloured=False))
+    said = "\n".join(preview(samples, first, CAUSAL_LM, data.tokenizer, coloured=False))
     assert f"{said}\n" in blocks(ROOT / "docs" / "chat.md", "text")

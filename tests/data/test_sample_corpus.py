@@ -16,8 +16,8 @@ from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS
 from data.task import NLI_LABELS, SAMPLE_FOLDER
 from tests.data.corpora import sample_examples, sample_tokenizer
 
-MOST_BY_ONE_SENTENCE = 0.45  # accuracy; guessing gets 0.33
-LEAST_PAIRS = {"train": 12_000, "validation": 2_000}
+MAX_BY_ONE_SENTENCE = 0.45  # accuracy; guessing gets 0.33
+MIN_PAIRS = {"train": 12_000, "validation": 2_000}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,13 @@ def rows() -> dict[str, list[dict[str, Any]]]:
             json.loads(line)
             for line in (SAMPLE_FOLDER / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
         ]
-        for split in LEAST_PAIRS
+        for split in MIN_PAIRS
     }
 
 
-@pytest.mark.parametrize("split", LEAST_PAIRS)
+@pytest.mark.parametrize("split", MIN_PAIRS)
 def test_rows_have_mnli_s_schema(rows: dict[str, list[dict[str, Any]]], split: str) -> None:
-    assert len(rows[split]) >= LEAST_PAIRS[split]
+    assert len(rows[split]) >= MIN_PAIRS[split]
     for index, row in enumerate(rows[split]):
         assert {key: type(value) for key, value in row.items()} == {
             "premise": str,
@@ -44,7 +44,7 @@ def test_rows_have_mnli_s_schema(rows: dict[str, list[dict[str, Any]]], split: s
         assert row["idx"] == index
 
 
-@pytest.mark.parametrize("split", LEAST_PAIRS)
+@pytest.mark.parametrize("split", MIN_PAIRS)
 def test_labels_are_balanced(rows: dict[str, list[dict[str, Any]]], split: str) -> None:
     third = len(rows[split]) / 3
     assert Counter(row["label"] for row in rows[split]) == {0: third, 1: third, 2: third}
@@ -52,9 +52,9 @@ def test_labels_are_balanced(rows: dict[str, list[dict[str, Any]]], split: str) 
 
 def test_splits_share_no_sentence(rows: dict[str, list[dict[str, Any]]]) -> None:
     for part in ("premise", "hypothesis"):
-        train, validation = ({row[part] for row in rows[split]} for split in LEAST_PAIRS)
+        train, validation = ({row[part] for row in rows[split]} for split in MIN_PAIRS)
         assert not train & validation
-    for split in LEAST_PAIRS:
+    for split in MIN_PAIRS:
         pairs = {(row["premise"], row["hypothesis"]) for row in rows[split]}
         assert len(pairs) == len(rows[split]), "a pair appears twice"
 
@@ -84,7 +84,7 @@ def test_one_sentence_does_not_give_the_label_away(
     model = LogisticRegression(max_iter=200).fit(counts, [row["label"] for row in rows["train"]])
     unseen = counter.transform(row[part] for row in rows["validation"])
     accuracy = model.score(unseen, [row["label"] for row in rows["validation"]])
-    assert accuracy < MOST_BY_ONE_SENTENCE
+    assert accuracy < MAX_BY_ONE_SENTENCE
 
 
 def test_labels_follow_from_the_meaning(rows: dict[str, list[dict[str, Any]]]) -> None:
@@ -110,7 +110,7 @@ def _relation(premise: str, hypothesis: str) -> str:
 
 def test_generating_again_gives_the_committed_files(tmp_path: Path) -> None:
     generate.write(tmp_path)
-    for split in LEAST_PAIRS:
+    for split in MIN_PAIRS:
         name = f"{split}.jsonl"
         assert (tmp_path / name).read_bytes() == (SAMPLE_FOLDER / name).read_bytes()
 
@@ -130,7 +130,7 @@ def test_training_the_tokenizer_again_gives_the_committed_vocabulary() -> None:
 def test_generating_conversations_again_gives_the_committed_files(tmp_path: Path) -> None:
     generate_conversations.write(tmp_path)
     train_chat_tokenizer.write(tmp_path / "tokenizer")
-    for split in LEAST_PAIRS:
+    for split in MIN_PAIRS:
         committed = SAMPLE_FOLDER / "conversations" / f"{split}.jsonl"
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
     for file in (SAMPLE_FOLDER / "chat_tokenizer").iterdir():
@@ -140,7 +140,7 @@ def test_generating_conversations_again_gives_the_committed_files(tmp_path: Path
 def test_answers_of_conversations_are_in_what_was_told() -> None:
     """And no question of the validation split has been seen with what was told before it."""
     found: dict[str, set[str]] = {}
-    for split in LEAST_PAIRS:
+    for split in MIN_PAIRS:
         for row in generate_conversations.conversations(split):
             texts = [m["content"] for m in row["messages"] if m["role"] != "system"]
             told = texts[0].casefold()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.pairs import EncodedExamples, PackedExamples
-from data.samples import EMPTY, IGNORE_INDEX, Cuts, lay_out, pack
+from data.samples import EMPTY, IGNORE_INDEX, Cuts, concatenate, pack
+from data.seq2seq import EncodedExamples, PackedExamples
 
 CAPACITY = 16
 
@@ -56,7 +56,7 @@ def test_a_long_sequence_is_filled_up_with_short_ones() -> None:
 
 def test_samples_hold_the_tokens_and_their_places() -> None:
     given = sequences([3, 2, 4])
-    words, segments = lay_out(np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7)
+    words, segments = concatenate(np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7)
     np.testing.assert_array_equal(words, [[201, 202, 203, 204, 1, 2, 3, 7], [101, 102, *[7] * 6]])
     np.testing.assert_array_equal(segments, [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, *[0] * 6]])
 
@@ -80,7 +80,7 @@ def test_a_batch_has_the_samples(packed: PackedExamples) -> None:
 def test_a_batch_has_a_target_for_each_place(packed: PackedExamples) -> None:
     batch = packed.take([1, 0])
     assert {a.dtype for a in batch.values()} == {np.dtype(np.int32)}
-    np.testing.assert_array_equal(batch["attention_mask"][0], np.repeat([1, 2, 3], [9, 4, 3]))
+    np.testing.assert_array_equal(batch["segments"][0], np.repeat([1, 2, 3], [9, 4, 3]))
     np.testing.assert_array_equal(batch["labels"][:, 0], [52, 54, 53, 51, 50, IGNORE_INDEX])
     np.testing.assert_array_equal(batch["decoder_input_ids"][3], [0, 51, 1])
     np.testing.assert_array_equal(batch["decoder_input_ids"][5], [0, 0, 0])  # nothing is there

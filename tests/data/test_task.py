@@ -12,10 +12,10 @@ from pyarrow import parquet
 
 from config.errors import UserError
 from config.sections import Data
-from data.pairs import encode
+from data.causal_lm import PackedTexts, tokenised
 from data.rows import HubDataset, source_of
 from data.sample import generate_tasks
-from data.streams import PackedTexts, tokenised
+from data.seq2seq import encode
 from data.task import SAMPLE_FOLDER, task_of
 from data.template import Template
 from data.texts import Example

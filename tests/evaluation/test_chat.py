@@ -18,9 +18,9 @@ import run_generation
 from checkpoints import CheckpointStore
 from config.llama import LlamaConfig
 from config.presets import load_config
+from data.causal_lm import CAUSAL_LM
 from data.conversations import Conversation
 from data.pipeline import Pipeline
-from data.streams import STREAMS
 from data.tokens import keep_tokenizer
 from evaluation import converse
 from evaluation.generate import asked_rows
@@ -111,7 +111,7 @@ class Listener(converse.Partner):
 
     def __init__(self, config: Any) -> None:
         self._config, self._said, self._room = config, [], 0
-        self._data = converse.Pipeline(config, STREAMS)
+        self._data = converse.Pipeline(config, CAUSAL_LM)
         self._chat = self._data.chat
 
     def asked(self, text: str) -> str:
@@ -162,7 +162,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
         "model": {"embedding": {"vocab_size": 640}},
     }
     config = load_config(LlamaConfig, "finetuning", "qwen3_tiny", over)
-    tokenizer = Pipeline(config, STREAMS).tokenizer
+    tokenizer = Pipeline(config, CAUSAL_LM).tokenizer
     with CheckpointStore(tmp_path / "run") as store:
         texts = {"config.yml": yaml.safe_dump(config.to_dict())}
         store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
@@ -170,6 +170,6 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     for name in ("gone.jinja", "tokenizer"):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
     found = LlamaConfig.from_dict(ORIGINS.saved(str(tmp_path / "run")) or {})
-    again = Pipeline(found, STREAMS)
+    again = Pipeline(found, CAUSAL_LM)
     assert again.chat.prompt(Conversation([ASKED])).startswith("<|endoftext|><start_of_turn>user")
     assert again.config.model.end_token == tokenizer.end

@@ -15,7 +15,7 @@ from checkpoints import CheckpointStore
 from config.presets import load_config
 from config.t5 import T5Config
 from data.task import NLI_LABELS
-from evaluation.outcome import MOST_EXAMPLES, NO_LABEL, Answer, Outcome
+from evaluation.outcome import MAX_EXAMPLES, NO_LABEL, Answer, Outcome
 from huggingface.folders import write_hf_directory
 from modelling.t5.weights import weight_table
 from tests.data.corpora import sample_examples, sample_tokenizer
@@ -92,7 +92,7 @@ def test_answers_are_hugging_faces(tmp_path, capsys):
     code, _, _ = validate(capsys, "--load", str(folder), "--out", str(out))
     assert code == 0
     errors = json.loads((out / "validation.json").read_text(encoding="utf-8"))["errors"]
-    assert len(errors) == MOST_EXAMPLES  # random weights answer nonsense
+    assert len(errors) == MAX_EXAMPLES  # random weights answer nonsense
     examples = sample_examples("validation")
     known = {example.prompt: example.target for example in examples}
     assert [known[error["prompt"]] for error in errors] == [e["expected"] for e in errors]
@@ -121,7 +121,7 @@ def test_report_counts_and_examples(tmp_path):
         Answer("a", " yes", "yes"),
         Answer("b", "no", "yes"),
         Answer("c", "what", "no"),
-        *[Answer(str(i), "yes", "no") for i in range(MOST_EXAMPLES + 5)],
+        *[Answer(str(i), "yes", "no") for i in range(MAX_EXAMPLES + 5)],
     ]
     total = len(answers)
     metrics = {"accuracy": 1 / total, "loss": 2.5e-5}
@@ -130,13 +130,13 @@ def test_report_counts_and_examples(tmp_path):
     data = json.loads(report.write(tmp_path / "new").read_text(encoding="utf-8"))
     assert data["confusion"] == {
         "yes": {"yes": 1, "no": 1, NO_LABEL: 0},
-        "no": {"yes": MOST_EXAMPLES + 5, "no": 0, NO_LABEL: 1},
+        "no": {"yes": MAX_EXAMPLES + 5, "no": 0, NO_LABEL: 1},
     }
     assert data["errors"][:2] == [
         {"prompt": "b", "expected": "yes", "generated": "no"},
         {"prompt": "c", "expected": "no", "generated": "what"},
     ]
-    assert len(data["errors"]) == MOST_EXAMPLES
+    assert len(data["errors"]) == MAX_EXAMPLES
     assert (data["step"], data["loss"]) == (3, 2.5e-5)
 
 

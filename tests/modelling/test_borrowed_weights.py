@@ -27,7 +27,7 @@ def trained(config: RunConfig) -> Iterator[FineTuning]:
     family = family_of(config)
     model = FineTuning(config, family)
     model.write(family.weights(config).initial(1))
-    loader = Loader.of(config, family.shape.generated(config, 32, None))
+    loader = Loader.of(config, family.sample_format.generated(config, 32, None))
     with model:
         model.run([loader.next_batch()], [1e-2])
         yield model
@@ -45,7 +45,7 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
     family = family_of(config)
     generation = replace(config.generation, weights="streamed", micro_batches=2)
     writing = replace(config, generation=generation)
-    samples = family.shape.generated(config, 32, None)
+    samples = family.sample_format.generated(config, 32, None)
     words = np.random.default_rng(0).integers(3, 30, (8, config.model.sequence_length), np.int32)
     results = []
     with trained(config) as model:
@@ -65,14 +65,14 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
 
 def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     """All of it, so that what is borrowed is read from files: the bits are those of memory."""
-    monkeypatch.setattr("modelling.placement.LEAST_ENTRY", 1)
+    monkeypatch.setattr("modelling.placement.MIN_ENTRY", 1)
     config = t5_config(1)
     limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
     found = []
     for execution in (config.execution, limited):
         given = replace(config, execution=execution)
         family = family_of(given)
-        samples = family.shape.generated(given, 32, None)
+        samples = family.sample_format.generated(given, 32, None)
         monkeypatch.setattr("modelling.placement.check_memory", lambda *args: None)
         with trained(given) as model:
             model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)

@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard as HubCard
 
 from config.presets import load_config
 from config.t5 import T5Config
-from data.pairs import PAIRS
-from data.streams import STREAMS
+from data.causal_lm import CAUSAL_LM
+from data.seq2seq import SEQ2SEQ
 from modelling.card import RunRecord, write_card
 from records.recorder import Recorder
 from training.options import RunOptions
@@ -34,7 +34,7 @@ def record(path: Path, step: int = 4, **changes: object) -> RunRecord:
 
 def card(folder: Path, run: RunRecord | None, load: str | None = None) -> HubCard:
     folder.mkdir()
-    write_card(folder, "my|model", PAIRS, load, run)
+    write_card(folder, "my|model", SEQ2SEQ, load, run)
     return HubCard.load(folder / "README.md")
 
 
@@ -105,12 +105,12 @@ def test_a_model_of_conversations_is_asked_by_its_template(tmp_path):
 
 def test_weights_of_no_run(tmp_path):
     (tmp_path / "hf").mkdir()
-    write_card(tmp_path / "hf", "copy", STREAMS, "EleutherAI/gpt-j-6b", None)
+    write_card(tmp_path / "hf", "copy", CAUSAL_LM, "EleutherAI/gpt-j-6b", None)
     found = HubCard.load(tmp_path / "hf" / "README.md")
     assert found.data.base_model == "EleutherAI/gpt-j-6b"
     assert found.data.pipeline_tag == "text-generation"
     assert "Weights of EleutherAI/gpt-j-6b." in found.text
-    write_card(tmp_path / "hf", "copy", STREAMS, str(tmp_path), None)
+    write_card(tmp_path / "hf", "copy", CAUSAL_LM, str(tmp_path), None)
     found = HubCard.load(tmp_path / "hf" / "README.md")
     assert found.data.base_model is None
     assert str(tmp_path.parent) not in found.content

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.pairs import EncodedExamples, shift_right
-from data.streams import PackedTexts, TokenStream
+from data.causal_lm import PackedTexts, TokenStream
+from data.seq2seq import EncodedExamples, shift_right
 from modelling.sessions.losses import Losses
 from modelling.spec import family_of
 from tests.modelling.gptj import hf as gptj

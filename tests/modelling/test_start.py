@@ -106,7 +106,7 @@ def spoil(config: RunConfig, step: int) -> None:
 
 def read_weights(config: RunConfig) -> tuple[int, dict[str, np.ndarray]]:
     table = family_of(config).weights(config)
-    start, found = load_weights(config, table).used(lambda one: dict(one.tensors))
+    start, found = load_weights(config, table).load_with_fallback(lambda one: dict(one.tensors))
     return start.step, found
 
 

@@ -15,8 +15,8 @@ from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from data.batches import Loader
-from data.pairs import PAIRS
 from data.pipeline import Pipeline
+from data.seq2seq import SEQ2SEQ
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from tests.modelling.gptj.hf import small_config
@@ -146,7 +146,7 @@ def final_loss(precision: str, rounding: bool, steps: int = 200) -> float:
         "execution": {"micro_batch_size": 32, "device": "cpu"},
     }
     config = load_config(T5Config, "finetuning", "tiny", overrides)
-    loader = Loader(Pipeline(config, PAIRS).training_samples(), 32, seed=0)
+    loader = Loader(Pipeline(config, SEQ2SEQ).training_samples(), 32, seed=0)
     model = fine_tuning(config)
     model.write(initial(config))
     with model:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-MOST_SECONDS, MOST_BYTES = 20, 4 * 2**30
+MAX_SECONDS, MAX_BYTES = 20, 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def serve(works: Mapping[str, Callable[..., int | None]]) -> None:
 def _child(work: Callable[..., int | None], arguments: Mapping[str, Any], output: int) -> None:
     code = 1
     try:
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
-        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MOST_BYTES,) * 2)
-        signal.alarm(10 * MOST_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MAX_BYTES,) * 2)
+        signal.alarm(10 * MAX_SECONDS)
         for stream in (1, 2):
             os.dup2(output, stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -29,7 +29,7 @@ from modelling.start import MODEL
 from tests.robustness.damage import damaged, environments, replaced, texts, yaml_values
 from tests.robustness.forks import Forks, Outcome
 
-MOST_SECONDS, MOST_MEGABYTES, LONGEST = 1.0, 200, 300
+MAX_SECONDS, MAX_MEGABYTES, LONGEST = 1.0, 200, 300
 PATH_OPTIONS = ("--save", "--run-dir", "--save-hf", "--plan-json", "--plan-picture")
 SMALL = {
     "family": "t5",
@@ -76,7 +76,7 @@ def examine(cases: int, drawn: st.SearchStrategy, check: Callable[..., None]) ->
 
 
 def check_outcome(
-    outcome: Outcome, codes: tuple[int, ...] = (0, 2), seconds: float = MOST_SECONDS
+    outcome: Outcome, codes: tuple[int, ...] = (0, 2), seconds: float = MAX_SECONDS
 ) -> None:
     """Accepted, or refused in one sentence; soon and in little memory."""
     assert "Traceback" not in outcome.text
@@ -87,7 +87,7 @@ def check_outcome(
         assert len(last) <= LONGEST
         assert last.isprintable()
     assert outcome.seconds < seconds
-    assert outcome.megabytes < MOST_MEGABYTES
+    assert outcome.megabytes < MAX_MEGABYTES
 
 
 # ---- command lines and configurations ------------------------------------------------------------

@@ -23,9 +23,9 @@ from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from data.batches import Loader
-from data.pairs import PAIRS
 from data.pipeline import Pipeline
 from data.rows import File
+from data.seq2seq import SEQ2SEQ
 from data.task import TASKS
 from files.lock import locked
 from modelling.spec import family_of
@@ -93,7 +93,9 @@ def _config(path: Path) -> RunConfig:
 def _start(path: Path) -> None:
     """Start a run from `load`, with all its tensors, and its place in the data; say which."""
     config = _config(path)
-    start, digest = starting_point(config, family_of(config).weights(config)).used(_digest)
+    start, digest = starting_point(config, family_of(config).weights(config)).load_with_fallback(
+        _digest
+    )
     if start.data is not None:
         loader = Loader(_Samples(), 4, seed=1)
         loader.restore(start.data)
@@ -120,7 +122,9 @@ class _Samples:
 
 def _weights(path: Path) -> None:
     config = _config(path)
-    load_weights(config, family_of(config).weights(config)).used(lambda start: dict(start.tensors))
+    load_weights(config, family_of(config).weights(config)).load_with_fallback(
+        lambda start: dict(start.tensors)
+    )
 
 
 def _metrics(path: Path) -> None:
@@ -134,7 +138,7 @@ def _metrics(path: Path) -> None:
 def _tokenizer(path: Path) -> None:
     data = {"family": "t5", "data": {"dataset": "sample", "tokenizer": str(path)}}
     config = T5Config.from_dict(data)
-    list(Pipeline(config, PAIRS).tokenizer.ids(["mnli hypothesis: a b c", ""]))
+    list(Pipeline(config, SEQ2SEQ).tokenizer.ids(["mnli hypothesis: a b c", ""]))
 
 
 def _rows(path: Path) -> None:

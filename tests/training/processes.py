@@ -58,7 +58,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
     """Train a few steps, evaluate, and save; what was found."""
     config = config_of(case)
     family = family_of(config)
-    samples = family.shape.generated(config, 16, None)
+    samples = family.sample_format.generated(config, 16, None)
     loader = Loader.of(config, samples)
     model = FineTuning(config, family)
     model.write(family.weights(config).initial(0))

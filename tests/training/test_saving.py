@@ -62,7 +62,7 @@ def test_process_0_says_when_it_is_time(tmp_path, monkeypatch):
     found = checkpoints(tmp_path, monkeypatch, clock, save=str(tmp_path))
     clock[0] = 3600.0
     assert found.is_due(1)
-    monkeypatch.setattr("training.saving.is_heard", lambda: False)
+    monkeypatch.setattr("training.saving.is_first_process", lambda: False)
     assert not found.is_due(1)
 
 

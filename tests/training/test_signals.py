@@ -23,7 +23,7 @@ def test_a_signal_raises_the_flag(number):
         assert stop.name is None
         os.kill(os.getpid(), number)
         assert not stop.requested  # another process would not know of it
-        assert stop.look()
+        assert stop.poll()
         assert stop.requested
         assert stop.name == number.name
 
@@ -37,21 +37,21 @@ def test_what_comes_while_processes_look_is_for_the_next_time(monkeypatch):
 
     with StopSignal() as stop:
         monkeypatch.setattr("popdist.gather", gather)
-        assert not stop.look()
+        assert not stop.poll()
         assert not stop.requested
         monkeypatch.setattr("popdist.gather", lambda value: [[None, False, False], value])
-        assert stop.look()
+        assert stop.poll()
 
 
 def test_processes_agree_on_what_one_of_them_finds(monkeypatch):
     """That training is over, or that it is time to save, by the clock of one of them."""
     with StopSignal() as stop:
-        stop.look()
-        assert [stop.over, stop.save] == [False, False]
+        stop.poll()
+        assert [stop.finished, stop.save] == [False, False]
         for others in ([None, True, False], [None, False, True]):
             monkeypatch.setattr("popdist.gather", lambda value, o=others: [value, o])
-            assert not stop.look()
-            assert [stop.over, stop.save] == others[1:]
+            assert not stop.poll()
+            assert [stop.finished, stop.save] == others[1:]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def interruptible():
 def test_a_second_signal_does_what_it_did_before():
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.look()
+        assert stop.poll()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -77,7 +77,7 @@ def test_a_signal_that_comes_twice_is_one(monkeypatch):
     with StopSignal() as stop:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-        assert stop.look()
+        assert stop.poll()
         monkeypatch.setattr("training.signals.TWICE", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -95,7 +95,7 @@ def test_outside_the_main_thread_the_flag_stays_down():
 
     def work():
         with StopSignal() as stop:
-            flags.append(stop.look())
+            flags.append(stop.poll())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -113,7 +113,7 @@ with StopSignal() as stop, CheckpointStore(sys.argv[1]) as store:
     for step in itertools.count(1):
         time.sleep(0.01)
         print(step, flush=True)
-        if stop.look():
+        if stop.poll():
             store.save(step, {"x": np.full(3, step)}, {"signal": stop.name})
             break
 """

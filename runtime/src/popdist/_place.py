@@ -14,7 +14,7 @@ COORDINATOR = "POPDIST_COORDINATOR"
 SECOND_PORT = "POPDIST_SECOND_PORT"
 RUN = "POPDIST_RUN"
 LOOPBACK = "127.0.0.1"
-MOST = 16_384  # processes
+MAX_PROCESSES = 16_384  # processes
 _FIRST_PORT = 61440
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\w.:%]+\]):([0-9]{1,5})", re.ASCII)
 
@@ -85,9 +85,9 @@ def place_given(processes: int, process: int, coordinator: str) -> Place:
 
 def _checked(place: Place) -> Place:
     """The place. Raises DistributedError if there is none such."""
-    if not 1 <= place.count <= MOST:
+    if not 1 <= place.count <= MAX_PROCESSES:
         raise DistributedError(
-            f"a run has 1 to {MOST} processes, but is given {str(place.count)[:20]}"
+            f"a run has 1 to {MAX_PROCESSES} processes, but is given {str(place.count)[:20]}"
         )
     if not 0 <= place.index < place.count:
         raise DistributedError(

@@ -32,7 +32,7 @@ from popdist._place import (
 GRACE = 5.0  # seconds that the others have to end by themselves
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _USER_ERROR = 2
-MOST = 1024  # processes on one machine, and replicas
+MAX_PROCESSES = 1024  # processes on one machine, and replicas
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,8 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not command:
         return _say("give the command to start after --", _USER_ERROR)
     for name, count in (("--processes", given.processes), ("--replicas", given.replicas)):
-        if count is not None and not 1 <= count <= MOST:
-            return _say(f"{name} is {str(count)[:20]}, but must be from 1 to {MOST}", _USER_ERROR)
+        if count is not None and not 1 <= count <= MAX_PROCESSES:
+            return _say(
+                f"{name} is {str(count)[:20]}, but must be from 1 to {MAX_PROCESSES}", _USER_ERROR
+            )
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, frame: object) -> None:

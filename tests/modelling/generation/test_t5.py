@@ -16,7 +16,7 @@ from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
 from modelling.sessions.generating import Inference
 from modelling.spec import family_of
-from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderHead
+from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderFinalNorm
 from modelling.t5.generation import T5Generator
 from modelling.t5.weights import weight_table
 from popxl import Tensor
@@ -207,7 +207,7 @@ def uncached_logits(
     x = run(Embeddings(config), weights.embeddings, words)
     for i in range(LAYERS):
         x = run(EncoderBlock(config), layer("encoder", i), x, mask)
-    encoded = run(EncoderHead(config), weights.encoder_head, x)
+    encoded = run(EncoderFinalNorm(config), weights.encoder_head, x)
     x = run(Embeddings(config), weights.embeddings, decoder_words)
     for i in range(LAYERS):
         x = run(DecoderBlock(config), layer("decoder", i), x, encoded, mask)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.streams import PackedTokens
+from data.causal_lm import PackedTokens
 from modelling.gptj.family import FAMILY
 from modelling.gptj.weights import weight_table
 from modelling.phases.training import build_training

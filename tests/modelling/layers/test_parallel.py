@@ -26,7 +26,7 @@ def test_one_member_holds_and_does_everything():
     with ir.main_graph:
         groups = Groups.current(1)
         x = popxl.constant(1.0, popxl.float32)
-        assert groups.open_sharded(x) is groups.close_sharded(x) is x
+        assert groups.copy_to_tp(x) is groups.reduce_from_tp(x) is x
     assert groups.sharded == groups.identical
     assert groups.tp.group_size == 1
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from data.causal_lm import PackedTexts, PackedTokens, TokenStream
 from data.samples import EMPTY
-from data.streams import PackedTexts, PackedTokens, TokenStream
 from modelling.llama.weights import weight_table
 from tests.modelling.llama.hf import (
     LENGTH,
@@ -64,7 +64,7 @@ def trained(
     model.double()
 
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        if "attention_mask" in batch:
+        if "segments" in batch:
             return loss_of_texts(model, batch)
         logits = model(input_ids=batch["input_ids"]).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
@@ -103,7 +103,7 @@ def loss_of_texts(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The mean over all tokens to predict, of each text by itself, without padding."""
     losses = []
     for words, labels, numbers in zip(
-        batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True
+        batch["input_ids"], batch["labels"], batch["segments"], strict=True
     ):
         for number in range(1, int(numbers.max()) + 1):
             logits = model(input_ids=words[numbers == number][None]).logits[0]

@@ -15,7 +15,7 @@ from modelling.phases import (
     Phase,
     Port,
     Settings,
-    Step,
+    StepInputs,
     stack_backward,
     stack_forward,
 )
@@ -73,11 +73,11 @@ class ToyLayout:
         self.head = LossPhase("head", Loss(), ends, settings)
         self.phases = [self.first, self.rest, self.head]
 
-    def forward(self, step: Step) -> None:
+    def forward(self, step: StepInputs) -> None:
         self.first.forward(popxl.constant(0, popxl.int32), step)
         stack_forward(self.rest, step)
 
-    def backward(self, step: Step) -> popxl.Tensor:
+    def backward(self, step: StepInputs) -> popxl.Tensor:
         zero = popxl.constant(0, popxl.int32)
         squares = stack_backward(self.rest, self.head.backward(zero, step), step)
         return squares + self.first.backward(zero, step)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderHead
+from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderFinalNorm
 from modelling.t5.weights import (
     EMBEDDINGS,
     ENCODER_HEAD,
@@ -83,7 +83,11 @@ def t5_cases() -> dict[str, Case]:
         "encoder in slices": case(sliced, *encoder),
         "fused encoder": case(fused(EncoderBlock), *encoder),
         "encoder head": case(
-            at(EncoderHead), ENCODER_HEAD, hf.encoder.final_layer_norm, [rand(*wide)], rand(*wide)
+            at(EncoderFinalNorm),
+            ENCODER_HEAD,
+            hf.encoder.final_layer_norm,
+            [rand(*wide)],
+            rand(*wide),
         ),
         "decoder": case(at(DecoderBlock), *decoder),
         "fused decoder": case(fused(DecoderBlock), *decoder),

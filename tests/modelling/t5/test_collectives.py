@@ -12,7 +12,7 @@ import pytest
 
 import popxl
 import popxl_addons as addons
-from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderHead
+from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderFinalNorm
 from popxl import TensorSpec
 from popxl_addons.patterns import apply_pre_alias_patterns
 from tests.modelling.harness import small_config
@@ -25,7 +25,7 @@ LAYERS = {
     # (module, inputs): all-reduces forwards, and more of them backwards
     "embeddings": (Embeddings, [WORDS], 1, 0),
     "encoder layer": (EncoderBlock, [WIDE, WORDS], 2, 2),
-    "encoder head": (EncoderHead, [WIDE], 0, 0),
+    "encoder head": (EncoderFinalNorm, [WIDE], 0, 0),
     # Cross-attention opens with two inputs, the decoder's and the encoder's.
     "decoder layer": (DecoderBlock, [NARROW, WIDE, WORDS], 3, 4),
     # The loss exchanges the largest logits, the sums of exponentials and the labels' logits.

@@ -17,8 +17,8 @@ from transformers import T5ForConditionalGeneration
 import popxl
 from config.presets import load_config
 from config.t5 import T5Config
-from data.pairs import EncodedExamples, PackedExamples
 from data.samples import EMPTY
+from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
 from tests.modelling.sessions import fine_tuning, transposed
@@ -111,7 +111,7 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
         found.append(
             {
                 "input_ids": words * mask,
-                "attention_mask": mask,
+                "segments": mask,
                 "decoder_input_ids": decoder,
                 "labels": labels,
             }
@@ -151,7 +151,7 @@ ROWS, PLACES = 12, 3
 
 def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
-    lengths = batch["attention_mask"].sum(axis=1)
+    lengths = batch["segments"].sum(axis=1)
     tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
     starts = np.cumsum([0, *lengths])
     examples = EncodedExamples(tokens, starts, batch["labels"], ENC, pad=0)

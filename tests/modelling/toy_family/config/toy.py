@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.sections import Model, RunConfig
-from config.task import StreamsData
+from config.task import CausalLMData
 from config.values import PositiveInt
 
 
@@ -19,7 +19,7 @@ class ToyModel(Model):
 
 
 @dataclass(frozen=True)
-class ToyData(StreamsData):
+class ToyData(CausalLMData):
     """What to train and validate on."""
 
     packing: bool = False

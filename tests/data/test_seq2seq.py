@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from data.pairs import encode, generated_examples, shift_right
 from data.samples import IGNORE_INDEX
+from data.seq2seq import encode, generated_examples, shift_right
 from data.task import NLI_LABELS, TASKS
 from data.texts import Example
 from data.tokens import Tokenizer
@@ -81,7 +81,7 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
     )
     encoded = encode(examples, Tokenizer(tokenizer), sequence_length, 4)
     batch = encoded.take(np.arange(200))
-    for name in ("input_ids", "attention_mask"):
+    for name in ("input_ids", "segments"):
         assert batch[name].dtype == np.int32
         np.testing.assert_array_equal(batch[name], expected[name])
     longer = sum(len(ids) > sequence_length for ids in tokenizer(prompts)["input_ids"])
@@ -212,7 +212,7 @@ def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.Mo
 def test_generated_batches_look_like_real_ones() -> None:
     examples = generated_examples(64, 100, sequence_length=20, decoder_sequence_length=6, seed=3)
     batch = examples.take(np.arange(64))
-    lengths = batch["attention_mask"].sum(axis=1)
+    lengths = batch["segments"].sum(axis=1)
     assert lengths.min() >= 10
     assert lengths.max() == 20
     assert len(set(lengths)) > 5

@@ -1,7 +1,8 @@
-"""Pairs, for an encoder-decoder: a prompt to read, and a target to write.
+"""Samples for an encoder-decoder: a prompt to read, and a target to write.
 
 Batches are dicts of int32 arrays:
-    input_ids, attention_mask          [n, sequence_length], padded on the right, mask 1 = token
+    input_ids, segments                [n, sequence_length], padded on the right; segments: number of
+                                       a token's text in the sample, from 1
     decoder_input_ids, labels          [n, decoder_sequence_length]
 """
 
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from config.task import PairsData
+from config.task import Seq2SeqData
+from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
     EMPTY,
     IGNORE_INDEX,
@@ -23,13 +25,12 @@ from data.samples import (
     LongTargets,
     Prompts,
     Samples,
+    concatenate,
     digest_of,
     fitted_targets,
     labelled_tokens,
-    lay_out,
     pack,
 )
-from data.shapes import Marked, Shape, length_multiple, padded
 from data.texts import Example
 from data.tokens import Tokenizer
 
@@ -76,15 +77,15 @@ class EncodedExamples:
         """The batch of the examples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
         input_ids = np.full((len(rows), self.sequence_length), self.pad, np.int32)
-        attention_mask = np.zeros_like(input_ids)
+        segments = np.zeros_like(input_ids)
         for i, row in enumerate(rows):
             ids = self.prompt(row)
             input_ids[i, : len(ids)] = ids
-            attention_mask[i, : len(ids)] = 1
+            segments[i, : len(ids)] = 1
         labels = self.targets[rows]
         return {
             "input_ids": input_ids,
-            "attention_mask": attention_mask,
+            "segments": segments,
             "decoder_input_ids": shift_right(labels, self.pad),
             "labels": labels,
         }
@@ -125,25 +126,25 @@ class PackedExamples:
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order, int32.
 
-        `input_ids` and `attention_mask` are [n, sequence_length], the mask with the places' numbers
-        as in `lay_out`; `decoder_input_ids` and `labels` have a sequence for each place,
+        `input_ids` and `segments` are [n, sequence_length], the mask with the places' numbers
+        as in `concatenate`; `decoder_input_ids` and `labels` have a sequence for each place,
         [n * places, decoder_sequence_length].
         """
         found, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
-        words, segments = lay_out(samples, found.prompt, found.sequence_length, found.pad)
+        words, segments = concatenate(samples, found.prompt, found.sequence_length, found.pad)
         taken = samples.reshape(-1)
         labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, found.targets[taken])
         return {
             "input_ids": words,
-            "attention_mask": segments,
+            "segments": segments,
             "decoder_input_ids": shift_right(labels, found.pad),
             "labels": labels.astype(np.int32),
         }
 
 
 @dataclass(frozen=True)
-class Pairs(Shape):
-    """The shape of an encoder-decoder's data; see `Shape`."""
+class Seq2Seq(SampleFormat):
+    """The shape of an encoder-decoder's data; see `SampleFormat`."""
 
     name: str = "pairs"
     sample_tokenizer: str = "t5_tokenizer"
@@ -152,7 +153,7 @@ class Pairs(Shape):
     def samples(
         self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
     ) -> Samples:
-        assert isinstance(config.data, PairsData)
+        assert isinstance(config.data, Seq2SeqData)
         model, most = config.model, config.data.examples_per_row
         found = encode(
             examples,
@@ -211,7 +212,7 @@ class Pairs(Shape):
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
             "words": batch["input_ids"],
-            "mask": batch["attention_mask"],
+            "mask": batch["segments"],
             "decoder_words": batch["decoder_input_ids"],
             "labels": batch["labels"],
         }
@@ -221,7 +222,7 @@ class Pairs(Shape):
         places = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, place = divmod(row, places)
-            there = batch["attention_mask"][sample] == place + 1
+            there = batch["segments"][sample] == place + 1
             prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
             target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
             if prompt or target:
@@ -230,10 +231,10 @@ class Pairs(Shape):
 
     def tokens(self, batch: Batch) -> int:
         """Of the prompts and the targets, end tokens included."""
-        return int(np.count_nonzero(batch["attention_mask"])) + labelled_tokens(batch)
+        return int(np.count_nonzero(batch["segments"])) + labelled_tokens(batch)
 
 
-PAIRS = Pairs()
+SEQ2SEQ = Seq2Seq()
 
 
 def encode(

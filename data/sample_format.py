@@ -1,4 +1,4 @@
-"""The shape of a model's data: pairs (data/pairs.py) or streams (data/streams.py)."""
+"""The format of a model's samples: seq2seq (data/seq2seq.py) or causal LM (data/causal_lm.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Marked = tuple[int, bool]
 
 
 @dataclass(frozen=True)
-class Shape(ABC):
+class SampleFormat(ABC):
     """How texts become samples, and samples a program's inputs.
 
     Attributes:

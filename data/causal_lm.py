@@ -1,8 +1,8 @@
-"""Streams, for decoder-only models: one text, all or part of which is learned.
+"""Samples for decoder-only models: one text, all or part of which is learned.
 
 Batches are dicts of int32 arrays, [n, sequence_length]:
     input_ids, labels                  labels being the tokens that follow
-    attention_mask                     number of a token's text in the sample, from 1; 0: padding
+    segments                           number of a token's text in the sample, from 1; 0: padding
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from config.task import SegmentsData, StreamsData
+from config.task import CausalLMData, SegmentsData
 from data.chat import Loss
+from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
     IGNORE_INDEX,
     NOTHING_CUT,
@@ -24,12 +25,11 @@ from data.samples import (
     LongTargets,
     Prompts,
     Samples,
+    concatenate,
     digest_of,
     fitted_targets,
-    lay_out,
     pack,
 )
-from data.shapes import Marked, Shape, length_multiple, padded
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
 from files.shown import shown_name
@@ -87,7 +87,7 @@ class PackedTokens:
         targets = self.tokens if self.targets is None else self.targets
         words = self.tokens[positions]
         there = np.ones_like(words)
-        return {"input_ids": words, "attention_mask": there, "labels": targets[positions + 1]}
+        return {"input_ids": words, "segments": there, "labels": targets[positions + 1]}
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class PackedTexts:
         """The batch of the samples at `indices`, in their order."""
         chosen = self.samples[np.asarray(indices, np.int64)]
         places, found = self._place, self.stream
-        words, segments = lay_out(
+        words, segments = concatenate(
             chosen, lambda i: found.tokens[places(i)][:-1], self.sequence_length, self.pad
         )
-        labels, _ = lay_out(
+        labels, _ = concatenate(
             chosen, lambda i: found.targets[places(i)][1:], self.sequence_length, IGNORE_INDEX
         )
-        return {"input_ids": words, "attention_mask": segments, "labels": labels}
+        return {"input_ids": words, "segments": segments, "labels": labels}
 
     def _place(self, index: int) -> slice:
         """Where a text is in the stream: the end of it that a sample has room for."""
@@ -149,8 +149,8 @@ class PackedTexts:
 
 
 @dataclass(frozen=True)
-class Streams(Shape):
-    """The shape of a language model's data; see `Shape`."""
+class CausalLM(SampleFormat):
+    """The shape of a language model's data; see `SampleFormat`."""
 
     name: str = "streams"
     sample_tokenizer: str = "gptj_tokenizer"
@@ -160,12 +160,12 @@ class Streams(Shape):
     def learned(self, config: Any) -> Loss:
         """As the configuration says, else as its format does."""
         data = config.data
-        assert isinstance(data, StreamsData)
+        assert isinstance(data, CausalLMData)
         return data.loss or ("answers" if data.format == "chat" else "all")
 
     def asked(self, config: Any, prompt: str) -> str:
         """The prompt and the separator, after which the model writes."""
-        assert isinstance(config.data, StreamsData)
+        assert isinstance(config.data, CausalLMData)
         return prompt + config.data.separator
 
     def samples(
@@ -259,18 +259,18 @@ class Streams(Shape):
 
 def _texts(batch: Batch) -> np.ndarray:
     """The numbers of the texts in samples, 0 for padding; without a mask each sample is one."""
-    mask = batch.get("attention_mask")
+    mask = batch.get("segments")
     return np.ones_like(batch["input_ids"]) if mask is None else mask
 
 
-STREAMS = Streams()
+CAUSAL_LM = CausalLM()
 
 
 def starts_of(segments: np.ndarray) -> np.ndarray:
     """For each token, where its text starts in the sample; positions count from there.
 
     Args:
-        segments: int32 [n, length], see `lay_out`; padding counts as a text.
+        segments: int32 [n, length], see `concatenate`; padding counts as a text.
     """
     places = np.arange(segments.shape[1], dtype=np.int32)
     begins = np.diff(segments, axis=1, prepend=-1) != 0

@@ -13,9 +13,9 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from config.gptj import GPTJConfig
 from config.presets import load_config
+from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens, joined, tokenised
 from data.pipeline import Pipeline
 from data.sample import train_gptj_tokenizer
-from data.streams import STREAMS, PackedTexts, PackedTokens, joined, tokenised
 from data.texts import Example, Span
 from data.tokens import Tokenizer as RunTokenizer
 from huggingface import hub
@@ -37,7 +37,7 @@ def test_texts_are_the_documented_ones() -> None:
         "premise: Your contribution helped make it possible for us to provide our students with a "
         "quality education. target:"
     )
-    asked = STREAMS.asked(GPTJConfig(), SEED_DOCUMENT_EXAMPLE.prompt)
+    asked = CAUSAL_LM.asked(GPTJConfig(), SEED_DOCUMENT_EXAMPLE.prompt)
     assert text_of(Example(asked, SEED_DOCUMENT_EXAMPLE.target)) == f"{prompt} contradiction"
 
 
@@ -108,7 +108,7 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
     batch = samples.take(order)
     texts = [text_of(examples[i]) + tokenizer.base.eos_token for i in order]
     whole = tokenizer.base(texts, padding="max_length", max_length=33, return_tensors="np")
-    ids, mask = whole["input_ids"], whole["attention_mask"]
+    ids, mask = whole["input_ids"], whole["segments"]
     lengths = mask.sum(1, keepdims=True)
     read = np.arange(32) < lengths - 1  # the last token of a text is predicted, not read
     np.testing.assert_array_equal(batch["input_ids"], np.where(read, ids[:, :-1], 1))
@@ -122,7 +122,7 @@ def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     samples = PackedTexts.of(tokenised(examples, tokenizer), 16, tokenizer.pad)
     assert samples.cuts.prompts == 20
     batch = samples.take(range(20))
-    assert (batch["attention_mask"] == 1).all()
+    assert (batch["segments"] == 1).all()
     for words, labels, example in zip(batch["input_ids"], batch["labels"], examples, strict=True):
         np.testing.assert_array_equal(words[1:], labels[:-1])
         text = text_of(example) + tokenizer.base.eos_token
@@ -139,11 +139,11 @@ def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> No
     each = alone.take(range(30))
     for row, places in enumerate(shared.samples):
         for number, index in enumerate(places[places >= 0], 1):
-            inside = found["attention_mask"][row] == number
-            own = each["attention_mask"][index] == 1
+            inside = found["segments"][row] == number
+            own = each["segments"][index] == 1
             for name in ("input_ids", "labels"):
                 np.testing.assert_array_equal(found[name][row][inside], each[name][index][own])
-    assert (found["labels"][found["attention_mask"] == 0] == -100).all()
+    assert (found["labels"][found["segments"] == 0] == -100).all()
 
 
 # ---- what is learned ----------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_token_over_a_border_is_learned_if_a_character_of_it_is() -> None:
 # ---- prompts ------------------------------------------------------------------------------------
 def prompts_of(texts: list[str], tokenizer: RunTokenizer, length: int):
     config = GPTJConfig.from_dict({"model": {"sequence_length": length}})
-    fitted, prompts = STREAMS.prompts(config, texts, tokenizer)
+    fitted, prompts = CAUSAL_LM.prompts(config, texts, tokenizer)
     assert fitted.model.sequence_length == prompts.words.shape[1]
     return prompts
 
@@ -199,7 +199,7 @@ def test_an_empty_prompt_is_the_end_token(tokenizer: RunTokenizer) -> None:
 
 def test_answers_are_what_follows_a_prompt(tokenizer: RunTokenizer) -> None:
     example = sample_examples("train", 1, " target:")[0]
-    (answer,) = STREAMS.answers([example.target], tokenizer)
+    (answer,) = CAUSAL_LM.answers([example.target], tokenizer)
     whole = tokenised([example], tokenizer).tokens
     np.testing.assert_array_equal(whole[-len(answer) :], answer)
     assert len(answer) == 2
@@ -253,7 +253,7 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     fake = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
     asked = []
     monkeypatch.setattr(hub, "load_tokenizer", lambda name: asked.append(name) or fake)
-    data = Pipeline(load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64"), STREAMS)
+    data = Pipeline(load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64"), CAUSAL_LM)
     assert (data.tokenizer.base.pad_token, data.tokenizer.pad) == ("<|extratoken_1|>", 50257)
     assert asked == ["EleutherAI/gpt-j-6b"]
     assert (data.config.model.end_token, data.config.model.pad_token) == (50256, 50257)
@@ -263,7 +263,7 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
 def test_samples_without_a_mask_are_one_text_each():
     words = np.arange(12, dtype=np.int32).reshape(2, 6)
     plain = {"input_ids": words, "labels": words}
-    masked = plain | {"attention_mask": np.ones_like(words)}
-    for name, array in STREAMS.streams(masked).items():
-        np.testing.assert_array_equal(STREAMS.streams(plain)[name], array)
-    assert STREAMS.tokens(plain) == STREAMS.tokens(masked) == words.size
+    masked = plain | {"segments": np.ones_like(words)}
+    for name, array in CAUSAL_LM.streams(masked).items():
+        np.testing.assert_array_equal(CAUSAL_LM.streams(plain)[name], array)
+    assert CAUSAL_LM.tokens(plain) == CAUSAL_LM.tokens(masked) == words.size
