@@ -1,8 +1,8 @@
 """Samples for an encoder-decoder: a prompt to read, and a target to write.
 
 Batches are dicts of int32 arrays:
-    input_ids, segments                [n, sequence_length], padded on the right; segments: number of
-                                       a token's text in the sample, from 1
+    input_ids, segments                [n, sequence_length], padded on the right; a segment
+                                       is the number of a text in the sample, from 1
     decoder_input_ids, labels          [n, decoder_sequence_length]
 """
 
