@@ -163,7 +163,7 @@ def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generated examples, each a sample."""
     if _examples_per_row(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_row=1))
-    return family_of(config).shape.generated(config, count, mean_tokens)
+    return family_of(config).sample_format.generated(config, count, mean_tokens)
 
 
 def _examples_per_row(config: RunConfig) -> int:

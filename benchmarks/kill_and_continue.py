@@ -153,7 +153,9 @@ CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": rea
 
 def _batches(config: RunConfig) -> Iterator[list[Batch]]:
     """The global batches of a run of the program."""
-    samples = family_of(config).shape.generated(config, 4 * config.training.global_batch_size, None)
+    samples = family_of(config).sample_format.generated(
+        config, 4 * config.training.global_batch_size, None
+    )
     loader = Loader.of(config, samples)
     while True:
         yield [loader.next_batch() for _ in range(config.execution.device_iterations)]

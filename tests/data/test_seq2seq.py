@@ -81,9 +81,9 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
     )
     encoded = encode(examples, Tokenizer(tokenizer), sequence_length, 4)
     batch = encoded.take(np.arange(200))
-    for name in ("input_ids", "segments"):
+    for name, theirs in {"input_ids": "input_ids", "segments": "attention_mask"}.items():
         assert batch[name].dtype == np.int32
-        np.testing.assert_array_equal(batch[name], expected[name])
+        np.testing.assert_array_equal(batch[name], expected[theirs])
     longer = sum(len(ids) > sequence_length for ids in tokenizer(prompts)["input_ids"])
     assert encoded.cuts.prompts == longer
     assert (longer > 0) == (sequence_length == 22)

@@ -63,12 +63,12 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
     # As many tokens as the longest answer has, with the end token.
     family = "t5" if model.config.is_encoder_decoder else "gptj"
-    shape = family_named(family).shape
+    shape = family_named(family).sample_format
     most = max(map(len, shape.answers(list(NLI_LABELS), RunTokenizer(tokenizer))))
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
         batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["segments"]}
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         with torch.no_grad():
             tokens = model.generate(**inputs, do_sample=False, max_new_tokens=most)
         if not model.config.is_encoder_decoder:

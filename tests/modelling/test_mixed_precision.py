@@ -35,7 +35,7 @@ from tests.modelling.half_training import as_array, rounded, train_half
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import test_training as t5
 from tests.modelling.t5.hf import hf_model as hf_t5
-from tests.modelling.torch_training import Batch, Reference
+from tests.modelling.torch_training import Batch, Reference, named_by_hf
 
 STEPS = 5
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -46,7 +46,7 @@ Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 
 def t5_loss(model: torch.nn.Module) -> Loss:
-    return lambda batch: model(**batch).loss
+    return lambda batch: model(**named_by_hf(batch)).loss
 
 
 def gptj_loss(model: torch.nn.Module) -> Loss:

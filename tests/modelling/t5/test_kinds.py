@@ -29,7 +29,7 @@ from modelling.weights import WeightsError
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.test_training import ENC, VOCABULARY, batches, our_config
-from tests.modelling.torch_training import Reference, check_training, train
+from tests.modelling.torch_training import Reference, check_training, named_by_hf, train
 
 STEPS, RATE, PROMPTS, POSITIONS, END, PAD = 3, 1e-2, 12, 6, 1, 0
 KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
@@ -99,7 +99,7 @@ def reference(kind: str) -> tuple[dict[str, np.ndarray], Reference]:
     """Weights before, and what torch's training gives."""
     model = copy.deepcopy(their_model(kind))
     start = weights_of(model)
-    return start, train(model, batches(STEPS), lambda batch: model(**batch).loss, RATE)
+    return start, train(model, batches(STEPS), lambda batch: model(**named_by_hf(batch)).loss, RATE)
 
 
 # ---- training -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from tests.modelling.sessions import fine_tuning, inference
 from tests.modelling.t5.hf import hf_model
-from tests.modelling.torch_training import Reference, logical, train, worst
+from tests.modelling.torch_training import Reference, logical, named_by_hf, train, worst
 
 SAMPLES, ENC, DEC, STEPS, RATE = 4, 16, 6, 5, 1e-4
 Arrays = dict[str, np.ndarray]
@@ -93,7 +93,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Expect
 
         model, data = their_model(preset), batches(preset)
         start, tokens = filed("start", logical(model)), greedy(model, data[0])
-        trained = train(model, data, lambda batch: model(**batch).loss, RATE)
+        trained = train(model, data, lambda batch: model(**named_by_hf(batch)).loss, RATE)
         gradients = filed("gradients", trained.gradients)
         weights = filed("weights", trained.weights)
         return Expected(start, replace(trained, gradients=gradients, weights=weights), tokens)

@@ -30,6 +30,7 @@ from tests.modelling.torch_training import (
     check_training,
     execution,
     logical,
+    named_by_hf,
     train,
 )
 
@@ -123,7 +124,9 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
 def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, layers: int = 3) -> Reference:
     """Train Hugging Face's model. Its loss is the mean over all target tokens of a batch."""
     model = their_model(layers)
-    return train(model, batches(steps), lambda batch: model(**batch).loss, RATE, optimizer)
+    return train(
+        model, batches(steps), lambda batch: model(**named_by_hf(batch)).loss, RATE, optimizer
+    )
 
 
 SLOW = pytest.mark.slow
