@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -43,11 +44,20 @@ from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import ShardAssigner, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
-from checkpoints.together import ProcessError, damage_told, on_all_processes, reason_of
+from checkpoints.together import (
+    ProcessError,
+    damage_told,
+    may_pass,
+    on_all_processes,
+    reason_of,
+)
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
 SHARD_BYTES = 2**30
+PAUSES = (1.0, 4.0, 10.0)
+"""Seconds before a save that failed is tried again: what a network file system says once, such as
+ESTALE or EIO, is over after a moment."""
 
 
 _set_aside: dict[Path, str] = {}
@@ -145,6 +155,8 @@ class CheckpointStore:
                 each array on access needs memory for one safetensors file only.
             texts: text files to store with the tensors, by name, such as config.yml.
 
+        A write that fails is tried again after each of `PAUSES`, with a warning.
+
         Raises:
             CheckpointError: if this save, or with `wait=False` the one before, cannot be written.
                 Older checkpoints are intact then.
@@ -158,14 +170,14 @@ class CheckpointStore:
         if popdist.getNumInstances() > 1 and isinstance(tensors, ShardSource):
             shares = self._shares.of(tensors)
             manifest = replace(manifest, cut=shares.cut)
-            own, is_copy = shares.arrays(), True
+            own, is_copy = shares.arrays, True
         else:
-            own, is_copy = own_share(tensors), False
+            own, is_copy = partial(own_share, tensors), False
         if wait:
             self._write(manifest, own)
             return
-        copies = {name: array if is_copy else array.copy() for name, array in own}
-        self._pending = self._writer.submit(self._write, manifest, copies.items())
+        copies = {name: array if is_copy else array.copy() for name, array in own()}
+        self._pending = self._writer.submit(self._write, manifest, copies.items)
         CheckpointStore._latest = self._pending
 
     def check_space(self, step: int | None, needed: int) -> None:
@@ -196,6 +208,12 @@ class CheckpointStore:
                 CheckpointWarning,
                 stacklevel=2,
             )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last save is over, in the background, and could not be written."""
+        pending = self._pending
+        return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
         """Return when nothing is being saved.
@@ -282,34 +300,51 @@ class CheckpointStore:
             )
         return found
 
-    def _write(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Write a step.
+    def _write(
+        self, manifest: Manifest, tensors: Callable[[], Iterable[tuple[str, np.ndarray]]]
+    ) -> None:
+        """Write a step; try again where that fails. All processes succeed, or none.
 
         Args:
             manifest: without records of the tensors, and with the texts themselves.
-            tensors: what this process stores.
+            tensors: gives what this process stores.
         """
-        step, texts = manifest.step, manifest.texts
-        try:
-            if popdist.getInstanceIndex():
-                self._write_share(Path(on_all_processes(lambda: "", self._channel)[0]), tensors)
-                return
-            with ExitStack() as stack:
-                begin = partial(stack.enter_context, self._begun(step))
-                folder = Path(on_all_processes(lambda: str(begin()), self._channel)[0])
-                records, tables = self._write_share(folder, tensors)
-                for name, text in texts.items():
+        for pause in (*PAUSES, None):
+            try:
+                self._write_once(manifest, tensors())
+                break
+            except (OSError, SafetensorError, ProcessError) as error:
+                what = f"cannot save step {manifest.step} in {shown_path(self._directory)}"
+                reason = f"{what}: {reason_of(error)}"
+                if pause is None or not may_pass(error):
+                    raise CheckpointError(reason) from error
+                if popdist.getInstanceIndex() == 0:
+                    again = f"{reason}; trying again in {pause:g} s"
+                    warnings.warn(again, CheckpointWarning, stacklevel=2)
+            time.sleep(pause)
+        if self._to_keep is not None and popdist.getInstanceIndex() == 0:
+            remove_older(self._directory, self._to_keep, self._damaged | _set_aside.keys())
+
+    def _write_once(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Write a step, or raise on all processes."""
+        if popdist.getInstanceIndex():
+            self._write_share(Path(on_all_processes(lambda: "", self._channel)[0]), tensors)
+            on_all_processes(lambda: "", self._channel)
+            return
+        with ExitStack() as stack:
+            begin = partial(stack.enter_context, self._begun(manifest.step))
+            folder = Path(on_all_processes(lambda: str(begin()), self._channel)[0])
+            records, tables = self._write_share(folder, tensors)
+
+            def commit() -> None:
+                for name, text in manifest.texts.items():
                     write_synced(folder / name, text)
-                digests = {name: digest_of_bytes(text.encode()) for name, text in texts.items()}
+                digests = {n: digest_of_bytes(text.encode()) for n, text in manifest.texts.items()}
                 replace(manifest, tensors=records, texts=digests, tables=tables).write(folder)
                 Manifest.read(folder).open(folder)  # what could not be read is no step
-            if self._to_keep is not None:
-                damaged = self._damaged | _set_aside.keys()
-                remove_older(self._directory, self._to_keep, damaged)
-        except (OSError, SafetensorError, ProcessError) as error:
-            raise CheckpointError(
-                f"cannot save step {step} in {self._directory}: {reason_of(error)}"
-            ) from error
+                stack.close()
+
+            on_all_processes(commit, self._channel)
 
     @contextmanager
     def _begun(self, step: int) -> Iterator[Path]:

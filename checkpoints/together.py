@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,22 @@ import popdist
 from checkpoints.errors import DamagedError
 from files.errors import FileError
 
+_LASTING = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG),
+}
+
 
 class ProcessError(Exception):
-    """One of several processes could not do its share; the text names it."""
+    """One of several processes could not do its share; the text names it.
+
+    Attributes:
+        is_final: asking again cannot help.
+    """
+
+    def __init__(self, text: str, is_final: bool) -> None:
+        super().__init__(text)
+        self.is_final = is_final
 
 
 def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
@@ -35,13 +49,24 @@ def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
         value = work()
     except Exception as error:  # the others must not wait for this process
         problem, failure = reason_of(error), error
-    everyones = popdist.gather([value, problem, socket.gethostname()], channel)
+    lasts = failure is not None and not may_pass(failure)
+    everyones = popdist.gather([value, problem, socket.gethostname(), lasts], channel)
     if failure is not None and not isinstance(failure, (OSError, SafetensorError, FileError)):
         raise failure
-    for process, (_, found, host) in enumerate(everyones):
+    final = any(one for *_, one in everyones)
+    for process, (_, found, host, _) in enumerate(everyones):
         if found is not None:
-            raise ProcessError(f"process {process} on {host[:30]}: {found}") from failure
-    return [one for one, _, _ in everyones]
+            raise ProcessError(f"process {process} on {host[:30]}: {found}", final) from failure
+    return [one for one, *_ in everyones]
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a disk may do no more what it did, when it is asked again."""
+    if isinstance(error, ProcessError):
+        return not error.is_final
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING
+    return isinstance(error, SafetensorError)
 
 
 @contextmanager

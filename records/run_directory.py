@@ -33,15 +33,26 @@ class RunDirectory:
         Raises:
             UserError: if nothing can be written there.
         """
-        self.path = path
-        with writing("the run directory", path):
-            path.mkdir(parents=True, exist_ok=True)
-            self._metrics = MetricsFile(path / METRICS, session.first_step)
-            write_text("the configuration", path / CONFIG, yaml_text(config.to_dict()))
-            add_session(path, session)
+        self.path, self._config, self._session = path, config, session
+        self._metrics = self._begun()
+
+    def _begun(self) -> MetricsFile:
+        with writing("the run directory", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            metrics = MetricsFile(self.path / METRICS, self._session.first_step)
+            text = yaml_text(self._config.to_dict())
+            write_text("the configuration", self.path / CONFIG, text)
+            add_session(self.path, self._session)
+        return metrics
 
     def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
-        """Append one step to metrics.jsonl. Raises WriteError if it cannot be."""
+        """Append one step to metrics.jsonl, in a new directory if somebody has deleted it.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        if not self.path.is_dir():
+            self._metrics = self._begun()
         self._metrics.append(row, samples)
 
     def draw(self, title: str) -> None:

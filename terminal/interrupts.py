@@ -1,4 +1,4 @@
-"""Ending a program by SIGINT (Ctrl-C), SIGTERM or SIGUSR1: with a sentence, whatever it is doing.
+"""Ending a program by a signal, such as SIGINT (Ctrl-C): with a sentence, whatever it is doing.
 
 Python runs a signal's handler when the main thread is back in Python. A compilation or a step on
 the devices may keep it away for minutes, so a second thread watches: if the handler has not run
@@ -22,7 +22,8 @@ from types import FrameType
 
 import popdist
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a program to end: a person, a scheduler, a terminal that closes."""
 SECONDS_TO_ANSWER = 1.5
 TWICE = 3.0
 """Seconds in which a signal that comes again is the same one: `scancel` signals the tasks itself,
@@ -34,9 +35,9 @@ AGAIN = 128  # added to the number of a signal that is to be sent once more
 class Interrupted(BaseException):
     """A signal asks the program to end. Like KeyboardInterrupt, no `except Exception` stops it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, text: str | None = None) -> None:
         self.number = number
-        super().__init__(sentence(number))
+        super().__init__(text or sentence(number))
 
 
 def sentence(number: int) -> str:
@@ -45,13 +46,13 @@ def sentence(number: int) -> str:
 
 
 def exit_code(number: int) -> int:
-    """The code of a program that a signal ends, as shells count: 130 for SIGINT, 143."""
+    """The code of a program that a signal ends, as shells count: 130, 143 for SIGTERM."""
     return 128 + number
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the context SIGINT, SIGTERM and SIGUSR1 raise `Interrupted`, or end the process.
+    """Within the context `SIGNALS` raise `Interrupted`, or end the process.
 
     They end the process where Python cannot raise in time. A handler set inside the context, such
     as that of `training.signals.StopSignal`, takes precedence. Outside the main thread, and

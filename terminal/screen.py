@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 import popdist
 
@@ -29,6 +32,60 @@ def say(text: str) -> None:
         sys.stderr.flush()
     else:
         print(text, file=sys.stderr, flush=True)
+
+
+class _Enduring:
+    """A stream that goes on when nobody takes what is written any more: the reader of a pipe is
+    gone, the terminal is closed, the disk of a log is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        if self.failure is None:
+            self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        if self.failure is None:
+            self._try(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            self.failure = error
+            with suppress(OSError):  # else Python's last flush fails, and changes the exit code
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+
+
+@contextmanager
+def enduring_streams() -> Iterator[None]:
+    """A context in which standard output and error may break: the program goes on without them,
+    and says so in the end on the one that is left."""
+    names = ("stdout", "stderr")
+    usual = {name: getattr(sys, name) for name in names}
+    ours = {name: _Enduring(stream) for name, stream in usual.items()}
+    for name, stream in ours.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name in names:
+            if getattr(sys, name) is ours[name]:
+                setattr(sys, name, usual[name])
+        for name, failure in ((n, s.failure) for n, s in ours.items() if s.failure is not None):
+            left = next((ours[n] for n in names if ours[n].failure is None), None)
+            if left is not None:
+                reason = failure.strerror or str(failure)
+                left.write(f"warning: standard {name[3:]} broke: {reason}; lines are missing\n")
+                left.flush()
 
 
 def is_coloured() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoints import CheckpointStore
+from checkpoints import CheckpointError, CheckpointStore
 from config.sections import METRICS, RunConfig
 from files.json_files import Fields
 from files.shown import shown_number
@@ -59,7 +59,15 @@ class Best:
         if not self._is_better(value):
             self._since += 1
             return
-        self._value, self._step, self._since = value, step, 0
+        self._since = 0
+        try:
+            self._keep(step, metrics, weights)
+        except CheckpointError as error:  # an evaluation as good as this may come again
+            say(f"warning: {error}; the run goes on, and the best weights stay those before")
+            return
+        self._value, self._step = value, step
+
+    def _keep(self, step: int, metrics: Mapping[str, float], weights: Arrays) -> None:
         if self._folder is not None:
             with CheckpointStore(self._folder, to_keep=1) as store:
                 facts = {"metrics": dict(metrics), "config": self._config.to_dict()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from config.sections import RunConfig
 from data.batches import Loader
 from data.pipeline import Pipeline
 from data.preview import preview
-from data.tokens import Tokenizer, keep_tokenizer
+from data.tokens import Tokenizer
 from evaluation.evaluator import Evaluator
 from files.lock import locked
 from files.shown import shown_path
@@ -38,7 +39,8 @@ from records.progress import VALIDATION
 from records.recorder import Recorder, Silence
 from records.run_directory import check_path, choose_path
 from records.wandb_log import check_mode
-from terminal.screen import is_coloured, is_first_process, say
+from terminal.interrupts import Interrupted
+from terminal.screen import enduring_streams, is_coloured, is_first_process, say
 from training.best import FOLDER as BEST
 from training.best import Best
 from training.options import RunOptions
@@ -51,11 +53,20 @@ from training.utilisation import utilisation_of
 
 
 def finetune(config: RunConfig, options: RunOptions) -> None:
-    """Train.
+    """Train. A log that breaks meanwhile ends nothing.
 
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
+        Interrupted: a signal asked for the end, before the last step; the state is saved.
     """
+    with enduring_streams():
+        stopped = _finetune_alone(config, options)
+    if stopped is not None:
+        raise stopped
+
+
+def _finetune_alone(config: RunConfig, options: RunOptions) -> Interrupted | None:
+    """Train in folders that no other run uses meanwhile."""
     agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
     path = choose_path(options.run_dir, config.checkpoint.save, options.name)
     path = Path(popdist.gather(str(path))[0])  # a new one is named after the time
@@ -67,7 +78,7 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
         popdist.gather("the folders are this run's")
         if config.checkpoint.save is not None:
             check_shared(Path(config.checkpoint.save))
-        _finetune(config, options, path)
+        return _finetune(config, options, path)
 
 
 def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
@@ -97,7 +108,8 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
         )
 
 
-def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
+def _finetune(config: RunConfig, options: RunOptions, path: Path) -> Interrupted | None:
+    """Train; returns why it ended early, if it did."""
     family = family_of(config)
     data = Pipeline(config, family.sample_format)
     samples = data.training_samples()
@@ -114,7 +126,7 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
         start, _ = start.load_with_fallback(_verify)
         if start.step >= config.training.steps:
             _say_done(config, family, start, options, path)
-            return
+            return None
     profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
     model = compiled(lambda: FineTuning(config, family), "the training program")
     evaluates = config.evaluation.steps is not None
@@ -127,7 +139,7 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
             config, family, options, loader, start, model, evaluator, Best(config, start.best),
             SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), path,
         )  # fmt: skip
-        run.train(data.tokenizer)
+        return run.train(data.tokenizer)
 
 
 def _verify(start: Start) -> None:
@@ -155,17 +167,18 @@ class _Run:
     skipped: SkippedSteps
     path: Path
 
-    def train(self, tokenizer: Tokenizer) -> None:
+    def train(self, tokenizer: Tokenizer) -> Interrupted | None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
 
         Args:
             tokenizer: of the data; kept next to the checkpoints.
+
+        Returns:
+            The signal that ended it early, if one did, with the last sentence for people.
         """
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_first_process():
             remove_run(Path(config.checkpoint.save))
-        if config.checkpoint.save is not None and is_first_process():
-            keep_tokenizer(tokenizer, Path(config.checkpoint.save))
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
             records = self._records()
@@ -179,6 +192,7 @@ class _Run:
                     self.skipped,
                     self.best,
                     self.start.step,
+                    tokenizer,
                 )
             )
             checkpoints.begin()
@@ -189,14 +203,15 @@ class _Run:
                 step, weights = self._to_export(last)
                 record = RunRecord(config.to_dict(), step, self.path)
                 export(config, self.family, weights, options.save_hf, record)
-        if stop.requested:
-            say(f"stopped by {stop.name} after step {last}")
-            if options.save_hf is not None:
-                say(
-                    f"nothing is in {options.save_hf}: run_export.py writes a model from "
-                    "the checkpoint"
-                )
         say(f"records of the run are in {self.path}")
+        if stop.name is None:
+            return None
+        if options.save_hf is not None:
+            say(f"nothing is in {options.save_hf}: run_export.py writes a model of the checkpoint")
+        text = f"stopped by {stop.name} after step {last}"
+        if config.checkpoint.save is not None:
+            text += ": the same command continues it"
+        return Interrupted(signal.Signals[stop.name], text)
 
     def _to_export(self, last: int) -> tuple[int, Arrays]:
         """The best weights if they are kept, else the last ones, and their step."""

@@ -10,14 +10,13 @@ from types import FrameType
 from typing import Any, Self
 
 import popdist
-from terminal.interrupts import TWICE
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from terminal.interrupts import SIGNALS, TWICE
 
 
 class StopSignal:
-    """Turns the first SIGTERM, SIGINT (Ctrl-C) or SIGUSR1 (Slurm's warning of a time limit) into a
-    flag to look at between steps. Processes agree there on whatever else ends or saves the run.
+    """Turns the first of `SIGNALS`, such as SIGTERM or SIGUSR1 (Slurm's warning of a time limit),
+    into a flag to look at between steps. Processes agree there on whatever else ends or saves the
+    run.
 
     with StopSignal() as stop:
         for step in range(steps):
@@ -66,6 +65,8 @@ class StopSignal:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # as nohup ignores SIGHUP
                 # None stands for a handler that was not set from Python and cannot be set again.
                 self._previous[number] = signal.signal(number, self._receive) or signal.SIG_DFL
         return self

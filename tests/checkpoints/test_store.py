@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tracemalloc
 from collections.abc import Mapping
 
@@ -268,9 +270,31 @@ def test_a_failed_write_leaves_the_older_steps(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("checkpoints.store.write_shard", full)
+        monkeypatch.setattr("checkpoints.store.PAUSES", ())
         with pytest.raises(CheckpointError, match="cannot save step 2 .*: No space left"):
             store.save(2, {"x": np.zeros(3)}, {}, wait=True)
         assert store.load().step == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_write_that_fails_once_is_done_again(tmp_path, monkeypatch):
+    import checkpoints.store as stores
+
+    usual, failures = stores.write_shard, [errno.EIO, errno.ESTALE]
+
+    def once(*args):
+        if failures:
+            raise OSError(failures[0], os.strerror(failures.pop(0)))
+        usual(*args)
+
+    monkeypatch.setattr(stores, "write_shard", once)
+    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0))
+    with CheckpointStore(tmp_path) as store, pytest.warns(CheckpointWarning) as said:
+        store.save(1, {"x": np.ones(3)}, {}, wait=True)
+    assert [str(w.message).split(": ")[1] for w in said] == [
+        "Input/output error; trying again in 0 s", "Stale file handle; trying again in 0 s"
+    ]  # fmt: skip
+    assert load_checkpoint(tmp_path).tensors["x"].tolist() == [1, 1, 1]
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
+from concurrent import futures
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning
+from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, store
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from training.saving import Checkpoints
@@ -50,6 +52,86 @@ def test_a_run_is_saved_every_ten_minutes(tmp_path, monkeypatch, capsys):
     assert CheckpointStore(folder).steps() == [10, 20, 30]
 
 
+@pytest.fixture
+def disk(monkeypatch) -> SimpleNamespace:
+    """A disk that fails as often as `failures` says, before anything is written."""
+    found, usual = SimpleNamespace(failures=0), store.write_shard
+
+    def write_shard(*args):
+        if found.failures:
+            found.failures -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        usual(*args)
+
+    monkeypatch.setattr(store, "write_shard", write_shard)
+    monkeypatch.setattr(store, "PAUSES", (0.0, 0.0))
+    return found
+
+
+def saved_at(found: Checkpoints, steps: range, every: int) -> list[int]:
+    """Steps that the training loop saves, each save being over before the next step."""
+    seen = []
+    for step in steps:
+        if found.is_due(step - 1):
+            found.save(step - 1)
+            seen.append(step - 1)
+        if step % every == 0:
+            found.save(step)
+            seen.append(step)
+        if found._store._pending is not None:
+            futures.wait([found._store._pending])
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore::checkpoints.CheckpointWarning")
+@pytest.mark.parametrize("background", [True, False])
+def test_a_save_that_fails_does_not_end_a_run(background, tmp_path, monkeypatch, capsys, disk):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path), minutes=None)
+    found._copies = background
+    disk.failures = 3  # the write and its two repetitions
+    assert saved_at(found, range(1, 10), every=4) == [4, 4, 8]
+    said = "Input/output error; the run goes on, with a save of the state of now"
+    assert said in capsys.readouterr().err
+    found.finish(9)
+    assert CheckpointStore(tmp_path).steps() == [4, 8, 9]
+
+    disk.failures = 6  # so does the save in its place
+    assert saved_at(found, range(10, 18), every=4) == [12, 12, 16]
+    assert "the run goes on, with a save when the next one is due" in capsys.readouterr().err
+    found.finish(17)
+    assert CheckpointStore(tmp_path).steps()[-2:] == [16, 17]
+
+    disk.failures = 10**6
+    assert saved_at(found, range(18, 24), every=4) == [20, 20]
+    with pytest.raises(CheckpointError, match="cannot save step 2. in .*: Input/output error"):
+        saved_at(found, range(24, 30), every=4)
+    assert "saved as step 17 in" in found.kept
+
+
+@pytest.mark.filterwarnings("ignore::checkpoints.CheckpointWarning")
+def test_the_last_save_takes_the_place_of_one_that_failed(tmp_path, monkeypatch, disk):
+    """As when SIGTERM comes just then."""
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path))
+    disk.failures = 4  # a save, and the first attempt of the last one
+    found.save(5)
+    found.finish(5)
+    assert CheckpointStore(tmp_path).steps() == [5]
+    disk.failures = 10**6
+    with pytest.raises(CheckpointError, match="cannot save step 6 in"):
+        found.finish(6)
+
+
+def test_a_folder_that_was_deleted_is_made_again(tmp_path, monkeypatch):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path / "run"))
+    found.begin()
+    found.save(1)
+    found._store.wait()
+    shutil.rmtree(tmp_path / "run")
+    found.save(2)
+    found.finish(2)
+    assert CheckpointStore(tmp_path / "run").steps() == [2]
+
+
 def test_a_run_that_is_not_saved_says_so(tmp_path, monkeypatch, capsys):
     found = checkpoints(tmp_path, monkeypatch, [0.0], save=None)
     found.begin()
@@ -81,8 +163,8 @@ def test_room_for_a_step_is_looked_for_before_it_is_written(tmp_path, monkeypatc
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3999))
     with pytest.raises(CheckpointError, match="cannot save a step in .* needs 0.00 MB, and 0.00"):
         found.begin()
-    with pytest.raises(CheckpointError, match="cannot save step 7 in"):
-        found.save(7)
+    with pytest.raises(CheckpointError, match="cannot save step 9 in"):
+        found.finish(9)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=11_999))
     with pytest.warns(CheckpointWarning, match="has room for 2 steps of .*, but 2 are kept"):

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from terminal.interrupts import SIGNALS
 from training.signals import StopSignal
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_raises_the_flag(number):
     with StopSignal() as stop:
         assert not stop.requested
@@ -81,6 +82,16 @@ def test_a_signal_that_comes_twice_is_one(monkeypatch):
         monkeypatch.setattr("training.signals.TWICE", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.poll()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_given_back():

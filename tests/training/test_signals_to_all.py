@@ -87,7 +87,7 @@ def test_a_signal_to_all_processes(moment, number, whole, executables, tmp_path)
             assert line, f"process {runs.index(run)} has ended"
     for run in runs:
         run.send_signal(number)
-    said = ended(runs, code=128 + number if before else 0)[0]
+    said = ended(runs, code=128 + number)[0]
     if before:
         sentence = f"interrupted by {number.name}: what was saved before is intact"
         assert said.splitlines()[-1] == sentence
