@@ -69,7 +69,7 @@ class _Enduring:
 def enduring_streams() -> Iterator[None]:
     """A context in which standard output and error may break: the program goes on without them,
     and says so in the end on the one that is left."""
-    names = ("stdout", "stderr")
+    names = {"stdout": "output", "stderr": "error"}
     usual = {name: getattr(sys, name) for name in names}
     ours = {name: _Enduring(stream) for name, stream in usual.items()}
     for name, stream in ours.items():
@@ -84,7 +84,7 @@ def enduring_streams() -> Iterator[None]:
             left = next((ours[n] for n in names if ours[n].failure is None), None)
             if left is not None:
                 reason = failure.strerror or str(failure)
-                left.write(f"warning: standard {name[3:]} broke: {reason}; lines are missing\n")
+                left.write(f"warning: standard {names[name]} broke: {reason}; lines are missing\n")
                 left.flush()
 
 

@@ -112,10 +112,11 @@ def test_the_image_is_nobody_elses():
         assert (ROOT / name).is_file()
 
 
-@pytest.mark.parametrize(("code", "again"), [(0, True), (138, True), (1, False)])
+@pytest.mark.parametrize(
+    ("code", "again"), [(138, True), (0, False), (1, True), (2, False), (143, False)]
+)
 def test_a_job_that_is_warned_goes_back_into_the_queue(code, again, tmp_path):
-    """Before its time limit: 0 when the run has saved, 138 when it was still compiling; not when
-    it has failed."""
+    """Before its time limit; so does one that crashes, but not a mistake nor a run that is over."""
     programs = {
         "srun": f"trap 'exit {code}' USR1; touch started; while :; do sleep 0.02; done",
         "scontrol": 'echo "$@" >requeued',
