@@ -80,10 +80,10 @@ def run(folder: Path) -> list[subprocess.Popen[str]]:
     return finetuning(2, folder.parent / "executables", *FLAGS, "--save", str(folder))
 
 
-def ended(runs: list[subprocess.Popen[str]]) -> str:
+def ended(runs: list[subprocess.Popen[str]], code: int = 0) -> str:
     """What the first process has said at the end; the others have nothing to say."""
     first, *others = [run.communicate(timeout=300) for run in runs]
-    assert [run.returncode for run in runs] == [0] * len(runs), (first, others)
+    assert [run.returncode for run in runs] == [code] * len(runs), (first, others)
     assert first[0] == ""
     assert all(said == ("", "") for said in others)
     return first[1]
@@ -96,7 +96,7 @@ def test_sigterm_to_one_process_ends_both_and_the_same_command_goes_on(tmp_path)
     lines = iter(runs[0].stderr.readline, "")
     assert any(line.startswith("step ") for line in lines)
     runs[1].send_signal(signal.SIGTERM)
-    said = ended(runs)
+    said = ended(runs, code=128 + signal.SIGTERM)
     stopped = load_checkpoint(tmp_path / "two").step
     assert 0 < stopped < STEPS
     assert f"stopped by SIGTERM after step {stopped}: the same command continues it\n" in said
