@@ -1,0 +1,173 @@
+"""When a run saves, and that the disk has room for it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from concurrent import futures
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, store
+from config.families import config_class_of
+from config.presets import merge, preset_data
+from run.saving import Checkpoints
+
+TENSORS = {"a": np.ones(1000, np.float32)}
+
+
+def checkpoints(tmp_path, monkeypatch, clock, **checkpoint) -> Checkpoints:
+    data = merge(preset_data("finetuning", "tiny"), {"checkpoint": checkpoint})
+    config = config_class_of(data, "tiny").from_dict(data)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stub = SimpleNamespace(
+        hf_config=lambda config: {},
+        to_config_json=lambda config: {},
+        tensors=lambda optimizer: TENSORS,
+        state=dict,
+        total=0,
+    )
+    return Checkpoints(config, stub, stub, stub, stub, stub, 0)
+
+
+def test_a_run_is_saved_every_ten_minutes(tmp_path, monkeypatch, capsys):
+    clock, folder = [0.0], tmp_path / "run"
+    folder.mkdir()
+    found = checkpoints(tmp_path, monkeypatch, clock, save=str(folder))
+    with found:
+        found.begin()
+        assert f"saving every 10 minutes, and at the end in {folder}" in capsys.readouterr().err
+        seen = []
+        for step in range(1, 31):
+            clock[0] = 60.0 * step
+            if found.is_due(step):
+                found.save(step)
+                seen.append(step)
+            found.after(step)
+        found.finish(30)
+    assert seen == [10, 20, 30]
+    assert CheckpointStore(folder).steps() == [10, 20, 30]
+
+
+@pytest.fixture
+def disk(monkeypatch) -> SimpleNamespace:
+    """A disk that fails as often as `failures` says, before anything is written."""
+    found, usual = SimpleNamespace(failures=0), store.write_shard
+
+    def write_shard(*args):
+        if found.failures:
+            found.failures -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        usual(*args)
+
+    monkeypatch.setattr(store, "write_shard", write_shard)
+    monkeypatch.setattr(store, "PAUSES", (0.0, 0.0))
+    return found
+
+
+def saved_at(found: Checkpoints, steps: range, every: int) -> list[int]:
+    """Steps that the training loop saves, each save being over before the next step."""
+    seen = []
+    for step in steps:
+        if found.is_due(step - 1):
+            found.save(step - 1)
+            seen.append(step - 1)
+        if step % every == 0:
+            found.save(step)
+            seen.append(step)
+        if found._store._pending is not None:
+            futures.wait([found._store._pending])
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore::checkpoints.CheckpointWarning")
+@pytest.mark.parametrize("background", [True, False])
+def test_a_save_that_fails_does_not_end_a_run(background, tmp_path, monkeypatch, capsys, disk):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path), minutes=None)
+    found._copies = background
+    disk.failures = 3  # the write and its two repetitions
+    assert saved_at(found, range(1, 10), every=4) == [4, 4, 8]
+    said = "Input/output error; the run goes on, with a save of the state of now"
+    assert said in capsys.readouterr().err
+    found.finish(9)
+    assert CheckpointStore(tmp_path).steps() == [4, 8, 9]
+
+    disk.failures = 6  # so does the save in its place
+    assert saved_at(found, range(10, 18), every=4) == [12, 12, 16]
+    assert "the run goes on, with a save when the next one is due" in capsys.readouterr().err
+    found.finish(17)
+    assert CheckpointStore(tmp_path).steps()[-2:] == [16, 17]
+
+    disk.failures = 10**6
+    assert saved_at(found, range(18, 24), every=4) == [20, 20]
+    with pytest.raises(CheckpointError, match="cannot save step 2. in .*: Input/output error"):
+        saved_at(found, range(24, 30), every=4)
+    assert "saved as step 17 in" in found.kept
+
+
+@pytest.mark.filterwarnings("ignore::checkpoints.CheckpointWarning")
+def test_the_last_save_takes_the_place_of_one_that_failed(tmp_path, monkeypatch, disk):
+    """As when SIGTERM comes just then."""
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path))
+    disk.failures = 4  # a save, and the first attempt of the last one
+    found.save(5)
+    found.finish(5)
+    assert CheckpointStore(tmp_path).steps() == [5]
+    disk.failures = 10**6
+    with pytest.raises(CheckpointError, match="cannot save step 6 in"):
+        found.finish(6)
+
+
+def test_a_folder_that_was_deleted_is_made_again(tmp_path, monkeypatch):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path / "run"))
+    found.begin()
+    found.save(1)
+    found._store.wait()
+    shutil.rmtree(tmp_path / "run")
+    found.save(2)
+    found.finish(2)
+    assert CheckpointStore(tmp_path / "run").steps() == [2]
+
+
+def test_a_run_that_is_not_saved_says_so(tmp_path, monkeypatch, capsys):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=None)
+    found.begin()
+    assert capsys.readouterr().err.startswith("no checkpoints are saved")
+
+
+def test_process_0_says_when_it_is_time(tmp_path, monkeypatch):
+    """Clocks of hosts differ; a save that not all begin would wait for days."""
+    clock = [0.0]
+    found = checkpoints(tmp_path, monkeypatch, clock, save=str(tmp_path))
+    clock[0] = 3600.0
+    assert found.is_due(1)
+    monkeypatch.setattr("run.saving.is_first_process", lambda: False)
+    assert not found.is_due(1)
+
+
+@pytest.mark.parametrize("checkpoint", [{"minutes": None}, {"minutes": 1000.0}, {"save": None}])
+def test_no_time_is_due(tmp_path, monkeypatch, checkpoint):
+    clock = [0.0]
+    found = checkpoints(tmp_path, monkeypatch, clock, **{"save": str(tmp_path), **checkpoint})
+    clock[0] = 3600.0
+    assert not found.is_due(1)
+
+
+def test_room_for_a_step_is_looked_for_before_it_is_written(tmp_path, monkeypatch):
+    clock = [0.0]
+    found = checkpoints(tmp_path, monkeypatch, clock, save=str(tmp_path), to_keep=2)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3999))
+    with pytest.raises(CheckpointError, match="cannot save a step in .* needs 0.00 MB, and 0.00"):
+        found.begin()
+    with pytest.raises(CheckpointError, match="cannot save step 9 in"):
+        found.finish(9)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=11_999))
+    with pytest.warns(CheckpointWarning, match="has room for 2 steps of .*, but 2 are kept"):
+        found.begin()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=12_000))
+    found.begin()
