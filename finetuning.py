@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from modelling.sessions.training import FineTuning as FineTuning
+from sessions.training import FineTuning as FineTuning
 
 if __name__ == "__main__":
     from benchmarks.finetuning import main

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from modelling.sessions.generating import Inference as Inference
+from sessions.generating import Inference as Inference
 
 if __name__ == "__main__":
     from benchmarks.inference import main

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from config.errors import ConfigError
-from modelling.origins import ORIGINS
+from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option
@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if line.options.save_hf is None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
     # These take seconds: mistakes in the command line are said before.
-    from modelling.export import export_checkpoint
-    from modelling.shortage import explain_shortages
+    from machine.shortage import explain_shortages
+    from run.export import export_checkpoint
 
     with explain_shortages(line.preset, line.config):
         export_checkpoint(line.config, line.options.save_hf)

@@ -9,12 +9,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from modelling.origins import ORIGINS
 from planning.options import add_plan_options, is_planned, planned, planned_machine
+from planning.origins import ORIGINS
+from run.options import RunOptions
 from terminal.command_line import read_command_line, typed
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option, count_option, path_option
-from training.options import RunOptions
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
-    from modelling.choices import with_choices
-    from modelling.shortage import explain_shortages
+    from machine.shortage import explain_shortages
+    from planning.choices import with_choices
     from planning.needs import finetuning_needs
-    from training.run import finetune
+    from run.loop import finetune
 
     given = line.options
     line = with_choices(

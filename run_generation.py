@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from config.agreement import agree_on_run
 from config.errors import ConfigError
 from files.writing import check_file
-from modelling.origins import ORIGINS
+from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out is not None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
-    from evaluation.generate import (
+    from machine.shortage import explain_shortages
+    from planning.choices import with_choices
+    from run.answers.generate import (
         answer,
         asked_rows,
         asked_texts,
@@ -75,8 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with_format,
         write_rows,
     )
-    from modelling.choices import with_choices
-    from modelling.shortage import explain_shortages
 
     config = with_choices(line).config
     # Before any process reads what others read elsewhere.
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     agree_on_run(config, **asks)
     config = with_format(config, given.file, given.chat, given.raw)
     if given.chat:
-        from evaluation.converse import converse
+        from run.answers.converse import converse
 
         with explain_shortages(line.preset, config):
             converse(config)

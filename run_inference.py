@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from modelling.origins import ORIGINS
+from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.screen import is_first_process
@@ -19,9 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, origins=ORIGINS)
     # These take seconds: mistakes in the command line are said before.
-    from evaluation.side_by_side import side_by_side
-    from modelling.choices import with_choices
-    from modelling.shortage import explain_shortages
+    from machine.shortage import explain_shortages
+    from planning.choices import with_choices
+    from run.evaluation.side_by_side import side_by_side
 
     line = with_choices(line, ("validation",))
     with explain_shortages(line.preset, line.config):

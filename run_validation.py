@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from modelling.origins import ORIGINS
 from planning.options import add_plan_options, is_planned, planned, planned_machine
+from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
@@ -33,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
-    from evaluation.validate import validate
-    from modelling.choices import with_choices
-    from modelling.shortage import explain_shortages
+    from machine.shortage import explain_shortages
+    from planning.choices import with_choices
     from planning.needs import inference_needs
+    from run.evaluation.validate import validate
 
     given = line.options
     line = with_choices(

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from config.sections import RunConfig
-from modelling.shortage import explain_shortages
+from machine.shortage import explain_shortages
 from planning.options import NeedsOf, add_plan_options, planned
 from terminal.command_line import read_command_line
 from terminal.parser import count_option

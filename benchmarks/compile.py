@@ -18,10 +18,10 @@ from typing import Any
 
 import popxl
 from config.sections import RunConfig
+from machine.shortage import explain_shortages
 from modelling.phases.training import build_training
-from modelling.shortage import explain_shortages
 from modelling.spec import family_of
-from records.pace import peak_host_bytes
+from run.records.pace import peak_host_bytes
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 

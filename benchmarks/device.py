@@ -29,12 +29,12 @@ from config.sections import RunConfig
 from data.batches import Loader
 from data.samples import Batch
 from files.writing import check_folder
-from modelling.devices import described_devices, device_desc
-from modelling.sessions.training import FineTuning
+from machine.devices import described_devices, device_desc
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from popxl import hardware
 from popxl.session import Timing
+from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 
 

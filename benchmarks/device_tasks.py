@@ -29,17 +29,17 @@ from config.machines import Machine, machine, machine_of_kind
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.batches import Loader
-from modelling.devices import device_desc, platform
-from modelling.memory import NotEnoughMemoryError, check_least, host_memory
-from modelling.sessions.generating import Inference
-from modelling.sessions.training import FineTuning
+from machine.devices import device_desc, platform
+from machine.matrix_rate import matrix_rate
+from machine.memory import NotEnoughMemoryError, check_least, host_memory
 from modelling.spec import family_of
 from modelling.weights import Computed, WeightTable
-from planning.matrix_rate import matrix_rate
 from planning.needs import Needs, finetuning_needs, inference_needs
 from planning.report import report
 from popxl import hardware
 from popxl.session import DeviceDesc
+from sessions.generating import Inference
+from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 
 Facts = dict[str, Any]

@@ -20,11 +20,11 @@ from benchmarks.idle_disk import idle_disk
 from benchmarks.machine_use import MachineUse
 from config.sections import RunConfig
 from data.batches import Loader
-from modelling.placement import planned_bytes
-from modelling.sessions.training import FineTuning, StepResult
+from machine.placement import planned_bytes
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
-from records.pace import peak_host_bytes
+from run.records.pace import peak_host_bytes
+from sessions.training import FineTuning, StepResult
 from terminal.entry_point import entry_point
 
 

@@ -21,9 +21,9 @@ from config.sections import FP8, RunConfig
 from data.batches import Loader
 from data.pipeline import Pipeline
 from data.samples import Batch
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
-from modelling.start import load_weights
+from run.start import load_weights
+from sessions.training import FineTuning
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import count_option

@@ -29,15 +29,15 @@ from config.machines import machine
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from files.writing import write_text
-from modelling.placement import planned_bytes
-from modelling.sessions.generating import Inference
-from modelling.sessions.losses import Losses
-from modelling.sessions.running import RunningModel
-from modelling.shortage import explain_shortages
+from machine.here import disk_rates
+from machine.placement import planned_bytes
+from machine.shortage import explain_shortages
 from modelling.spec import family_of
-from planning.here import disk_rates
 from planning.needs import finetuning_needs, placed
-from records.pace import peak_host_bytes
+from run.records.pace import peak_host_bytes
+from sessions.generating import Inference
+from sessions.losses import Losses
+from sessions.running import RunningModel
 from terminal.entry_point import entry_point
 
 

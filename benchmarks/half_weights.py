@@ -24,10 +24,10 @@ from config.presets import merge, preset_data
 from config.sections import RunConfig
 from data.batches import Loader
 from data.pipeline import Pipeline
-from modelling.sessions.running import compiled
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from modelling.weights import OPTIMIZER
+from sessions.running import compiled
+from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 from terminal.parser import count_option
 

@@ -20,9 +20,9 @@ import numpy as np
 from benchmarks.command import run_benchmark
 from benchmarks.machine_use import MachineUse
 from config.sections import RunConfig
-from modelling.sessions.generating import Inference
 from modelling.spec import family_of
 from planning.needs import inference_needs
+from sessions.generating import Inference
 from terminal.entry_point import entry_point
 
 

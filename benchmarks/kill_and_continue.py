@@ -38,13 +38,13 @@ from config.errors import UserError
 from config.sections import RunConfig
 from data.batches import Loader
 from data.samples import Batch
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
-from modelling.start import starting_point
-from records.pace import peak_host_bytes
+from run.records.pace import peak_host_bytes
+from run.saving import SHARD_OF_DISK
+from run.start import starting_point
+from sessions.training import FineTuning
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
-from training.saving import SHARD_OF_DISK
 
 RUNS: Mapping[str, tuple[str, float]] = {"base": ("base_adamw", 2.5), "xl": ("xl_adamw", 16.0)}
 """By name: one of `benchmarks.full_size.RUNS`, and gigabytes of memory."""

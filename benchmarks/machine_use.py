@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import popxl
 from config.sections import RunConfig
-from modelling.devices import device_desc
-from planning.matrix_rate import matrix_rate
+from machine.devices import device_desc
+from machine.matrix_rate import matrix_rate
 from planning.needs import Needs
-from records.pace import peak_host_bytes
+from run.records.pace import peak_host_bytes
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,9 @@ def be_one(depth: int) -> None:
 
     popdist.init()
     from data.batches import Loader
-    from modelling.sessions.training import FineTuning
     from modelling.spec import family_of
     from popxl.plan import plan_of
+    from sessions.training import FineTuning
 
     config = _config(depth)
     family = family_of(config)

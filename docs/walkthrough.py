@@ -13,12 +13,12 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.batches import Loader
 from data.pipeline import Pipeline
-from evaluation.evaluator import Evaluator
-from modelling.sessions.generating import Inference
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from planning.report import report
+from run.evaluation.evaluator import Evaluator
+from sessions.generating import Inference
+from sessions.training import FineTuning
 
 # %% [markdown]
 # ## The configuration

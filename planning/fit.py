@@ -22,8 +22,8 @@ from config.errors import ConfigError
 from config.machines import Machine, machine, machines
 from config.presets import preset_data, preset_names
 from files.shown import shown_path
-from modelling.origins import ORIGINS
-from modelling.shortage import explain_shortages
+from machine.shortage import explain_shortages
+from planning.origins import ORIGINS
 from planning.report import Report
 from planning.text import gigabytes
 from terminal.command_line import CommandLine, read_command_line
@@ -35,9 +35,9 @@ from terminal.parser import count_option
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and print."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
-    from modelling.choices import with_choices
+    from machine.here import machine_here
+    from planning.choices import with_choices
     from planning.fitting import best_training, generation
-    from planning.here import machine_here
 
     config, options = line.config, line.options
     with explain_shortages(line.preset, config):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from config.errors import ConfigError
 from config.machines import Machine
 from config.sections import RunConfig
-from modelling.choices import largest_divisor
+from planning.choices import largest_divisor
 from planning.needs import finetuning_needs, inference_needs
 from planning.report import Report, report
 

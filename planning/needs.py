@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import popxl
 from config.machines import Machine
 from config.sections import RunConfig
+from machine.placement import spill
 from modelling.generation import build_generation
 from modelling.generation.choice import streamed_of
 from modelling.generation.strategies import strategy_of
 from modelling.generation.streamed import build_streamed
-from modelling.placement import spill
-from modelling.residence import (
+from modelling.spec import family_of
+from modelling.weights import WeightTable
+from planning.residence import (
     Candidates,
     Chosen,
     choose,
@@ -21,8 +23,6 @@ from modelling.residence import (
     is_automatic,
     on_platform,
 )
-from modelling.spec import family_of
-from modelling.weights import WeightTable
 
 FLOAT32 = 4  # bytes of an element of a gradient or a moment
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import popxl
 from config.machines import Machine
-from modelling.placement import PROCESS, WINDOWS
-from modelling.residence import Chosen
+from machine.placement import PROCESS, WINDOWS
 from planning.estimate import Times, times
 from planning.needs import Needs, placed, streamed_instead
+from planning.residence import Chosen
 
 REST = "the rest"
 

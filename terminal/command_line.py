@@ -67,7 +67,7 @@ class CommandLine:
 
     given: frozenset[str] | None = None
     """Dotted names of the fields that flags give, where no preset or run says the others, which
-    `modelling.choices` chooses; None: nothing is open."""
+    `planning.choices` chooses; None: nothing is open."""
 
 
 def read_command_line(

@@ -54,7 +54,7 @@ def interruptible() -> Iterator[None]:
     """Within the context SIGINT, SIGTERM and SIGUSR1 raise `Interrupted`, or end the process.
 
     They end the process where Python cannot raise in time. A handler set inside the context, such
-    as that of `training.signals.StopSignal`, takes precedence. Outside the main thread, and
+    as that of `run.signals.StopSignal`, takes precedence. Outside the main thread, and
     for signals that are ignored, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -31,7 +31,7 @@ from checkpoints import CheckpointWarning, load_checkpoint
 from data.pipeline import Pipeline
 from data.samples import Samples
 from data.task import SAMPLE_FOLDER
-from records.metrics import read_metrics
+from run.records.metrics import read_metrics
 from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.small_runs import MODEL, TRAINING
 

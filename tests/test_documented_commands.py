@@ -18,21 +18,21 @@ import yaml
 import benchmarks.finetuning
 import benchmarks.inference
 import benchmarks.phased
-import evaluation.generate
-import evaluation.side_by_side
-import evaluation.validate
-import modelling.choices
-import modelling.export
+import planning.choices
 import planning.options
 import popdist
+import run.answers.generate
+import run.evaluation.side_by_side
+import run.evaluation.validate
+import run.export
+import run.loop
 import run_export
 import run_finetuning
 import run_generation
 import run_inference
 import run_validation
-import training.run
 from config.presets import preset_data
-from modelling.origins import SavedOrModel
+from planning.origins import SavedOrModel
 from tests.huggingface.hub_folders import save, save_bin
 from tests.pages import PAGES, ROOT, Command, commands, name, text_of
 from tests.small_runs import COMPILE_QUICKLY
@@ -43,11 +43,11 @@ COMMANDS = {
 }
 SCRIPTS = {
     # the script: the module of its main, and the module and function that would do the work
-    "run_finetuning.py": (run_finetuning, training.run, "finetune"),
-    "run_validation.py": (run_validation, evaluation.validate, "validate"),
-    "run_inference.py": (run_inference, evaluation.side_by_side, "side_by_side"),
-    "run_generation.py": (run_generation, evaluation.generate, "with_format"),
-    "run_export.py": (run_export, modelling.export, "check_least"),
+    "run_finetuning.py": (run_finetuning, run.loop, "finetune"),
+    "run_validation.py": (run_validation, run.evaluation.validate, "validate"),
+    "run_inference.py": (run_inference, run.evaluation.side_by_side, "side_by_side"),
+    "run_generation.py": (run_generation, run.answers.generate, "with_format"),
+    "run_export.py": (run_export, run.export, "check_least"),
     "finetuning.py": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
     "inference.py": (benchmarks.inference, benchmarks.inference, "measure"),
     "benchmarks.finetuning": (benchmarks.finetuning, benchmarks.finetuning, "measure"),
@@ -82,7 +82,7 @@ def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
-    monkeypatch.setattr(modelling.choices, "with_choices", lambda line, *_, **__: line)
+    monkeypatch.setattr(planning.choices, "with_choices", lambda line, *_, **__: line)
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         runs.main(arguments)
 

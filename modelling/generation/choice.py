@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.devices import device_desc
+from machine.devices import device_desc
+from machine.memory import NotEnoughMemoryError, check_memory
+from machine.placement import host_room
 from modelling.generation.program import GenerationProgram, build_generation
 from modelling.generation.search import Strategy
 from modelling.generation.streamed import StreamedOf, build_streamed
-from modelling.memory import NotEnoughMemoryError, check_memory
-from modelling.placement import host_room
 
 if TYPE_CHECKING:
     from modelling.spec import ModelFamily

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import popxl
 from config.sections import RunConfig
-from modelling.devices import new_ir
+from machine.devices import new_ir
 from modelling.fp8 import linear_layers
 from modelling.generation.greedy import Greedy
 from modelling.generation.loop import Start, decode

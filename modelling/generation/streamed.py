@@ -15,7 +15,7 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.devices import new_ir
+from machine.devices import new_ir
 from modelling.fp8 import linear_layers
 from modelling.generation.condition import is_any
 from modelling.generation.greedy import Greedy

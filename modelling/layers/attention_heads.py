@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config.sections import RunConfig
-from modelling.devices import platform
+from machine.devices import platform
 from modelling.layers.attention import Attention, heads_first, merge_heads, split_heads
 from modelling.layers.attention_step import PLAIN, Scores
 from modelling.layers.axes import Axes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.devices import new_ir
+from machine.devices import new_ir
 from modelling.layers.parallel import Groups
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs

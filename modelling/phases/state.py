@@ -113,7 +113,7 @@ class VariableStore:
 
 
 def name_kind(buffers: NamedRemoteBuffers, kind: str) -> None:
-    """Say what buffers hold; see `modelling.placement`."""
+    """Say what buffers hold; see `machine.placement`."""
     for buffer in buffers.to_dict().values():
         buffer.kind = kind
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.devices import new_ir, platform
+from machine.devices import new_ir, platform
 from modelling.fp8 import linear_layers
 from modelling.layers.parallel import Groups
 from modelling.phases.buffers import InputBuffers

@@ -14,7 +14,7 @@ from benchmarks import device_tasks
 from benchmarks.device_record import in_a_process, record, tasks
 from config.errors import UserError
 from config.machines import machine
-from modelling.memory import NotEnoughMemoryError
+from machine.memory import NotEnoughMemoryError
 from popxl._lower import entries, program
 
 TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]

@@ -26,7 +26,7 @@ from config.families import config_class_of
 from config.presets import merge, preset_data
 from data.pipeline import Pipeline
 from data.texts import Example
-from evaluation import generate
+from run.answers import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
 data = preset_data("finetuning", "tiny")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from checkpoints.folders import step_folders
+from tests.run.test_killed_runs import digests
 from tests.small_runs import GPTJ, RATE
-from tests.training.test_killed_runs import digests
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")

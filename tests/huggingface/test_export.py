@@ -20,9 +20,9 @@ from checkpoints import CheckpointStore
 from config.sections import RunConfig
 from data.task import NLI_LABELS
 from data.tokens import Tokenizer as RunTokenizer
-from evaluation.outcome import Outcome
-from evaluation.validate import validate
 from modelling.spec import family_named, family_of
+from run.evaluation.outcome import Outcome
+from run.evaluation.validate import validate
 from terminal.command_line import read_command_line
 
 PRESETS = {"tiny": "T5ForConditionalGeneration", "gptj_tiny": "GPTJForCausalLM"}

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from config.sections import RunConfig
-from modelling.sessions.generating import Inference
-from modelling.sessions.training import FineTuning
+from sessions.generating import Inference
+from sessions.training import FineTuning
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 

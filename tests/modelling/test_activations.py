@@ -21,9 +21,9 @@ import tests.modelling.llama.test_training as llama
 import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
 from modelling.phases.training import NOTHING, TrainingProgram
-from modelling.residence import Build
-from modelling.sessions import training as sessions
+from planning.residence import Build
 from popxl._lower import entries, program
+from sessions import training as sessions
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 

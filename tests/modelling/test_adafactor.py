@@ -14,7 +14,7 @@ from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
 from config.sections import Adafactor, RunConfig
 from modelling.spec import family_of
-from modelling.start import starting_point
+from run.start import starting_point
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.sessions import fine_tuning

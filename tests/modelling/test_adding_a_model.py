@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from modelling.spec import ModelFamily
-from records.metrics import read_metrics
+from run.records.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).parent / "toy_family"

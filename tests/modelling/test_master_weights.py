@@ -16,10 +16,10 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
-from modelling.start import starting_point
 from planning.needs import finetuning_needs
+from run.start import starting_point
+from sessions.training import FineTuning
 from tests.modelling import test_mixed_precision as mixed
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.test_training import batches

@@ -28,7 +28,7 @@ import torch
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.sessions.training import StepResult
+from sessions.training import StepResult
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.half_training import as_array, rounded, train_half

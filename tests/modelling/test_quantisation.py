@@ -16,8 +16,8 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.layers import Groups, Linear
 from modelling.quantisation import packed_shapes, quantised
-from modelling.sessions.generating import Inference
 from popxl import ops
+from sessions.generating import Inference
 from tests.modelling.generation import test_gptj, test_t5
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import inference

@@ -17,8 +17,8 @@ from config.t5 import T5Config
 from data.batches import Loader
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
+from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.test_training import batches
 from tests.modelling.sessions import check_continuing, fine_tuning

@@ -17,8 +17,8 @@ import tests.modelling.llama.test_training as llama
 import tests.modelling.t5.test_training as t5
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
+from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config
 from tests.modelling.llama.hf import our_config as llama_config

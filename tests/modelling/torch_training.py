@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.sessions.training import FineTuning
+from sessions.training import FineTuning
 
 Batch = Mapping[str, np.ndarray]
 OptimizerOf = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]

@@ -11,9 +11,9 @@ import pytest
 import docs.large_models as large
 from config.machines import Machine, machine
 from config.sections import RunConfig
+from machine.here import machine_here
 from planning import fit
 from planning.fitting import best_training, generation
-from planning.here import machine_here
 from tests.planning.test_against_references import preset
 
 GB = 1e9

@@ -9,13 +9,13 @@ import pytest
 
 import benchmarks.finetuning
 import benchmarks.inference
-import modelling.memory
-import modelling.placement
+import machine.memory
+import machine.placement
 import popxl
+from machine.memory import NotEnoughMemoryError
+from machine.placement import check_placed, place
 from modelling.generation import Greedy
 from modelling.generation.choice import generation_program
-from modelling.memory import NotEnoughMemoryError
-from modelling.placement import check_placed, place
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from tests.planning.test_against_references import preset
@@ -39,7 +39,7 @@ def test_a_preset_for_larger_machines_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for module in (modelling.memory, modelling.placement):
+    for module in (machine.memory, machine.placement):
         monkeypatch.setattr(module, "host_memory", lambda: 16 * 10**9)
     assert main(["--config", preset, "--device", "cpu"]) == 2
     message = capsys.readouterr().err
@@ -63,7 +63,7 @@ def test_devices_with_too_little_memory_are_refused(
 
 
 def test_what_is_free_is_less_than_what_the_machine_has() -> None:
-    free = modelling.memory.host_memory()
+    free = machine.memory.host_memory()
     assert free is not None
     assert 10**6 < free < 2**50
 
@@ -73,7 +73,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     config = preset("tiny", model={"hidden_size": 512, "layers": 1}, execution={"device": "cpu"})
     ir, another = (finetuning_needs(config).traced.ir for _ in range(2))
     needed = popxl.plan.plan_of(ir)
-    for module in (modelling.memory, modelling.placement):
+    for module in (machine.memory, machine.placement):
         monkeypatch.setattr(module, "host_memory", lambda: needed.remote + needed.device - 1)
     with pytest.raises(NotEnoughMemoryError) as error:
         check_placed(config, ir)
@@ -83,7 +83,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     place(config, another)
     check_placed(config, another)
     assert popxl.plan.storage_of(another).disk == error.value.disk
-    monkeypatch.setattr(modelling.placement, "host_memory", lambda: 10**6)
+    monkeypatch.setattr(machine.placement, "host_memory", lambda: 10**6)
     config = config.changed({"model.eval": True})
     program = generation_program(config, family_of(config), Greedy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)

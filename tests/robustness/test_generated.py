@@ -25,7 +25,7 @@ from data.task import SAMPLE_FOLDER
 from files.yaml_files import yaml_text
 from huggingface.folders import write_hf_directory
 from modelling.spec import family_of
-from modelling.start import MODEL
+from run.start import MODEL
 from tests.robustness.damage import damaged, environments, replaced, texts, yaml_values
 from tests.robustness.forks import Forks, Outcome
 

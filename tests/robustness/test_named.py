@@ -27,7 +27,6 @@ from data.batches import Loader
 from data.pipeline import Pipeline
 from data.readers import read_rows
 from data.rows import DataError
-from evaluation.generate import lines_of_standard_input
 from files.errors import FileError, WriteError
 from files.json_files import read_json
 from files.lock import locked
@@ -35,10 +34,11 @@ from files.writing import check_file, check_folder, write_text
 from huggingface.folders import write_hf_directory
 from huggingface.hub import DataUnavailable, load_tokenizer
 from modelling.spec import family_of
-from modelling.start import MODEL, load_weights, starting_point
-from records.metrics import MetricsFile, read_metrics
-from records.recorder import Recorder
-from training.options import RunOptions
+from run.answers.generate import lines_of_standard_input
+from run.options import RunOptions
+from run.records.metrics import MetricsFile, read_metrics
+from run.records.recorder import Recorder
+from run.start import MODEL, load_weights, starting_point
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--config", "tiny"]
@@ -605,7 +605,7 @@ def test_streams_that_are_closed_get_into_no_file(tmp_path):
 
 
 def test_validation_checks_its_place_first(refused, monkeypatch):
-    monkeypatch.setattr("evaluation.validate.load_weights", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("run.evaluation.validate.load_weights", lambda *_: pytest.fail("too late"))
     assert "cannot write the report to" in refused(run_validation.main, "--out", "/proc/x")
 
 

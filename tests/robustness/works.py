@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import evaluation.validate
-import modelling.export
+import run.evaluation.validate
+import run.export
 import run_export
 import run_finetuning
 import run_validation
@@ -29,12 +29,12 @@ from data.seq2seq import SEQ2SEQ
 from data.task import TASKS
 from files.lock import locked
 from modelling.spec import family_of
-from modelling.start import Start, load_weights, starting_point
-from records.metrics import MetricsFile, read_metrics
+from run.records.metrics import MetricsFile, read_metrics
+from run.start import Start, load_weights, starting_point
 from terminal.entry_point import entry_point
 
 IMPORTED_LATE = [
-    *("modelling.shortage", "planning.needs", "planning.picture", "planning.text"),
+    *("machine.shortage", "planning.needs", "planning.picture", "planning.text"),
     *("transformers.models.auto.tokenization_auto", "transformers.tokenization_utils_tokenizers"),
     "transformers.models.t5.tokenization_t5",
 ]
@@ -61,8 +61,8 @@ terminal.entry_point.LONGEST = 10**9
 
 # The work begins where weights and data are read; what is checked before stays.
 Pipeline.training_samples = _accept
-evaluation.validate.load_weights = _accept
-modelling.export.load_weights = _accept
+run.evaluation.validate.load_weights = _accept
+run.export.load_weights = _accept
 
 
 def command(

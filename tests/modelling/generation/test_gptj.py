@@ -12,8 +12,8 @@ from transformers import GPTJForCausalLM
 from config.gptj import GPTJConfig
 from modelling.generation import Beam
 from modelling.gptj.weights import weight_table
-from modelling.sessions.generating import Inference
 from modelling.spec import family_of
+from sessions.generating import Inference
 from tests.modelling.generation.harness import (
     PROMPTS,
     Reference,

@@ -14,9 +14,9 @@ from config.llama import LlamaConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.generation.choice import generation_program
 from modelling.llama.weights import weight_table
-from modelling.sessions.generating import Inference
 from modelling.spec import family_of
 from popxl.plan import storage_of
+from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_beams, hf_greedy
 from tests.modelling.llama.hf import (
     LENGTH,

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 from config.sections import RunConfig
 from data.tokens import Tokenizer
 from modelling.generation import Beam, Greedy, Rules, Sampling, Stops, Strategy
-from modelling.sessions.generating import Inference
 from modelling.spec import family_of
+from sessions.generating import Inference
 from tests.modelling.generation import test_gptj, test_t5
 from tests.modelling.torch_training import logical
 

@@ -10,8 +10,8 @@ import pytest
 
 from config.sections import RunConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
-from modelling.sessions.generating import Inference
 from modelling.spec import family_of
+from sessions.generating import Inference
 from tests.modelling.generation import test_gptj, test_t5
 from tests.modelling.sessions import transposed
 

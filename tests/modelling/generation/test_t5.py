@@ -14,13 +14,13 @@ from transformers import T5ForConditionalGeneration
 import popxl
 from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
-from modelling.sessions.generating import Inference
 from modelling.spec import family_of
 from modelling.t5 import DecoderBlock, DecoderHead, Embeddings, EncoderBlock, EncoderFinalNorm
 from modelling.t5.generation import T5Generator
 from modelling.t5.weights import weight_table
 from popxl import Tensor
 from popxl_addons import NamedTensors
+from sessions.generating import Inference
 from tests.modelling.generation.harness import (
     PROMPTS,
     Reference,

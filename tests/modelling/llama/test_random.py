@@ -15,7 +15,7 @@ from config.llama import LlamaConfig
 from huggingface.folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import ARCHITECTURES, to_config_json
 from modelling.llama.weights import weight_table
-from modelling.sessions.generating import Inference
+from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.generation.test_llama import POSITIONS
 from tests.modelling.llama.draws import Draw, draw

@@ -13,9 +13,9 @@ from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
-from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
-from modelling.start import load_weights, starting_point
+from run.start import load_weights, starting_point
+from sessions.training import FineTuning
 from tests.modelling.gptj import test_training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.llama import test_training as llama

@@ -139,8 +139,8 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counted(skips: Sequence[bool], most: int) -> list[bool]:
     """Whether there are too many after each step."""
-    from modelling.sessions.training import StepResult
-    from training.skipped_steps import SkippedSteps
+    from run.skipped_steps import SkippedSteps
+    from sessions.training import StepResult
 
     skipped = SkippedSteps(most, total=5)
     found = []

@@ -1,0 +1,1 @@
+"""The machine: its devices, its memory, and what is put where."""

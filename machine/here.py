@@ -1,0 +1,112 @@
+"""The machine at hand, as the hardware table would have it: what is free, and what was measured."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import popxl
+from config.machines import Machine, machine, machine_of_kind
+from config.sections import RunConfig
+from machine.devices import device_desc, platform
+from machine.matrix_rate import matrix_rate
+from machine.memory import host_memory
+from popxl import hardware
+
+_BLOCK = 2**26  # bytes
+_BLOCKS = 4
+_RUNS = 2
+
+
+def machine_here(config: RunConfig, folder: str | None) -> Machine:
+    """The machine at hand. Takes a few seconds, in which it measures.
+
+    A GPU or TPU has the rates of the hardware table (an H100's, where it is not in there), and its
+    own memory. A processor multiplies matrices in the model's precision, and copies bytes.
+
+    Args:
+        folder: of a local disk, which is written to and read from; None: the disk that the working
+            directory is on, at the rates that the hardware table takes for granted.
+
+    Raises:
+        DiskError: `folder` is in use, or has no room for 256 MiB.
+    """
+    here, memory = platform(config), host_memory()
+    found = _processor(config.model.precision) if here == "cpu" else _accelerator(config, here)
+    if memory is not None:
+        found = replace(found, host_memory=memory)
+    if here == "cpu":
+        found = replace(found, memory=found.host_memory)
+    return _with_disk(found, folder)
+
+
+def _accelerator(config: RunConfig, platform: str) -> Machine:
+    desc = device_desc(config)
+    kind = hardware.device_kinds(desc, 1)[0]
+    known, memory = machine_of_kind(kind), popxl.plan.device_memory(desc, 1)
+    found = known or replace(machine("h100"), title=f"{kind}, at the rates of an H100")
+    return replace(
+        found,
+        name="here",
+        memory=found.memory if memory is None else memory,
+        devices=hardware.device_count(desc),
+        platform=platform,
+    )
+
+
+def _processor(precision: str) -> Machine:
+    rate = matrix_rate("cpu", popxl.dtype.from_name(precision), products=1, runs=_RUNS)
+    block = np.zeros(_BLOCK, np.uint8)
+    copied = np.empty_like(block)
+    bandwidth = 2 * _BLOCK / _best(lambda: np.copyto(copied, block))
+    return replace(
+        machine("laptop"),
+        name="here",
+        title="this processor",
+        flops=dict.fromkeys(("float32", "float16", "bfloat16"), rate),
+        bandwidth=bandwidth,
+        host_link=bandwidth,
+        link=bandwidth,
+    )
+
+
+def _with_disk(found: Machine, folder: str | None) -> Machine:
+    if folder is None:
+        return replace(found, disk=shutil.disk_usage(Path.cwd()).free)
+    read, write = disk_rates(folder)
+    free = shutil.disk_usage(folder).free
+    return replace(found, disk=free, disk_read=read, disk_write=write)
+
+
+def disk_rates(folder: str) -> tuple[float, float]:
+    """Bytes per second that a disk reads, and that it writes, by requests as entries on disk make
+    them: the better of two rounds of 256 MiB.
+
+    Raises:
+        DiskError: `folder` is in use, or has no room.
+    """
+    total, blocks = _BLOCK * _BLOCKS, [np.ones(_BLOCK, np.uint8) for _ in range(_BLOCKS)]
+    with (
+        popxl.plan.scratch_file(Path(folder), _BLOCKS, _BLOCK) as (file, each),
+        ThreadPoolExecutor(_BLOCKS) as pool,
+    ):
+        at = [i * each for i in range(_BLOCKS)]
+        write = _best(lambda: list(pool.map(file.write, at, blocks)))
+        read = _best(lambda: list(pool.map(file.read, at, blocks)))
+    return total / read, total / write
+
+
+def _best(do: Callable[[], object]) -> float:
+    return min(_once(do) for _ in range(_RUNS))
+
+
+def _once(do: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    do()
+    return time.perf_counter() - start

@@ -1,0 +1,156 @@
+"""Whether a program's state fits, before anything is compiled or allocated."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import popdist
+import popxl
+from config.errors import ConfigError
+from config.sections import RunConfig
+from machine import devices
+from popxl.session import DeviceDesc
+
+MAX_VIRTUAL = 1024
+"""Most virtual CPU devices. Each has threads of its own; 8,000 take seconds and a gigabyte."""
+
+_MEMINFO = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+_FAR = 4  # where memory exceeds the state by this factor, the rest need not be planned
+
+
+class NotEnoughMemoryError(Exception):
+    """A program that does not fit.
+
+    Attributes:
+        place: "host", "device", or "host and disk".
+        needed, available: bytes; those of the device are of one device.
+        parts: what the needed bytes are, in words.
+        disk: bytes of a disk with which it would fit; None: with none.
+    """
+
+    def __init__(
+        self, place: str, needed: int, available: int, parts: str, disk: int | None = None
+    ) -> None:
+        self.place, self.needed, self.available, self.parts = place, needed, available, parts
+        self.disk = disk
+        super().__init__(f"needs {needed} bytes of {place} memory, of which {available} are there")
+
+
+def check_least(config: RunConfig) -> None:
+    """Check lower bounds against the host's memory, before anything is built.
+
+    Raises:
+        NotEnoughMemoryError: they do not.
+        ConfigError: more virtual devices than a host can start.
+    """
+    e, platform = config.execution, devices.device_desc(config)
+    if config.replicas > MAX_VIRTUAL and popxl.plan.device_memory(platform, 1) is None:
+        raise ConfigError(
+            f"execution.data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel} are "
+            f"{config.replicas} devices, but a CPU stands in for {MAX_VIRTUAL} at most: lower "
+            "them, or use a machine that has the devices"
+        )
+    available, instances = host_memory(), popdist.getNumInstances()
+    if available is not None:
+        own = {what: n // instances for what, n in config.min_bytes().items()}
+        if e.disk is None:
+            _compare("host", own, available, max(sum(own.values()) - available, 0))
+        else:
+            _compare("host and disk", own, available + _free(e.disk))
+
+
+def _free(folder: str) -> int:
+    """Bytes left on the disk that holds `folder`, or will hold it."""
+    path = Path(folder).absolute()
+    there = next((p for p in (path, *path.parents) if p.exists()), path)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return 0
+
+
+def check_memory(
+    ir: popxl.Ir,
+    device_desc: DeviceDesc,
+    taken: int = 0,
+    borrows: bool = False,
+    room: int | None = None,
+) -> None:
+    """Raise NotEnoughMemoryError if the state of a program does not fit host or devices.
+
+    Args:
+        taken: bytes of host memory that another program of the process takes.
+        borrows: whether that program lends its weights.
+        room: bytes of host memory for this process; None: what is free.
+
+    Raises:
+        DeviceError: fewer devices than replicas.
+    """
+    instances = popdist.getNumInstances()
+    device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
+    stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
+    needs = {"remote buffers": (stored.remote - (weights_of(ir) if borrows else 0)) * replicas}
+    if taken:
+        needs["the other program"] = taken
+    available = host_memory() if room is None else room
+    if device is None:  # devices share the host's memory
+        needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
+    if available is not None:
+        if device is None and sum(needs.values()) * _FAR > available:
+            needs["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
+        _compare("host", needs, available)
+    if device is not None:
+        plan = popxl.plan.plan_of(ir)
+        on_device = {"intermediate values": plan.temporaries, "variables": plan.variables}
+        _compare("device", on_device | {"host streams": plan.streams}, device)
+
+
+def weights_of(ir: popxl.Ir) -> int:
+    """Bytes of the weights in remote buffers, on one replica, as far as they are in memory."""
+    kept = (b for b in ir.remote_buffers if b.kind == "weights")
+    return sum(
+        math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * max(b.entries - b.on_disk, 0)
+        for b in kept
+    )
+
+
+def _compare(place: str, needs: dict[str, int], available: int, disk: int | None = None) -> None:
+    needed = sum(needs.values())
+    if needed > available:
+        largest = sorted(needs.items(), key=lambda item: -item[1])[:2]
+        parts = ", ".join(f"{n / 1e9:.1f} GB {what}" for what, n in largest if n >= 1e8)
+        raise NotEnoughMemoryError(place, needed, available, parts or "all of it small", disk)
+
+
+def host_memory() -> int | None:
+    """Bytes that this process can still allocate, within its container if it has one; None if
+    unknown. Processes of a host share its memory.
+    """
+    found = [_physical(), _within_limit()]
+    shared = popdist.neighbours()
+    return min((n // shared for n in found if n is not None), default=None)
+
+
+def _physical() -> int | None:
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _within_limit() -> int | None:
+    """What the control group of the process has left; cached files count as free."""
+    try:
+        limit, used = (int((_GROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
+        facts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        return limit - used + int(facts["inactive_file"])
+    except (OSError, ValueError, KeyError):  # there is none, or its limit is "max"
+        return None

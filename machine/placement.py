@@ -1,0 +1,118 @@
+"""Which entries of a program's remote buffers lie in host memory, and which on disk.
+
+What is moved least often for its size goes to disk first: the moments, which a step reads and
+writes once; then the gradients, the rows of activations, and at last the weights, which each pass
+reads. Placement changes no bit of a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
+import popdist
+import popxl
+from config.sections import RunConfig
+from machine.devices import device_desc
+from machine.memory import NotEnoughMemoryError, check_memory, host_memory, weights_of
+
+KINDS = ("moments", "gradients", "", "weights")
+"""`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
+
+MIN_ENTRY = 2**16
+"""Size from which an entry is worth a request to a disk, in bytes."""
+
+PROCESS = 7 * 10**8
+"""Bytes that Python, JAX and a compiled program take without any state."""
+
+WINDOWS = 4 * popxl.plan.DISK_WINDOW
+"""Bytes that are read ahead, that are written behind, and that are kept to be used again: blocks of
+memory, and arrays."""
+
+
+def place(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
+    """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
+
+    Args:
+        taken, borrows: see `machine.memory.check_memory`; what is borrowed stays where it is.
+
+    Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
+    hold is in it as well.
+    """
+    if config.execution.disk is not None:
+        _spill_over(config, ir, taken, borrows)
+
+
+def check_placed(config: RunConfig, ir: popxl.Ir, taken: int = 0, borrows: bool = False) -> None:
+    """Check that a program fits as it is placed; arguments as for `place`.
+
+    Raises:
+        DeviceError: fewer devices than replicas.
+        NotEnoughMemoryError: it does not; with the bytes of a disk that would help, if one would.
+    """
+    desc = device_desc(config)
+    try:
+        check_memory(ir, desc, taken, borrows)
+    except NotEnoughMemoryError as error:
+        if error.place == "host" and config.execution.disk is None:
+            _spill_over(config, ir, taken, borrows)  # nobody will run this program
+            with suppress(NotEnoughMemoryError):
+                check_memory(ir, desc, taken, borrows)
+                replicas = ir.instance_replication_factor
+                error.disk = popxl.plan.storage_of(ir).disk * replicas
+        raise
+
+
+def _spill_over(config: RunConfig, ir: popxl.Ir, taken: int, borrows: bool) -> None:
+    room = host_room(config)
+    if room is None:
+        return
+    if popxl.plan.device_memory(device_desc(config), ir.replication_factor, _instances()) is None:
+        taken += popxl.plan.plan_of(ir).device * ir.instance_replication_factor
+    spill(ir, room - taken, ir.instance_replication_factor, borrows)
+
+
+def spill(ir: popxl.Ir, room: int, replicas: int, borrows: bool = False) -> None:
+    """Put on disk what a process's state takes beyond so many bytes.
+
+    Args:
+        replicas: of the process.
+        borrows: the weights are another program's.
+    """
+    lent = weights_of(ir) if borrows else 0
+    stored = (popxl.plan.storage_of(ir).remote - lent) * replicas + PROCESS
+    if stored > room:
+        kinds = [kind for kind in KINDS if not (borrows and kind == "weights")]
+        _spill(ir, kinds, stored + WINDOWS - room, replicas)
+
+
+def planned_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
+    """Bytes that a process with virtual devices takes.
+
+    Args:
+        replicas: of this process.
+    """
+    return PROCESS + (use.device + use.remote) * replicas + (WINDOWS if use.disk else 0)
+
+
+def host_room(config: RunConfig) -> int | None:
+    """Bytes of host memory for this process; None if not known."""
+    given = config.execution.host_memory
+    return host_memory() if given is None else round(given * 1e9)
+
+
+def _instances() -> int:
+    return int(popdist.getNumInstances())
+
+
+def _spill(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
+    """Put entries of so many bytes on disk, or all that are worth it."""
+    for kind in kinds:
+        for buffer in ir.remote_buffers:
+            nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
+            movable = max(buffer.entries - buffer.resident, 0)
+            own = buffer.kind if buffer.kind in KINDS else ""
+            if own == kind and excess > 0 and nbytes >= MIN_ENTRY * replicas:
+                buffer.on_disk = min(movable, math.ceil(excess / nbytes))
+                excess -= buffer.on_disk * nbytes

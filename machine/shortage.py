@@ -1,0 +1,78 @@
+"""Errors about too few devices or too little memory, in terms of presets and flags."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import popdist
+import popxl
+from config.errors import UserError
+from config.sections import RunConfig
+from files.shown import shown, shown_name
+from machine.memory import NotEnoughMemoryError
+
+
+@contextmanager
+def explain_shortages(preset: str, config: RunConfig) -> Iterator[None]:
+    """Turn a lack of devices or memory inside the context into a `UserError` naming the preset.
+
+    Raises:
+        UserError: with what is needed and found, and what to do.
+    """
+    name = f"'{shown_name(preset, 40)}'"  # or the path of a file
+    try:
+        yield
+    except popxl.errors.DeviceError as error:
+        e = config.execution
+        raise UserError(
+            f"preset {name} needs {error.needed} {error.platform} device(s), "
+            f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
+            f"but there are {error.found}: {_way_out(error)}"
+        ) from error
+    except popdist.DistributedError as error:
+        e = config.execution
+        raise UserError(
+            f"preset {preset!r} needs {config.replicas} devices, data_parallel {e.data_parallel} × "
+            f"tensor_parallel {e.tensor_parallel}, which {popdist.getNumInstances()} processes "
+            "cannot share equally: start another number of them"
+        ) from error
+    except popxl.errors.DiskError as error:
+        raise UserError(str(error)) from error
+    except NotEnoughMemoryError as error:
+        raise UserError(
+            f"preset {name} needs {error.needed / 1e9:.1f} GB of {_WHERE[error.place]} "
+            f"({error.parts}), but {error.available / 1e9:.1f} GB are free: "
+            f"{_more(error)}; --plan shows what each phase needs"
+        ) from error
+
+
+def _more(error: NotEnoughMemoryError) -> str:
+    if error.disk is None:
+        return _MORE[error.place]
+    return f"add --execution.disk DIR, a folder of a local disk with {error.disk / 1e9:.1f} GB free"
+
+
+_WHERE = {"host": "host memory", "device": "device memory", "host and disk": "memory and disk"}
+_MORE = {
+    "host": "lower --micro_batch_size, or take a smaller preset",
+    "host and disk": "name a folder with more room in --execution.disk, or take a smaller preset",
+    "device": "lower --micro_batch_size, raise --tensor_parallel, or take a smaller preset",
+}
+
+
+def _way_out(error: popxl.errors.DeviceError) -> str:
+    lower = "lower --data_parallel or --tensor_parallel, or "
+    if error.platform == "cpu" and not error.found:
+        given = shown(os.environ.get("JAX_PLATFORMS", ""))
+        return f"the environment variable JAX_PLATFORMS is {given}: unset it, or set it to cpu"
+    if error.platform == "cpu":  # only a limit that was set can be too low
+        return lower + "take xla_force_host_platform_device_count out of XLA_FLAGS"
+    if error.found:
+        return lower + "use a machine that has them, or --device cpu for virtual devices"
+    requirements = {"gpu": "requirements-cuda.txt"}.get(error.platform, "requirements-tpu.txt")
+    return (
+        f"on a machine that has them, pip install -r {requirements}; --device cpu takes virtual "
+        "devices"
+    )

@@ -1,0 +1,369 @@
+"""What the program chooses where no preset says how to run a model: by the model, the data and the
+machine. What a person gives is kept, and what a run in `--save` chose is chosen again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+import popdist
+import popxl
+from config.agreement import agree_on_run
+from config.base import flattened
+from config.errors import ConfigError
+from config.machines import Machine, machine, machine_of_kind
+from config.sections import RunConfig
+from data.lengths import Lengths, lengths_of
+from data.pipeline import Pipeline
+from data.sample_format import SampleFormat, length_multiple
+from data.seq2seq import SEQ2SEQ
+from data.task import Split
+from machine.devices import device_desc
+from machine.memory import host_memory
+from machine.shortage import explain_shortages
+from modelling.spec import family_of
+from planning.origins import ORIGINS
+from planning.residence import choose, finetuning_candidates, is_automatic
+from popxl import hardware
+from terminal.command_line import CommandLine
+from terminal.screen import say
+
+LONGEST = 2048
+"""Tokens of a sample, unless a person asks for more."""
+
+WRITTEN = 256
+"""Tokens of an answer, and of a usual prompt, where no data say how long they are."""
+
+BATCH, MIN_BATCH, STEPS_OF_EPOCH = 32, 8, 20
+"""Samples of an optimizer step: fewer, where an epoch would have fewer steps than that."""
+
+TOKENS_AT_ONCE = {"cpu": 2**12, "gpu": 2**14, "tpu": 2**14}
+"""Tokens of a micro-batch that keep a device busy."""
+
+RATES = {
+    "pairs": ((1.5e8, 3e-4), (5e8, 1e-4), (1.5e9, 5e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
+    "streams": ((1.5e8, 1e-4), (5e8, 5e-5), (1.5e9, 2e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
+}
+"""Learning rates of full fine-tuning with AdamW, by shape and for models of fewer parameters than
+that: those of the presets."""
+
+WARMUP = 0.1
+
+MIN_GAIN = 0.02
+"""Of the time, for which a micro-batch other than the usual one is chosen."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a choice depends on of a machine.
+
+    Attributes:
+        platform: "cpu", "gpu" or "tpu".
+        bfloat16: whether its devices multiply that at full rate.
+        count: how many devices a run can have, those of all processes.
+        memory: bytes for intermediate values, of a device, or of the host it shares.
+        machine: to simulate runs on; None: devices share the host's memory.
+    """
+
+    platform: str
+    bfloat16: bool
+    count: int
+    memory: float
+    machine: Machine | None = None
+
+    @classmethod
+    def of(cls, machine: Machine) -> Devices:
+        """Those of a host of a machine."""
+        accelerated = machine.platform != "cpu"
+        count = (machine.devices or 1) if accelerated else 1
+        on = machine if accelerated else None
+        return cls(machine.platform, accelerated, count, machine.memory, on)
+
+    @classmethod
+    def here(cls, config: RunConfig) -> Devices:
+        """Those at hand.
+
+        Raises:
+            DeviceError: there is none of the kind.
+        """
+        desc, instances = device_desc(config), popdist.getNumInstances()
+        platform = hardware.platform(desc)
+        count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
+        memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
+        least = min(popdist.gather(memory))  # all processes choose alike
+        on = None
+        if platform != "cpu":
+            kind = hardware.device_kinds(desc, 1)[0]
+            on = replace(machine_of_kind(kind) or machine("h100"), memory=least)
+        return cls(platform, hardware.has_bfloat16(desc), count, least, on)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A configuration that is being completed.
+
+    Attributes:
+        config: as far as it is.
+        given: dotted names of the fields that are not to be chosen.
+        chosen: those that were, with their values.
+        devices: to run on.
+        simulated: samples a second by the size of the micro-batch, where runs were simulated.
+    """
+
+    config: RunConfig
+    given: frozenset[str]
+    chosen: Mapping[str, Any]
+    devices: Devices
+    simulated: Mapping[int, float] = field(default_factory=dict)
+
+    def with_(self, **fields: Any) -> Choices:
+        """With those of the fields, by dotted name with `__` for the dots, that are open."""
+        named = {name.replace("__", "."): value for name, value in fields.items()}
+        new = {name: value for name, value in named.items() if name not in self.given}
+        return replace(self, config=self.config.changed(new), chosen={**self.chosen, **new})
+
+
+def with_choices(
+    line: CommandLine,
+    splits: Sequence[Split] = (),
+    trains: bool = False,
+    fresh: bool = False,
+    only_plans: bool = False,
+    machine: Machine | None = None,
+) -> CommandLine:
+    """The command line with a complete configuration. Says in a line what was chosen.
+
+    Args:
+        splits: the data that are read; none: what is asked is not known yet.
+        trains: for training, of the first split.
+        fresh: a run in `checkpoint.save` is not continued.
+        only_plans: there need not be any data.
+        machine: to choose for; None: the one at hand.
+
+    Raises:
+        UserError: nothing says which data, or they cannot be had; there is no device of the kind.
+    """
+    if line.given is None:
+        return line
+    agree_on_run(line.config, **{"the flags that are given": sorted(line.given)})
+    if not _has_data(line.given, splits):
+        if not only_plans:
+            raise ConfigError(
+                f"nothing says which data to take: give --data.{splits[0]} FILE, or --dataset "
+                "sample or mnli"
+            )
+        splits = ()
+    if trains and splits and line.config.data.validation is not None:
+        splits = (*splits, "validation")
+    with explain_shortages(line.preset, line.config):
+        devices = Devices.here(line.config) if machine is None else Devices.of(machine)
+        open_ = Choices(line.config, line.given, {}, devices)
+        before = None if fresh or not trains else _as_before(open_)
+        made = before or _chosen(open_, splits, trains)
+    if made.chosen:
+        say(_told(made, trains, before is not None))
+    return replace(line, config=made.config)
+
+
+def _chosen(choices: Choices, splits: Sequence[Split], trains: bool) -> Choices:
+    config = choices.config
+    shape = family_of(config).sample_format
+    bits = "bfloat16" if choices.devices.bfloat16 else "float32"
+    choices = choices.with_(model__precision=bits)
+    lengths = lengths_of(Pipeline(choices.config, shape), splits) if splits else None
+    choices = _with_lengths(choices, shape, lengths)
+    if trains:
+        choices = choices.with_(**_habits(choices.config, shape))
+    choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
+    return _with_micro_batch(choices) if trains else choices
+
+
+def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
+    """Whether the data of splits are named, or none are asked for."""
+    return not splits or bool(
+        {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & given
+    )
+
+
+def _with_lengths(choices: Choices, shape: SampleFormat, lengths: Lengths | None) -> Choices:
+    """As long as the longest texts, up to `LONGEST` and what the model was made for."""
+    config = choices.config
+    most = min(LONGEST, getattr(config.model, "max_length", LONGEST))
+    multiple = length_multiple(config)
+
+    def fitting(tokens: int) -> int:
+        return max(min(ceil(tokens / multiple) * multiple, most // multiple * multiple), multiple)
+
+    written = fitting(min(WRITTEN, most // 2) if lengths is None else lengths.target)
+    read = fitting((most - written) if lengths is None else lengths.longest)
+    fields = {"model__sequence_length": read, f"model__{shape.output_field}": written}
+    return choices.with_(**fields)
+
+
+def _habits(config: RunConfig, shape: SampleFormat) -> dict[str, Any]:
+    """What suits fine-tuning by the habit of the field, beyond the defaults of the fields."""
+    size = config.min_weights()
+    rate = next(rate for most, rate in RATES[shape.name] if size < most)
+    learned: dict[str, Any] = {} if shape is SEQ2SEQ else {"data__loss": "answers"}
+    prefix = "training__optimizer__learning_rate"
+    if config.training.optimizer.learning_rate.warmup_steps is None:
+        learned |= {f"{prefix}__warmup_proportion": WARMUP}
+    return {f"{prefix}__maximum": rate, **learned}
+
+
+def _with_batch(
+    choices: Choices, shape: SampleFormat, lengths: Lengths | None, measured: bool
+) -> Choices:
+    """The batch of a step, and how devices and micro-batches share it.
+
+    Args:
+        lengths: of the data that are trained on; None: nothing is trained.
+        measured: whether the sequence length is that of data.
+    """
+    e, given = choices.config.execution, choices.given
+    whole = None
+    if "training.global_batch_size" in given:
+        whole = choices.config.training.global_batch_size
+    copies = e.data_parallel
+    if "execution.data_parallel" not in given:
+        copies = _copies(choices, whole)
+    each = (whole or _batch(choices.config, lengths)) // copies or 1
+    if "execution.micro_batch_size" in given:
+        micro = e.micro_batch_size
+        each = max(each // micro, 1) * micro
+    else:
+        most = _most_at_once(choices, shape, measured)
+        each = each if whole else 1 << each.bit_length() - 1
+        micro = largest_divisor(each, most)
+    return choices.with_(
+        training__global_batch_size=each * copies,
+        execution__micro_batch_size=micro,
+        execution__data_parallel=copies,
+    )
+
+
+def _with_micro_batch(choices: Choices) -> Choices:
+    """Another size of the micro-batch where simulated runs are faster with it, by at least
+    `MIN_GAIN`: what is larger reads weights less often, and takes memory that could hold state.
+    """
+    config, on = choices.config, choices.devices.machine
+    if "execution.micro_batch_size" in choices.given or on is None or not is_automatic(config):
+        return choices
+    usual, each = config.execution.micro_batch_size, config.gradient_accumulation
+    each *= usual
+    sizes = (n for n in (usual, 2 * usual, 4 * usual, usual // 2) if n and each % n == 0)
+    runs = {n: _simulated(choices.with_(execution__micro_batch_size=n).config, on) for n in sizes}
+    fitting = {n: seconds for n, seconds in runs.items() if seconds is not None}
+    best = min(fitting, key=fitting.__getitem__, default=usual)
+    if usual in fitting and fitting[best] > (1 - MIN_GAIN) * fitting[usual]:
+        best = usual
+    samples = config.training.global_batch_size * config.execution.device_iterations
+    rates = {n: samples / seconds for n, seconds in fitting.items()}
+    return replace(choices.with_(execution__micro_batch_size=best), simulated=rates)
+
+
+def _simulated(config: RunConfig, on: Machine) -> float | None:
+    """Seconds of a simulated run of training; None where it does not fit."""
+    again = replace(config, execution=replace(config.execution, activations="recompute"))
+    needs = finetuning_candidates(again, on.platform)
+    best = choose(needs, again, on).best
+    return best.seconds if best.fits else None
+
+
+def _batch(config: RunConfig, lengths: Lengths | None) -> int:
+    if lengths is None:
+        return BATCH
+    per_sample = getattr(config.data, "examples_per_row", 1)
+    packed = lengths.examples * lengths.mean / config.model.sequence_length
+    samples = max(packed, lengths.examples / per_sample)
+    size = BATCH
+    while size > MIN_BATCH and samples / size < STEPS_OF_EPOCH:
+        size //= 2
+    return size
+
+
+def _copies(choices: Choices, batch: int | None) -> int:
+    """Data-parallel copies: all devices there are, as far as the batch can be shared."""
+    most = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
+    if batch is None:
+        return most
+    return largest_divisor(batch, most)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
+
+
+def _most_at_once(choices: Choices, shape: SampleFormat, measured: bool) -> int:
+    """Samples of a micro-batch: enough to keep a device busy, in a quarter of its memory."""
+    config, length = choices.config, choices.config.model.sequence_length
+    usual = length if measured else min(length, WRITTEN)
+    tokens = TOKENS_AT_ONCE[choices.devices.platform] // usual
+    return int(max(min(tokens, choices.devices.memory / 4 / _bytes_of_sample(config, shape)), 1))
+
+
+def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
+    """About what a layer's backward pass, or the loss, takes for a sample, in float32."""
+    m = config.model
+    layer = m.sequence_length * m.hidden_size * 40
+    heads = config.tensor_parallel_sizes().get("model.attention.heads", 1)
+    scores = 3 * heads * m.sequence_length**2 // config.execution.attention_serialisation
+    logits = 3 * shape.predicted(config) * m.embedding.vocab_size
+    return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
+
+
+def _as_before(choices: Choices) -> Choices | None:
+    """What the run in `checkpoint.save` has, if there is one: it is continued."""
+    save = choices.config.checkpoint.save
+    saved = None if save is None else ORIGINS.run(save)
+    if saved is None:
+        return None
+    values = flattened(saved)
+    found = {name: values[name] for name in CHOSEN if name in values}
+    return choices.with_(**{name.replace(".", "__"): v for name, v in found.items()})
+
+
+CHOSEN = (
+    "model.precision",
+    "model.sequence_length",
+    "model.output_length",
+    "model.decoder_sequence_length",
+    "training.global_batch_size",
+    "training.optimizer.learning_rate.maximum",
+    "training.optimizer.learning_rate.warmup_proportion",
+    "execution.micro_batch_size",
+    "execution.data_parallel",
+    "data.loss",
+)
+"""The fields that may be chosen."""
+
+
+def _why(made: Choices) -> str:
+    """Samples a second of the sizes that were simulated."""
+    if not made.simulated:
+        return ""
+    of = ", ".join(f"{rate:,.1f} with {n}" for n, rate in sorted(made.simulated.items()))
+    return f" (simulated samples/s: {of})"
+
+
+def _told(made: Choices, trains: bool, before: bool) -> str:
+    """What was chosen, in a line."""
+    c, e = made.config, made.config.execution
+    output = family_of(c).sample_format.output_field
+    lengths = f"sequence_length {c.model.sequence_length}, {output} {getattr(c.model, output)}"
+    pieces = [c.model.precision, lengths]
+    if trains:
+        t = c.training
+        pieces.append(
+            f"batch {t.global_batch_size} = {e.micro_batch_size} micro × "
+            f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp{_why(made)}"
+        )
+        pieces.append(f"learning rate {t.optimizer.learning_rate.maximum:g}")
+        pieces.append(f"{t.epochs:g} epochs" if t.epochs else f"{t.steps} steps")
+    else:
+        pieces.append(f"micro-batch {e.micro_batch_size}")
+    how = "as the run in --save" if before else "flags change it"
+    return f"chosen: {', '.join(pieces)} ({how})"

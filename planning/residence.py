@@ -1,0 +1,200 @@
+"""How training uses the memory of devices: which state and activations stay there, and which layers
+keep their activations. Chosen by simulated runs of the programs there are; results are the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import popdist
+import popxl
+from config.machines import Machine, machine, machine_of_kind
+from config.run import Device
+from config.sections import RunConfig
+from machine.devices import device_desc
+from machine.placement import host_room
+from modelling.phases.training import NOTHING, TrainingProgram, build_training
+from modelling.spec import family_of
+from popxl import hardware
+from terminal.screen import say
+
+_SPARE_HOST = 0.1  # of the free memory, for whatever else runs there
+_MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
+_MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
+
+Build = Callable[[frozenset[str]], TrainingProgram]
+"""Builds a program in which the phases of these names keep their activations."""
+
+
+class Candidates:
+    """Training programs that differ in which layers keep their activations; each is built once.
+
+    Args:
+        platform: that they are traced for.
+    """
+
+    def __init__(self, build: Build, platform: str) -> None:
+        self._build, self._platform = build, platform
+        self._found: dict[frozenset[str], tuple[TrainingProgram, popxl.plan.Traced]] = {}
+
+    def get(self, keeping: frozenset[str] = NOTHING) -> tuple[TrainingProgram, popxl.plan.Traced]:
+        """The program in which the phases of these names keep their activations."""
+        if keeping not in self._found:
+            program = self._build(keeping)
+            self._found[keeping] = program, popxl.plan.trace(program.ir, self._platform)
+        return self._found[keeping]
+
+
+def finetuning_candidates(config: RunConfig, platform: str) -> Candidates:
+    """Those of a configuration on a platform."""
+    family, there = family_of(config), on_platform(config, platform)
+    table = family.weights(config)
+
+    def build(keeping: frozenset[str]) -> TrainingProgram:
+        return build_training(there, family.layout, table=table, keeping=keeping)
+
+    return Candidates(build, platform)
+
+
+def on_platform(config: RunConfig, platform: str) -> RunConfig:
+    """The configuration as it runs on a platform that need not be here."""
+    execution = config.execution
+    if execution.device != "auto":
+        return config
+    return replace(config, execution=replace(execution, device=cast(Device, platform)))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program on a machine, its entries placed.
+
+    Attributes:
+        kinds: of layers that keep their activations.
+        fits: whether there is room in the memories of device and host.
+    """
+
+    kinds: frozenset[str]
+    program: TrainingProgram
+    traced: popxl.plan.Traced
+    placement: popxl.plan.Placement
+    fits: bool
+
+    @property
+    def seconds(self) -> float:
+        """Of a simulated run."""
+        return self.placement.after.seconds
+
+    @property
+    def title(self) -> str:
+        """Which layers keep their activations."""
+        return f"kept by {' and '.join(sorted(self.kinds))}" if self.kinds else "computed again"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The fastest program that fits, and all that were tried."""
+
+    best: Trial
+    tried: Sequence[Trial]
+
+
+def is_automatic(config: RunConfig) -> bool:
+    """Whether the plan decides where entries live."""
+    execution = config.execution
+    return execution.placement == "auto" and not execution.resident_layers
+
+
+def choose(
+    candidates: Candidates,
+    config: RunConfig,
+    on: Machine,
+    memory: float | None = None,
+    host: float | None = None,
+) -> Chosen:
+    """Choose a training program for a machine, and place its entries.
+
+    Where the configuration leaves it open (`execution.activations` auto), kinds of layers keep
+    their activations one after the other, that first which saves most, as long as it saves time.
+
+    Args:
+        memory: bytes of a device; default: the machine's.
+        host: bytes of host memory for a replica; default: its share of the machine's.
+    """
+    rates = on.rates(config.model.precision, config.replicas)
+    memory = memory or on.memory
+    host = host or on.host_memory / min(config.replicas, on.devices or config.replicas)
+
+    def trial(kinds: frozenset[str]) -> Trial:
+        layers = candidates.get()[0].layers
+        program, traced = candidates.get(frozenset(n for kind in kinds for n in layers[kind]))
+        placement = popxl.plan.place(traced, rates, int(memory))
+        if traced.plan().remote > host:  # what travels less leaves room for more
+            besides = placement.after.peak - placement.nbytes
+            placement = popxl.plan.place(traced, rates, int(memory), besides)
+        plan = traced.plan()
+        device = plan.on_device + placement.after.peak
+        return Trial(kinds, program, traced, placement, device <= memory and plan.remote <= host)
+
+    best = trial(NOTHING)
+    tried = [best]
+    left = _worthwhile(*candidates.get()) if config.execution.activations == "auto" else []
+    while left:
+        found = [trial(best.kinds | {kind}) for kind in left]
+        tried += found
+        fastest = min(found, key=lambda one: (not one.fits, one.seconds))
+        if not fastest.fits or fastest.seconds > (1 - _MIN_GAIN) * best.seconds:
+            break
+        best = fastest
+        left = [kind for kind in left if kind not in best.kinds]
+    return Chosen(best, tried)
+
+
+def _worthwhile(program: TrainingProgram, traced: popxl.plan.Traced) -> list[str]:
+    """Kinds of layers whose forward pass is a share of the work that counts."""
+    flops: Counter[str] = Counter()
+    kinds: Mapping[str, str] = {n: kind for kind, names in program.layers.items() for n in names}
+    for part in traced.plan().parts:
+        phase, _, direction = part.name.partition("/")
+        flops["all"] += part.flops
+        if direction == "forward" and phase in kinds:
+            flops[kinds[phase]] += part.flops
+    return [kind for kind in program.layers if flops[kind] > _MIN_SHARE * flops["all"]]
+
+
+def program_here(config: RunConfig, build: Build) -> TrainingProgram:
+    """Build a training program and place its entries on the devices that are here, and say what was
+    chosen. Where the configuration decides, or devices share the host's memory, nothing is placed.
+
+    Raises:
+        DeviceError: fewer devices than replicas.
+    """
+    desc, instances = device_desc(config), popdist.getNumInstances()
+    memory = popxl.plan.device_memory(desc, config.replicas, instances)
+    if memory is None or not is_automatic(config):
+        return build(NOTHING)
+    kind = hardware.device_kinds(desc, config.replicas, instances)[0]
+    known = machine_of_kind(kind)
+    room = (host_room(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
+    memory, room = (min(popdist.gather(each)) for each in (memory, room))  # all choose alike
+    candidates = Candidates(build, "gpu" if known is None else known.platform)
+    found = choose(candidates, config, known or machine("h100"), memory, room)
+    say(described(found.best) + ("" if known else f" ({kind} is unknown: as for an H100)"))
+    return found.best.program
+
+
+def described(chosen: Trial) -> str:
+    """A line: what stays on the device, and what that is expected to save."""
+    placement = chosen.placement
+    kept = ", ".join(
+        f"{kind.nbytes / 1e9:.1f} GB of {kind.label}"
+        for kind in sorted(placement.kinds, key=lambda kind: -kind.nbytes)
+        if kind.nbytes >= 5e7
+    )
+    activations = f"activations are {chosen.title}; " if chosen.kinds else ""
+    before, after = placement.before.seconds, placement.after.seconds
+    return (
+        f"placement: {kept or 'nothing'} in device memory; {activations}a simulated run takes "
+        f"{after:.2f} s (everything in host memory: {before:.2f} s)"
+    )

@@ -1,0 +1,1 @@
+"""Answers of a model to prompts, from files or in a conversation."""

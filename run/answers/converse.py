@@ -1,0 +1,142 @@
+"""A conversation with a model, at the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+import popdist
+from config.sections import RunConfig
+from data.chat import Refused
+from data.conversations import Conversation, Message, said
+from data.pipeline import Pipeline
+from data.rows import DataError
+from data.tokens import warn_truncated
+from modelling.generation.strategies import strategy_of
+from run.answers.generate import ready
+from run.start import Start
+from sessions.generating import Inference
+from sessions.running import compiled
+from terminal.screen import is_first_process, say
+
+SHORTEST = 64
+"""Tokens of the shortest conversations that a program is compiled for; the next one has twice as
+many."""
+
+ANEW = "/new"
+"""What begins a new conversation."""
+
+
+def converse(config: RunConfig, read: Callable[[], str | None] | None = None) -> None:
+    """Answer each line until there is none.
+
+    Args:
+        read: gives the next line; None: from standard input.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    partner = Partner(config)
+    if sys.stdin.isatty():
+        say(f"{ANEW} begins a new conversation, Ctrl-D ends it")
+    while (
+        line := popdist.gather((read or next_line)() if is_first_process() else None)[0]
+    ) is not None:
+        if line.strip() == ANEW:
+            partner.forget()
+        elif line.strip():
+            text = partner.answer(line)
+            if is_first_process():
+                print(text, flush=True)
+
+
+def next_line() -> str | None:
+    """A line of standard input, after a prompt at a terminal; None at its end.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        line = input("> " if sys.stdin.isatty() else "")
+        line.encode()  # Python may hand on bytes that are no text
+    except EOFError:
+        return None
+    except UnicodeError as error:
+        raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
+    return line
+
+
+class Partner:
+    """A model that remembers what was said.
+
+    Programs are compiled for conversations of so many tokens, and for twice as many once that is
+    too few. What is longer than the model reads loses its oldest messages.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        execution = replace(config.execution, micro_batch_size=1, device_iterations=1)
+        self._config = replace(config, execution=execution)
+        self._family, self._start = ready(self._config)
+        self._data = Pipeline(self._config, self._family.sample_format)
+        self._model: Inference | None = None
+        self._room = 0
+        self._said: list[Message] = []
+        self._chat = self._data.chat  # without a template, it is said at once
+
+    def forget(self) -> None:
+        """Begin a new conversation."""
+        self._said = []
+
+    def answer(self, text: str) -> str:
+        """What the model answers to what the user says next.
+
+        Raises:
+            DataError: the chat template refuses it.
+        """
+        self._said.append(said("user", text))
+        fitted, words, length = self._fitting()
+        if self._model is None or words.shape[1] != self._room:
+            strategy = strategy_of(fitted, self._data.tokenizer)
+            self._room = words.shape[1]
+            self._model = compiled(
+                lambda: Inference(fitted, self._family, strategy), "the program that generates"
+            )
+        model, mask = self._model, (np.arange(self._room) < length).astype(np.int32)[None]
+
+        def generated(start: Start) -> np.ndarray:
+            model.write(start.tensors)
+            with model:
+                return model.generate(words, mask)
+
+        self._start, tokens = self._start.load_with_fallback(generated)
+        warn_truncated(tokens, self._data.tokenizer)
+        (found,) = self._data.tokenizer.texts(tokens)
+        self._said.append(said("assistant", found.strip()))
+        return found.strip()
+
+    def _fitting(self) -> tuple[RunConfig, np.ndarray, int]:
+        """A configuration for the prompt, its tokens, [1, room], and how many they are."""
+        most = self._config.model.sequence_length
+        fitted, prompts = self._data.prompts([self._prompt()])
+        if prompts.truncated and len(self._said) > 1:
+            say(f"the conversation has more than {most} tokens: the oldest messages are left out")
+        while prompts.truncated and len(self._said) > 1:
+            del self._said[:2]
+            fitted, prompts = self._data.prompts([self._prompt()])
+        length = int(prompts.mask.sum())
+        room = SHORTEST
+        while room < length:
+            room *= 2
+        room = min(max(room, self._room), most)
+        words = np.full((1, room), self._data.tokenizer.pad, np.int32)
+        words[0, :length] = prompts.words[0, :length]
+        return replace(fitted, model=replace(fitted.model, sequence_length=room)), words, length
+
+    def _prompt(self) -> str:
+        try:
+            return self._chat.prompt(Conversation(self._said).with_system(self._config.data.system))
+        except Refused as error:
+            raise DataError(str(error)) from None

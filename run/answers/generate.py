@@ -1,0 +1,238 @@
+"""Answers to prompts that a person gives."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import popdist
+from checkpoints import has_checkpoint
+from config.agreement import agree, digest_of
+from config.sections import RunConfig
+from data.chat import Refused
+from data.conversations import Conversation, has_conversation, is_message, said
+from data.pipeline import Pipeline
+from data.rows import DataError, File
+from data.task import task_of
+from data.template import ColumnError
+from data.tokens import warn_truncated
+from files.shown import shown_path
+from files.writing import write_text
+from huggingface.models import model_description
+from machine.devices import announce_devices
+from machine.memory import check_least
+from modelling.generation.strategies import strategy_of
+from modelling.spec import ModelFamily, family_of
+from planning.origins import exported_task
+from run.start import Start, load_weights
+from sessions.generating import Inference
+from sessions.running import compiled
+from terminal.screen import is_first_process, say
+
+GENERATED = "generated"
+"""The column of answers."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt as it was given.
+
+    Attributes:
+        row: columns; of a text, the column `prompt`.
+        text: what the model reads.
+    """
+
+    row: Mapping[str, Any]
+    text: str
+
+
+def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
+    """What the configured model writes for each prompt.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    if not prompts:
+        raise DataError("there are no prompts: give some as arguments, --file or standard input")
+    prompted = digest_of(asked.text for asked in prompts)
+    agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
+    family, start = ready(config)
+    data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format)
+    fitted, encoded = data.prompts([asked.text for asked in prompts])
+    if encoded.truncated:
+        say(
+            f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
+            f"{config.model.sequence_length} tokens"
+        )
+    strategy = strategy_of(fitted, data.tokenizer)
+    model = compiled(lambda: Inference(fitted, family, strategy), "the program that generates")
+    bar = tqdm(
+        total=len(prompts), unit="prompt", disable=not is_first_process() or None, leave=False,
+        dynamic_ncols=True,
+    )  # fmt: skip
+
+    def generated(start: Start) -> np.ndarray:
+        model.write(start.tensors)
+        with model, bar:
+            return model.generate(encoded.words, encoded.mask, bar.update)
+
+    tokens = start.load_with_fallback(generated)[1]
+    warn_truncated(tokens, data.tokenizer, config.generation.stops())
+    yield from (text.strip() for text in data.tokenizer.texts(tokens))
+
+
+def ready(config: RunConfig) -> tuple[ModelFamily, Start]:
+    """The configured model's family, and its weights.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    check_least(config)
+    announce_devices(config)
+    family = family_of(config)
+    start = load_weights(config, family.weights(config))
+    agree({"step of the weights": start.step, "digest of the weights": start.sha256})
+    return family, start
+
+
+def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
+    """The configuration with the format of what is asked: conversations, or texts.
+
+    Args:
+        file: rows to answer, if there are some; those with messages are conversations.
+        chat, raw: whether a person has said that it is a conversation, or texts as they are.
+    """
+    data = config.data
+    talks = chat or (not raw and data.format == "chat")
+    if file is not None and not raw and data.format is None:
+        rows = islice(File(file).rows(), 1)
+        talks = talks or any(
+            is_message(row) or has_conversation(row, data.messages) for _, row in rows
+        )
+    return replace(config, data=replace(data, format="chat" if talks else "text"))
+
+
+def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Asked]:
+    """Prompts given as texts: where the task's template has one column, its content. In a chat,
+    what the user says first.
+
+    Args:
+        raw: as they are, without template and separator.
+    """
+    form = task_of(config.data).prompt
+    one = None if form is None or raw or len(form.columns) != 1 else form
+    read = [one.render({one.columns[0]: text}) if one else text for text in texts]
+    rows = [{"prompt": text} for text in texts]
+    if config.data.format == "chat":
+        talks = (Conversation([said("user", text)]) for text in read)
+        return _asked_talks(config, [(f"prompt {i}", t) for i, t in enumerate(talks, 1)], rows)
+    return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
+
+
+def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
+    """Prompts of a file: rows with the columns of the task's template, with `prompt`, or with
+    conversations. A file may be one conversation, too: an array of messages.
+
+    Raises:
+        UserError: the file cannot be read, or a row has neither.
+    """
+    task, asked = task_of(config.data), []
+    if config.data.format == "chat":
+        return _asked_file(config, file)
+    for place, row in File(file).rows():
+        try:
+            text = row["prompt"] if raw and "prompt" in row else task.prompt_of(row)
+        except ColumnError as error:
+            raise DataError(f"{place}: {error}") from None
+        asked.append(Asked(row, _read(config, f"{text}", raw)))
+    return asked
+
+
+def _asked_file(config: RunConfig, file: str) -> list[Asked]:
+    task, found = task_of(config.data), list(File(file).rows())
+    if found and all(is_message(row) for _, row in found):
+        found = [(shown_path(file), {"messages": [row for _, row in found]})]
+    talks = []
+    for place, row in found:
+        try:
+            talks.append((place, task.asked(row)))
+        except ColumnError as error:
+            raise DataError(f"{place}: {error}") from None
+    return _asked_talks(config, talks, [row for _, row in found])
+
+
+def _asked_talks(
+    config: RunConfig,
+    talks: Sequence[tuple[str, Conversation]],
+    rows: Sequence[Mapping[str, Any]],
+) -> list[Asked]:
+    """Conversations, each after its place for messages, as the chat template writes them."""
+    chat = Pipeline(config, family_of(config).sample_format).chat
+    asked = []
+    for (place, talk), row in zip(talks, rows, strict=True):
+        try:
+            asked.append(Asked(row, chat.prompt(talk.with_system(config.data.system))))
+        except Refused as error:
+            raise DataError(f"{place}: {error}") from None
+    return asked
+
+
+def lines_of_standard_input() -> list[str]:
+    """A prompt on each line. Of several processes, the first one reads them.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        lines = [line.rstrip("\n") for line in sys.stdin] if is_first_process() else []
+        "".join(lines).encode()  # Python may hand on bytes that are no text
+    except UnicodeError as error:
+        raise DataError("standard input is not UTF-8 text: convert it with iconv") from error
+    return list(popdist.gather(lines)[0])
+
+
+def json_lines(prompts: Sequence[Asked], answers: Sequence[str]) -> str:
+    """JSON Lines: each row as it was given, and the answer as `generated`.
+
+    What JSON has no form for, such as the dates of Parquet, becomes text.
+    """
+    rows = ({**a.row, GENERATED: text} for a, text in zip(prompts, answers, strict=True))
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+
+
+def write_rows(path: str, prompts: Sequence[Asked], answers: Sequence[str]) -> None:
+    """Write them to a file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    write_text("the answers", Path(path), json_lines(prompts, answers))
+
+
+def is_raw(config: RunConfig) -> bool:
+    """Whether the weights are those of a published model, which was trained on other templates."""
+    load = config.checkpoint.load
+    if load is None or has_checkpoint(load):
+        return load is None
+    return not exported_task(model_description(load))
+
+
+def _read(config: RunConfig, prompt: str, raw: bool) -> str:
+    """What the model reads for a prompt."""
+    return prompt if raw else family_of(config).sample_format.asked(config, prompt)
+
+
+def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:
+    """The configuration with a micro-batch no larger than the prompts need, a power of two."""
+    e = config.execution
+    needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
+    size = min(e.micro_batch_size, needed)
+    return replace(config, execution=replace(e, micro_batch_size=size))

@@ -1,0 +1,107 @@
+"""What an evaluation found: metrics, confused labels, examples of errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from files.shown import shown_number
+from files.writing import write_text
+from run.records.run_directory import VALIDATION_FILE
+
+NO_LABEL = "no label"
+MAX_EXAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote for one example.
+
+    Attributes:
+        prompt: what it read.
+        generated: what it wrote.
+        expected: what it should have written.
+    """
+
+    prompt: str
+    generated: str
+    expected: str
+
+    def to_dict(self) -> dict[str, str]:
+        """It as JSON data."""
+        return {"prompt": self.prompt, "expected": self.expected, "generated": self.generated}
+
+    @property
+    def right(self) -> bool:
+        """Whether it is exactly what is expected, apart from surrounding space."""
+        return self.generated.strip() == self.expected.strip()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of an evaluation.
+
+    Attributes:
+        metrics: values by name.
+        answers: to all examples; empty if no metric needs them.
+        labels: of a labelling task.
+        facts: further entries of the file, such as where the weights come from.
+    """
+
+    metrics: Mapping[str, float]
+    answers: Sequence[Answer]
+    labels: Sequence[str] | None
+    facts: Mapping[str, Any]
+
+    @property
+    def correct(self) -> int:
+        """Number of right answers."""
+        return sum(answer.right for answer in self.answers)
+
+    def confusion(self) -> dict[str, dict[str, int]]:
+        """How often a label (outer key) was answered by each label, or by none of them."""
+        labels = self.labels or ()
+        found = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
+        for answer in self.answers:
+            said = answer.generated.strip()
+            found[answer.expected][said if said in labels else NO_LABEL] += 1
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """It as JSON data."""
+        data: dict[str, Any] = {**self.facts, **self.metrics}
+        if self.answers:
+            data |= {"correct": self.correct, "total": len(self.answers)}
+            if self.labels:
+                data["confusion"] = self.confusion()
+            wrong = [answer for answer in self.answers if not answer.right]
+            data["errors"] = [answer.to_dict() for answer in wrong[:MAX_EXAMPLES]]
+        return data
+
+    def write(self, directory: Path) -> Path:
+        """Write validation.json into a directory, which is created if need be.
+
+        Returns:
+            The file's path.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        path = directory / VALIDATION_FILE
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+        write_text("the report", path, text + "\n")
+        return path
+
+    def summary(self) -> str:
+        """A line for each metric; exact answers are counted too."""
+        lines = []
+        for name, value in self.metrics.items():
+            counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""
+            lines.append(f"{name}: {shown_number(value)}{counts}")
+        return "\n".join(lines)
+
+
+EXACT = ("accuracy", "exact_match")

@@ -1,0 +1,94 @@
+"""Models for Hugging Face: from a run that ends, or from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpoints.together import damage_told
+from config.sections import RunConfig
+from data.pipeline import Pipeline
+from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
+from huggingface.hub import DataUnavailable
+from huggingface.models import RANDOM
+from machine.memory import check_least
+from modelling.spec import ModelFamily, family_of
+from modelling.weights import Arrays
+from run.card import RunRecord, write_card
+from run.start import Start, load_weights
+from terminal.screen import is_first_process, say
+
+
+def export(
+    config: RunConfig,
+    family: ModelFamily,
+    weights: Arrays,
+    folder: str | Path,
+    run: RunRecord | None = None,
+) -> None:
+    """Write weights, configuration, tokenizer and model card to a folder that transformers loads.
+
+    Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
+    several processes, the first one writes.
+
+    Args:
+        weights: whole weights by logical name; each is read once.
+        run: the run that they are from; None: they are from what `checkpoint.load` names.
+
+    Raises:
+        CheckpointError: the folder is there and not empty, or cannot be written.
+    """
+    if (
+        not is_first_process()
+    ):  # all processes take part in reading values that are spread over them
+        for name in weights:
+            weights[name]
+        return
+    data, tokenizer, load = Pipeline(config, family.sample_format), None, config.checkpoint.load
+    try:
+        tokenizer, config = data.tokenizer, data.config
+    except DataUnavailable as error:
+        say(f"warning: no tokenizer is written: {error}")
+
+    def complete(draft: Path) -> None:
+        if tokenizer is not None:
+            tokenizer.base.save_pretrained(draft)
+        write_card(draft, Path(folder).resolve().name, family.sample_format, load, run)
+
+    files = family.weights(config).for_files(weights)
+    description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
+    write_hf_directory(folder, files, description, complete=complete)
+    say(f"wrote a model for Hugging Face to {folder}")
+
+
+def task_fields(config: RunConfig) -> dict[str, str]:
+    """What the model was trained to read and write: fields of the task's section."""
+    values = {name: getattr(config.data, name, None) for name in TASK_FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def export_checkpoint(config: RunConfig, folder: str) -> None:
+    """Write what `checkpoint.load` names to a folder, random weights too; see `export`."""
+    check_is_free(folder)
+    check_least(config)
+    family = family_of(config)
+    table = family.weights(config)
+    if config.checkpoint.load == RANDOM:
+        export(config, family, table.initial(config.model.seed), folder)
+        return
+
+    def written(start: Start) -> None:
+        with damage_told():
+            if is_first_process():
+                export(config, family, start.tensors, folder, _record(config, start))
+
+    load_weights(config, table).load_with_fallback(written)
+
+
+def _record(config: RunConfig, start: Start) -> RunRecord | None:
+    """What is known of the run in `checkpoint.load`; None: it is no run."""
+    load = config.checkpoint.load
+    if load is None or start.checkpoint is None:
+        return None
+    saved = start.checkpoint.metadata.get("config")
+    known = saved if isinstance(saved, dict) else config.to_dict()
+    return RunRecord.of_checkpoint(load, start.step, known)

@@ -1,0 +1,302 @@
+"""The fine-tuning run: data, model, loop, records and checkpoints."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import popdist
+from checkpoints import has_checkpoint, load_checkpoint
+from checkpoints.folders import check_shared, remove_run
+from config.agreement import agree, agree_on_run
+from config.errors import ConfigError, UserError
+from config.sections import RunConfig
+from data.batches import Loader
+from data.pipeline import Pipeline
+from data.preview import preview
+from data.tokens import Tokenizer, keep_tokenizer
+from files.lock import locked
+from files.shown import shown_path
+from files.writing import check_folder
+from huggingface.folders import check_is_free
+from machine.devices import announce_devices, described_devices
+from machine.memory import check_least
+from modelling.spec import ModelFamily, family_of
+from modelling.weights import Arrays, Computed, without_optimizer
+from run.best import FOLDER as BEST
+from run.best import Best
+from run.card import RunRecord
+from run.evaluation.evaluator import Evaluator
+from run.export import export
+from run.options import RunOptions
+from run.profile import Profile, profiled_runs
+from run.records.metrics import SAMPLES
+from run.records.progress import VALIDATION
+from run.records.recorder import Recorder, Silence
+from run.records.run_directory import check_path, choose_path
+from run.records.wandb_log import check_mode
+from run.saving import Checkpoints
+from run.schedule import Schedule, check_iterations, with_steps
+from run.signals import StopSignal
+from run.skipped_steps import SkippedSteps
+from run.start import Start, starting_point
+from run.utilisation import utilisation_of
+from sessions.running import compiled
+from sessions.training import FineTuning
+from terminal.screen import is_coloured, is_first_process, say
+
+
+def finetune(config: RunConfig, options: RunOptions) -> None:
+    """Train.
+
+    Raises:
+        UserError: for anything a person can mend; nothing already saved is damaged.
+    """
+    agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
+    path = choose_path(options.run_dir, config.checkpoint.save, options.name)
+    path = Path(popdist.gather(str(path))[0])  # a new one is named after the time
+    _check(config, options, path)
+    announce_devices(config)
+    with ExitStack() as stack:
+        for folder in {path, Path(config.checkpoint.save or path)} if is_first_process() else ():
+            stack.enter_context(locked(folder))
+        popdist.gather("the folders are this run's")
+        if config.checkpoint.save is not None:
+            check_shared(Path(config.checkpoint.save))
+        _finetune(config, options, path)
+
+
+def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
+    """Checks that need no work."""
+    if config.model.eval:
+        raise ConfigError(
+            "model.eval is true, which is for generation: a model that trains has it false"
+        )
+    check_iterations(config)
+    if options.wandb:
+        check_mode()
+    check_path(path)
+    if config.checkpoint.save is not None:
+        check_folder("checkpoints to", config.checkpoint.save)
+        check_folder("the best weights to", Path(config.checkpoint.save) / BEST)
+    if options.save_hf is not None:
+        _check_export(options.save_hf, path, config.checkpoint.save)
+    check_least(config)
+
+
+def _check_export(folder: str, path: Path, save: str | None) -> None:
+    check_is_free(folder)
+    if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
+        raise ConfigError(
+            f"--save-hf {shown_path(folder)} is the folder of the run, which will not be empty: "
+            "give another one"
+        )
+
+
+def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
+    family = family_of(config)
+    data = Pipeline(config, family.sample_format)
+    samples = data.training_samples()
+    loader = Loader.of(config, samples)
+    if options.preview:
+        first = loader.first(options.preview).tolist()
+        say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
+    config = with_steps(data.config, loader.samples)
+    start = starting_point(config, family.weights(config), options.fresh)
+    agree({"training.steps": config.training.steps, "step to start from": start.step,
+           "digest of the state to start from": start.sha256})  # fmt: skip
+    _continue(loader, start)
+    if start.step >= config.training.steps:
+        start, _ = start.load_with_fallback(_verify)
+        if start.step >= config.training.steps:
+            _say_done(config, family, start, options, path)
+            return
+    profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
+    model = compiled(lambda: FineTuning(config, family), "the training program")
+    evaluates = config.evaluation.steps is not None
+    evaluator = Evaluator(config, family, model) if evaluates else None
+    with ExitStack() as stack:
+        start, _ = start.load_with_fallback(partial(_enter, stack, model))
+        _continue(loader, start)
+        say(f"starting from {start.source}")
+        run = _Run(
+            config, family, options, loader, start, model, evaluator, Best(config, start.best),
+            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), path,
+        )  # fmt: skip
+        run.train(data.tokenizer)
+
+
+def _verify(start: Start) -> None:
+    if start.checkpoint is not None:
+        start.checkpoint.verify()
+
+
+def _enter(stack: ExitStack, model: FineTuning, start: Start) -> None:
+    model.write(start.tensors)
+    stack.enter_context(model)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that is ready to train, with its state on the devices."""
+
+    config: RunConfig
+    family: ModelFamily
+    options: RunOptions
+    loader: Loader
+    start: Start
+    model: FineTuning
+    evaluator: Evaluator | None
+    best: Best
+    skipped: SkippedSteps
+    path: Path
+
+    def train(self, tokenizer: Tokenizer) -> None:
+        """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
+
+        Args:
+            tokenizer: of the data; kept next to the checkpoints.
+        """
+        config, options = self.config, self.options
+        if options.fresh and config.checkpoint.save is not None and is_first_process():
+            remove_run(Path(config.checkpoint.save))
+        if config.checkpoint.save is not None and is_first_process():
+            keep_tokenizer(tokenizer, Path(config.checkpoint.save))
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopSignal())
+            records = self._records()
+            stack.enter_context(records)
+            checkpoints = stack.enter_context(
+                Checkpoints(
+                    config,
+                    self.family,
+                    self.model,
+                    self.loader,
+                    self.skipped,
+                    self.best,
+                    self.start.step,
+                )
+            )
+            checkpoints.begin()
+            runs = profiled_runs(options.profile, config, self.start.step)
+            profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
+            last = self._loop(records, checkpoints, profile, stop)
+            if options.save_hf is not None and not stop.requested:
+                step, weights = self._to_export(last)
+                record = RunRecord(config.to_dict(), step, self.path)
+                export(config, self.family, weights, options.save_hf, record)
+        if stop.requested:
+            say(f"stopped by {stop.name} after step {last}")
+            if options.save_hf is not None:
+                say(
+                    f"nothing is in {options.save_hf}: run_export.py writes a model from "
+                    "the checkpoint"
+                )
+        say(f"records of the run are in {self.path}")
+
+    def _to_export(self, last: int) -> tuple[int, Arrays]:
+        """The best weights if they are kept, else the last ones, and their step."""
+        config = self.config
+        best = Path(config.checkpoint.save or "") / BEST
+        if config.checkpoint.keep_best is None or not has_checkpoint(best):
+            return last, self.model.tensors(optimizer=False)
+        found = load_checkpoint(best)
+        say(f"the weights of step {found.step}, the best by {config.checkpoint.keep_best}, go out")
+        return found.step, found.tensors
+
+    def _records(self) -> Recorder | Silence:
+        """What records steps; that of process 0 does."""
+        if not is_first_process():
+            return Silence()
+        config, options = self.config, self.options
+        use, hardware = utilisation_of(config), described_devices(config)
+        return Recorder(config, self.path, options, self.start.step, use, hardware)
+
+    def _loop(
+        self,
+        records: Recorder | Silence,
+        checkpoints: Checkpoints,
+        profile: Profile,
+        stop: StopSignal,
+    ) -> int:
+        """The loop over optimizer steps, `device_iterations` at a time; returns the last one."""
+        config = self.config
+        rate, iterations = Schedule.of(config.training), config.execution.device_iterations
+        step = self.start.step
+        while step < config.training.steps:
+            stop.poll(self.best.is_over, checkpoints.is_due(step))
+            if stop.requested or stop.finished:
+                break
+            if stop.save:
+                checkpoints.save(step)
+            steps = range(step, step + iterations)
+            rates = [rate(s) for s in steps]
+            batches = [self.loader.next_batch() for _ in steps]
+            profile.before_run()
+            results = self.model.run(batches, rates, step)
+            step += iterations
+            validation = self._evaluate(step)
+            for s, learning_rate, result in zip(steps, rates, results, strict=True):
+                self.skipped.count(result)
+                records.step(
+                    s + 1,
+                    loss=result.loss,
+                    learning_rate=learning_rate,
+                    gradient_norm=result.gradient_norm,
+                    skipped_steps=self.skipped.total,
+                    tokens=result.tokens,
+                    **(validation if s == step - 1 else {}),
+                )
+            if self.skipped.too_many:
+                break
+            checkpoints.after(step)
+        checkpoints.finish(step)
+        if self.skipped.too_many:
+            raise self.skipped.error(checkpoints.kept)
+        if stop.finished:
+            self.best.say_over()
+        return step
+
+    def _evaluate(self, step: int) -> dict[str, Any]:
+        """Evaluate, if it is time for that after so many steps, and keep the weights if they are
+        the best; returns what to record: metrics, and some answers as `samples`."""
+        every = self.config.evaluation.steps
+        due = every is not None and (
+            step % every < self.config.execution.device_iterations
+            or step >= self.config.training.steps
+        )
+        if self.evaluator is None or not due:
+            return {}
+        outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
+        self.best.consider(step, outcome.metrics, without_optimizer(self.model.tensors()))
+        found = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
+        logged = outcome.answers[: self.config.evaluation.log_samples]
+        return {**found, SAMPLES: [answer.to_dict() for answer in logged]}
+
+
+def _say_done(
+    config: RunConfig, family: ModelFamily, start: Start, options: RunOptions, path: Path
+) -> None:
+    say(
+        f"nothing to train: {start.source} is complete, with training.steps "
+        f"{config.training.steps}; raise --training.steps to go on, or give --fresh to start over"
+    )
+    if options.save_hf is not None and is_first_process():
+        names = [weight.name for weight in family.weights(config).weights]
+        weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
+        record = RunRecord(config.to_dict(), start.step, path)
+        export(config, family, weights, options.save_hf, record)
+
+
+def _continue(loader: Loader, start: Start) -> None:
+    """Let the data go on where the run that is continued was, if there is one."""
+    if start.data is None:
+        return
+    try:
+        loader.restore(start.data)
+    except ValueError as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,79 @@
+"""The picture of a run: loss and learning rate over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from files.writing import write_file
+from run.records.metrics import Row, column
+
+LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
+VALIDATION_LOSS = "validation_loss"
+MAX_LINEAR = 5.0
+"""Ratio of the largest to the smallest loss above which the axis is logarithmic."""
+
+
+def draw_loss_curve(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Draw rows with `step`, `loss` and `learning_rate` into a PNG file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    steps = column(rows, "step")
+    _draw_loss(above, rows, steps)
+    above.set_title(title, loc="left")
+    below.plot(steps, column(rows, "learning_rate"), color=RATE_COLOUR, linewidth=1.5)
+    below.set_ylabel("learning rate")
+    below.set_ylim(bottom=0)
+    below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    below.set_xlabel("optimizer step")
+    for axes in (above, below):
+        axes.grid(color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    write_file("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
+
+
+def smooth(values: Sequence[float], span: float) -> np.ndarray:
+    """Mean over a window of about `span` values around each: float64 of the same length.
+
+    The window is centred, so that the curve does not lag, and narrows towards both ends. A value
+    that is not finite counts for nothing; where there is no other, the mean is nan.
+    """
+    found = np.asarray(values, np.float64)
+    finite = np.isfinite(found)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, found, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    here = np.arange(len(found))
+    reach = np.minimum(np.minimum(here, len(found) - 1 - here), int(max(1.0, span) // 2))
+    first, last = here - reach, here + reach + 1
+    number = counts[last] - counts[first]
+    total = sums[last] - sums[first]
+    return np.divide(total, number, out=np.full(len(found), np.nan), where=number > 0)
+
+
+def _draw_loss(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
+    losses = column(rows, "loss")
+    axes.plot(steps, losses, color=LOSS_COLOUR, alpha=0.3, linewidth=1, label="loss of a step")
+    smoothed = smooth(losses, len(losses) / 25)
+    axes.plot(steps, smoothed, color=LOSS_COLOUR, linewidth=2, label="smoothed")
+    evaluated = [row for row in rows if VALIDATION_LOSS in row]
+    if evaluated:
+        at, found = column(evaluated, "step"), column(evaluated, VALIDATION_LOSS)
+        axes.plot(at, found, color=VALIDATION_COLOUR, marker="o", markersize=4, label="validation")
+    axes.set_ylabel("loss")
+    positive = [loss for loss in losses if np.isfinite(loss) and loss > 0]
+    if len(positive) == len(losses) and max(positive) > MAX_LINEAR * min(positive):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)

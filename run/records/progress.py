@@ -1,0 +1,120 @@
+"""What a person sees while training runs: a bar on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from tqdm import tqdm
+
+from files.shown import shown_number
+from run.records.pace import Throughput
+
+VALIDATION = "validation_"
+"""What the names of an evaluation's metrics begin with."""
+WANTED = ("loss", "left", "validation", "speed", "skipped", "rate")
+"""Facts by priority: a narrow bar shows the first ones."""
+
+
+class Progress:
+    """Shows the steps done, loss, learning rate, samples per second and the time left."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        throughput: Throughput,
+        first_step: int = 0,
+        stream: TextIO | None = None,
+        seconds_between_lines: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
+    ) -> None:
+        """Start showing.
+
+        Args:
+            total_steps: steps of the whole run.
+            throughput: measures the rate; the caller updates it.
+            first_step: steps that an earlier run did.
+            stream: where to; stderr by default, since stdout is for results.
+            seconds_between_lines: pause between lines where the stream is no terminal.
+            clock: gives seconds.
+            columns: gives the width of the terminal.
+        """
+        self._total = total_steps
+        self._throughput = throughput
+        self._stream = stream or sys.stderr
+        self._pause = seconds_between_lines
+        self._clock = clock
+        self._last_line: float | None = None
+        self._bar: tqdm | None = None
+        self._evaluated = ""
+        self._columns = columns
+        if self._stream.isatty():
+            self._bar = tqdm(
+                total=total_steps,
+                initial=first_step,
+                file=self._stream,
+                unit="step",
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
+            )
+
+    def update(self, row: Mapping[str, float]) -> None:
+        """Show a step that is done: `step` from 0, `loss`, `learning_rate`, `skipped_steps`, and
+        metrics of an evaluation, whose names begin with `validation_`."""
+        done = int(row["step"])
+        facts = self._facts(row, self._total - done)
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._fitting(facts, done), refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif self._line_is_due(done) or self._is_evaluated(row):
+            text = ", ".join(facts.values())
+            print(f"step {done}/{self._total}: {text}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _line_is_due(self, done: int) -> bool:
+        now = self._clock()
+        waited = self._last_line is None or now - self._last_line >= self._pause
+        if waited or done == self._total:
+            self._last_line = now
+            return True
+        return False
+
+    def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
+        """The facts to show, by topic."""
+        facts = {"loss": f"loss {shown_number(row['loss'])}"}
+        facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
+        if row.get("skipped_steps"):
+            facts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
+        if self._is_evaluated(row):
+            names = [name for name in row if name.startswith(VALIDATION)]
+            shown = [f"{name.removeprefix(VALIDATION)} {shown_number(row[name])}" for name in names]
+            self._evaluated = "validation " + " ".join(shown)
+            facts["validation"] = self._evaluated
+        elif self._bar is not None and self._evaluated:
+            facts["validation"] = self._evaluated
+        rate = self._throughput.samples_per_second
+        left = self._throughput.seconds_for(steps_left)
+        if rate is not None and left is not None:
+            facts["speed"] = f"{rate:.1f} samples/s"
+            facts["left"] = f"{tqdm.format_interval(left)} left"
+        return facts
+
+    def _is_evaluated(self, row: Mapping[str, float]) -> bool:
+        return any(name.startswith(VALIDATION) for name in row)
+
+    def _fitting(self, facts: Mapping[str, str], done: int) -> str:
+        """As many facts as the width of the terminal has room for, the most wanted first."""
+        width = self._columns() - len(f"100%|    | {done}/{self._total} [00:00:00]") - 1
+        chosen: set[str] = set()
+        for name in (n for n in WANTED if n in facts):
+            if sum(len(facts[n]) + 2 for n in (*chosen, name)) <= width:
+                chosen.add(name)
+        return ", ".join(text for name, text in facts.items() if name in chosen)

@@ -1,0 +1,384 @@
+"""Where a run starts: random weights, a Hugging Face model, or a checkpoint of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    DamagedError,
+    TensorFiles,
+    TensorSpec,
+    has_checkpoint,
+    load_checkpoint,
+)
+from checkpoints.parts import Part, PartialReader
+from config.agreement import agree
+from config.base import flattened
+from config.model import TiedEmbedding
+from config.sections import RunConfig
+from files.json_files import Fields
+from files.shown import shown_name, shown_path
+from huggingface.folders import hf_description, read_hf_directory
+from huggingface.models import RANDOM, local_model
+from modelling.spec import family_of
+from modelling.weights import FP8, OPTIMIZER, WeightTable
+
+Tensors = Mapping[str, np.ndarray]
+Used = TypeVar("Used")
+
+MODEL = "model"
+"""Name under which a checkpoint's metadata have Hugging Face's description of its model."""
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_NO_MATTER = {
+    "architectures", "attn_pdrop", "bos_token_id", "decoder_start_token_id", "dropout_rate",
+    "embd_pdrop", "eos_token_id", "initializer_range", "n_positions", "pad_token_id",
+    "resid_pdrop", "tie_word_embeddings",
+}  # fmt: skip
+"""Entries of a description that do not affect what the weights compute."""
+
+
+_COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer", "data.chat_template")
+"""These may name the same data in several ways."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The state a run starts from.
+
+    Attributes:
+        tensors: weights and, when a run is continued, optimizer state, by logical name.
+        step: number of optimizer steps done.
+        data: state of the data loader; None: from the beginning.
+        source: where it comes from, for people.
+        skipped_steps: how many of the steps left the state unchanged.
+        best: state of the watch over the best evaluation; None: there is none.
+        sha256: digest of what was read, as far as there is one.
+        checkpoint: what it is a state of, if it is one that was saved.
+        reload: finds the start anew.
+    """
+
+    tensors: Tensors
+    step: int = 0
+    data: dict[str, Any] | None = None
+    source: str = "random weights"
+    skipped_steps: int = 0
+    best: dict[str, Any] | None = None
+    sha256: str = ""
+    checkpoint: Checkpoint | None = None
+    reload: Callable[[], Start] | None = None
+
+    def load_with_fallback(self, use: Callable[[Start], Used]) -> tuple[Start, Used]:
+        """Let `use` read the state; if it turns out to be damaged, that of the step before.
+
+        Values are verified as they are read, so that each is read once.
+
+        Args:
+            use: raises DamagedError on all processes, as `sessions` do.
+
+        Returns:
+            The start whose state was used, and what `use` made of it.
+
+        Raises:
+            CheckpointError: there is no other.
+        """
+        start = self
+        while True:
+            try:
+                return start, use(start)
+            except DamagedError as error:
+                if start.checkpoint is None or start.reload is None:
+                    raise
+                start.checkpoint.set_aside(str(error))
+            start = start.reload()
+
+
+def _reloadable(find: Callable[[], Start]) -> Start:
+    return replace(find(), reload=partial(_reloadable, find))
+
+
+def starting_point(config: RunConfig, table: WeightTable, fresh: bool = False) -> Start:
+    """Where a training run starts.
+
+    If `checkpoint.save` has a run, it is continued, by the same command any number of times.
+    Otherwise it is the state that `checkpoint.load` names, or random weights if that names none or
+    "random". A checkpoint there continues its run, at the step and the sample it was saved at; with
+    `checkpoint.load_optimizer` false, a new run starts from its weights.
+
+    Args:
+        fresh: leave alone what `checkpoint.save` has.
+
+    Raises:
+        UserError: nothing usable is there, the weights do not fit the configured model, or the run
+            in `checkpoint.save` is one of another model or other data.
+    """
+    return _reloadable(lambda: _starting_point(config, table, fresh))
+
+
+def _starting_point(config: RunConfig, table: WeightTable, fresh: bool) -> Start:
+    load, save = config.checkpoint.load, config.checkpoint.save
+    places = {"--save": save, "--load": load}
+    agree(
+        {
+            f"steps in {n}": place is not None and has_checkpoint(place)
+            for n, place in places.items()
+        }
+    )
+    if save is not None and not fresh and has_checkpoint(save):
+        checkpoint = load_checkpoint(save, verify=False)
+        saved = flattened(_mapping(_metadata(checkpoint), "config") or {})
+        if not _is_within(load, save) or saved.get("checkpoint.load") == load:
+            _check_same_run(saved, config, save)
+            return _continued(config, checkpoint, table, save, "--fresh starts over")
+    if load is None or load == RANDOM:
+        return Start(table.initial(config.model.seed))
+    if not has_checkpoint(load):
+        return _of_model(config, table, load)
+    checkpoint = load_checkpoint(load, verify=False)
+    if not config.checkpoint.load_optimizer:
+        weights = _weights(config, checkpoint, table, load)
+        source = f"the weights of step {checkpoint.step} in {load}"
+        return Start(weights, source=source, sha256=checkpoint.sha256, checkpoint=checkpoint)
+    advice = "--checkpoint.load_optimizer false starts a new run from its weights"
+    return _continued(config, checkpoint, table, load, advice)
+
+
+def _of_model(config: RunConfig, table: WeightTable, name: str) -> Start:
+    """The weights of a Hugging Face model."""
+    folder = local_model(name)
+    _check_model(config, hf_description(folder), name)
+    tensors = read_hf_directory(folder)
+    _check_head(config, table, tensors, name)
+    _check_fit(table, tensors, tensors, name)
+    weights = _Finite(config, table.renamed(tensors), name)
+    return Start(weights, source=name, sha256=tensors.fingerprint())
+
+
+def _check_head(config: RunConfig, table: WeightTable, tensors: Tensors, name: str) -> None:
+    """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
+    configuration: the config.json of an mT5 does not say it."""
+    head = "lm_head.weight"
+    if head in tensors or all(weight.name != head for weight in table.weights):
+        return
+    if not isinstance(config.model.embedding, TiedEmbedding):
+        return  # the check of all weights says it
+    raise CheckpointError(
+        f"{shown_path(name)} has no {head}: if the model's head is its embedding, give "
+        "--model.embedding.tied true"
+    )
+
+
+def _continued(
+    config: RunConfig, checkpoint: Checkpoint, table: WeightTable, folder: str, advice: str
+) -> Start:
+    _weights(config, checkpoint, table, folder)  # which checks that they fit
+    if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
+        raise CheckpointError(
+            f"the checkpoint in {folder} has no optimizer state to continue with: {advice}"
+        )
+    _check_state(config, checkpoint.tensors, table, folder)
+    metadata = _metadata(checkpoint)
+    return Start(
+        _Finite(config, checkpoint.tensors, folder),
+        checkpoint.step,
+        _mapping(metadata, "data"),
+        f"step {checkpoint.step} in {folder}",
+        metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
+        _mapping(metadata, "best"),
+        checkpoint.sha256,
+        checkpoint,
+    )
+
+
+def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, folder: str) -> None:
+    """Raise CheckpointError if a checkpoint has the state of another optimizer."""
+    optimizer = config.training.optimizer
+    needed = {
+        f"{OPTIMIZER}/{name}/{weight.name}": shape
+        for weight in table.weights
+        for name, shape in config.optimizer_state(weight.shape).items()
+    }
+    for name, shape in needed.items():
+        if name in tensors and _is_state(tensors.spec(name), shape):
+            continue
+        raise CheckpointError(
+            f"the checkpoint in {shown_path(folder)} has no {name} of shape {shape}, which "
+            f"{optimizer.name} as configured needs: continue with that run's optimizer, or give "
+            "--checkpoint.load_optimizer false"
+        )
+
+
+def _is_state(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+    return spec.shape == shape and spec.dtype.name in _FLOATS
+
+
+def _metadata(checkpoint: Checkpoint) -> Fields:
+    return Fields(checkpoint.metadata, f"the manifest of {shown_path(checkpoint.path)}")
+
+
+def _mapping(metadata: Fields, name: str) -> dict[str, Any] | None:
+    """An object among the metadata; None if there is none."""
+    return None if metadata.data.get(name) is None else metadata.mapping(name)
+
+
+def _is_within(load: str | None, save: str) -> bool:
+    """Whether `load` names the run in `save`, or one of its steps."""
+    return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
+
+
+def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
+    """Raise CheckpointError if the run in a folder has another model, or other data.
+
+    Args:
+        saved: that run's configuration by dotted names, as far as it is known.
+    """
+    now = flattened(config.to_dict())
+    for name in sorted(saved.keys() & now.keys()):
+        if name in _COMPARED_BY_DIGEST or not name.startswith(("model.", "data.")):
+            continue
+        if saved[name] != now[name]:
+            raise CheckpointError(
+                f"{shown_path(folder)} has a run with {name} {shown_name(saved[name], 35)}, but "
+                f"this one has {shown_name(now[name], 35)}: continue that run as it was, give "
+                "another --save, or --fresh to delete it and start over"
+            )
+
+
+def load_weights(config: RunConfig, table: WeightTable) -> Start:
+    """The weights of what `checkpoint.load` names, for generation, and FP8 state if it is needed.
+
+    Raises:
+        UserError: as for `starting_point`, or if it names nothing.
+    """
+    return _reloadable(lambda: _load_weights(config, table))
+
+
+def _load_weights(config: RunConfig, table: WeightTable) -> Start:
+    load = config.checkpoint.load
+    if load is None or load == RANDOM:
+        raise CheckpointError(
+            "there are no weights: give --load DIR, a folder that run_finetuning.py --save wrote, "
+            "or a Hugging Face model"
+        )
+    needs_scales = config.fp8.enabled and config.fp8.recipe == "delayed"
+    if not has_checkpoint(load):
+        if needs_scales:
+            raise _no_scales(load)
+        return _of_model(config, table, load)
+    checkpoint = load_checkpoint(load, verify=False)
+    weights = _weights(config, checkpoint, table, load)
+    if needs_scales:
+        weights = _with_scales(config, weights, checkpoint.tensors, load)
+    source = f"step {checkpoint.step} in {load}"
+    return Start(
+        weights, checkpoint.step, None, source, sha256=checkpoint.sha256, checkpoint=checkpoint
+    )
+
+
+def _with_scales(config: RunConfig, weights: Tensors, tensors: Tensors, load: str) -> Tensors:
+    names = [n for n in tensors if n.startswith(f"{FP8}/")]
+    if not names:
+        raise _no_scales(load)
+    return _Finite(config, tensors, load, [*weights, *names])
+
+
+def _no_scales(load: str) -> CheckpointError:
+    return CheckpointError(
+        f"{load} has no FP8 scales to generate with: train with --fp8.enabled, or give "
+        "--fp8.recipe current, whose scales follow from the operands"
+    )
+
+
+def _weights(config: RunConfig, checkpoint: Checkpoint, table: WeightTable, load: str) -> Tensors:
+    """The weights alone of a checkpoint, each read when it is asked for."""
+    _check_model(config, checkpoint.metadata.get(MODEL), load)
+    tensors = checkpoint.tensors
+    names = [n for n in tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
+    _check_fit(table, tensors, names, load)
+    return _Finite(config, tensors, load, names)
+
+
+def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
+    """Raise CheckpointError if weights were made for a model that computes something else.
+
+    Args:
+        theirs: Hugging Face's description of that model, as far as there is one. What it leaves
+            out is not compared; shapes are compared with the weights themselves.
+    """
+    if not isinstance(theirs, dict):
+        return
+    family = family_of(config)
+    ours, theirs = family.to_config_json(config), family.normalise(config, theirs)
+    for name in sorted(ours.keys() & theirs.keys() - _NO_MATTER):
+        if theirs[name] is not None and theirs[name] != ours[name]:
+            raise CheckpointError(
+                f"the weights in {shown_path(load)} belong to a model with {name} "
+                f"{shown_name(theirs[name], 35)}, but the configuration has "
+                f"{shown_name(ours[name], 35)}: use the configuration they were made with"
+            )
+
+
+class _Finite(Mapping[str, np.ndarray]):
+    """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
+    read, unless that is allowed."""
+
+    concurrent: ClassVar[bool] = True
+    """Several threads may read some at a time."""
+
+    def __init__(
+        self, config: RunConfig, tensors: Tensors, load: str, names: Iterable[str] | None = None
+    ) -> None:
+        """Args: `names`: of those that there are; None: all."""
+        self._allowed, self._tensors, self._load = config.checkpoint.nonfinite, tensors, load
+        self._names = dict.fromkeys(tensors if names is None else names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._checked(name, self._tensors[name])
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """As `PartialReader`."""
+        if not isinstance(self._tensors, PartialReader):
+            return self[name]
+        return self._checked(name, self._tensors.some(name, wanted))
+
+    def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
+        if not self._allowed and not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{name} in {self._load} has NaN or infinity: take weights of an earlier step, or "
+                "accept them by --checkpoint.nonfinite"
+            )
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:
+    """Raise CheckpointError unless the weights `names` of `files` are those of the model."""
+    specs = {name: files.spec(name) for name in names}
+    wrong = [name for name, spec in specs.items() if spec.dtype.name not in _FLOATS]
+    if wrong:
+        raise CheckpointError(
+            f"{wrong[0]} in {load} is {specs[wrong[0]].dtype.name}, but weights are one of "
+            f"{', '.join(_FLOATS)}"
+        )
+    try:
+        table.check_shapes({name: spec.shape for name, spec in specs.items()})
+    except ValueError as error:
+        raise CheckpointError(f"{load}: {error}") from error

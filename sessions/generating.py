@@ -1,0 +1,127 @@
+"""The generation session of a configured model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from config.sections import RunConfig
+from data.batches import BatchSharding
+from data.samples import EMPTY, concatenate, pack
+from modelling.generation import Strategy
+from modelling.generation.choice import generation_program
+from modelling.generation.strategies import strategy_of
+from modelling.spec import ModelFamily, family_of
+from modelling.weights import Variables
+from popxl_addons import NamedTensors
+from sessions.running import RunningModel
+
+
+class Inference(RunningModel):
+    """Generates with a model. Use it as a context; weights must be written before it generates.
+
+    A run of the program takes several micro-batches on each data-parallel replica: as many as
+    `execution.device_iterations` where the weights are on the device, and a large batch where they
+    are streamed (see `generation.weights`).
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        family: ModelFamily | None = None,
+        strategy: Strategy | None = None,
+        lender: RunningModel | None = None,
+    ) -> None:
+        """Build and compile the program.
+
+        Args:
+            config: one for training serves as well.
+            family: that of the configuration, where it is at hand; None: it is looked up.
+            strategy: how tokens are chosen; None: as `generation` of the configuration says, but
+                without stop texts.
+            lender: see `RunningModel`. Weights that are on the device are a copy.
+        """
+        family = family or family_of(config)
+        config = replace(config, model=replace(config.model, eval=True))
+        self._strategy = strategy_of(config) if strategy is None else strategy
+        taken = 0 if lender is None else lender.stored
+        self.program = generation_program(config, family, self._strategy, taken)
+        self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
+        table, found = family.weights(config), self.program.variables
+        variables: Variables
+        if isinstance(found, NamedTensors):
+            variables = {layer: NamedTensors(fwd=found.get(layer)) for layer in table.layers}
+        else:
+            variables = found
+        super().__init__(config, self.program.ir, table, variables, lender)
+
+    @property
+    def samples_per_run(self) -> int:
+        """Samples of one run of the program: prompts, or groups of them that share one."""
+        execution, batches = self.config.execution, self.program.ir.num_host_transfers
+        return batches * execution.data_parallel * execution.micro_batch_size
+
+    def generate(
+        self,
+        words: np.ndarray,
+        mask: np.ndarray,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
+        """Generate for any number of prompts.
+
+        Args:
+            words: (n, sequence_length) token ids, a prompt in each row, padded on the right.
+            mask: same shape, 1 where there is a token.
+            on_progress: called after each run with the number of prompts it did.
+
+        Returns:
+            int32 (n, decoder_sequence_length): tokens up to and including the end token, then
+            padding.
+
+        Raises:
+            ValueError: the arrays do not have these shapes.
+        """
+        self._check(words, mask)
+        lengths, capacity = mask.sum(axis=1), words.shape[1]
+        tokens = np.zeros((len(words), *self.program.tokens.shape[1:]), np.int32)
+        packed = pack(lengths, capacity, self.program.prompts_per_sample)
+        for start in range(0, len(packed), self.samples_per_run):
+            part = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
+            part[: len(packed) - start] = packed[start : start + self.samples_per_run]
+            own = part[self._sharding.positions(len(part))]
+            filled = concatenate(own, lambda i: words[i, : lengths[i]], capacity, pad=0)
+            indices = part.reshape(-1)
+            there = indices != EMPTY
+            tokens[indices[there]] = self._answers(own.reshape(-1), *filled)[there]
+            if on_progress is not None:
+                on_progress(int(np.count_nonzero(there)))
+        return tokens
+
+    def _answers(self, indices: np.ndarray, words: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The tokens for all prompts of one run of the program.
+
+        Args:
+            indices: the numbers of the prompts for the replicas of this process, or `EMPTY`.
+            words, mask: their samples.
+        """
+        program, dealt = self.program, self._sharding.to_replicas
+        inputs = {program.words: dealt(words), program.mask: dealt(mask)}
+        for name, array in self._strategy.feed(indices, program.tokens.shape[1]).items():
+            inputs[program.inputs[name]] = dealt(array)
+        return self._collected(self._run(inputs)[program.tokens])
+
+    def _collected(self, tokens: np.ndarray) -> np.ndarray:
+        """What the replicas gave, in the order of the samples."""
+        copies = tokens[:, :: self.config.execution.tensor_parallel]
+        return copies.reshape(-1, *self.program.tokens.shape[1:])
+
+    def _check(self, words: np.ndarray, mask: np.ndarray) -> None:
+        length = self.program.words.shape[1]
+        for name, array in (("words", words), ("mask", mask)):
+            if array.shape != (len(words), length):
+                raise ValueError(
+                    f"{name} has shape {array.shape}, but must be ({len(words)}, {length}): "
+                    "samples × sequence_length"
+                )

@@ -1,0 +1,151 @@
+"""A configured model in a session: what training and generation have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+import popdist
+import popxl
+from checkpoints.together import damage_told
+from config.sections import RunConfig
+from machine.devices import device_desc
+from machine.placement import check_placed, place
+from modelling.weights import Variables, WeightTable
+from popxl import Variable
+from popxl_addons import NamedTensors
+from terminal.screen import say
+
+
+class RunningModel:
+    """A compiled program of a model. Entering it brings the weights to the devices, and leaving it
+    drops them: nothing of them stays on the host, whose memory may be full of them.
+
+    Raises:
+        DeviceError: fewer devices than data_parallel x tensor_parallel.
+        NotEnoughMemoryError: the state of the program does not fit.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ir: popxl.Ir,
+        table: WeightTable,
+        variables: Variables,
+        lender: RunningModel | None = None,
+    ) -> None:
+        """Compile `ir`.
+
+        Args:
+            variables: the program's, which `table` says the weights of.
+            lender: a model that is entered while this one is, and lends its weights.
+        """
+        self.config, self._table, self.variables, self._lender = config, table, variables, lender
+        taken = 0 if lender is None else lender.stored
+        place(config, ir, taken, lender is not None)
+        check_placed(config, ir, taken, lender is not None)
+        self.session = popxl.Session(
+            ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
+        )
+
+    @property
+    def stored(self) -> int:
+        """Bytes of host memory that the state of this process's replicas takes."""
+        ir = self.session.ir
+        return popxl.plan.storage_of(ir).remote * ir.instance_replication_factor
+
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Set weights, and other state that the program has, from whole tensors by logical name.
+
+        Each is read when the model is entered, at once if it is: from files, or made, one by one;
+        by several threads, if the mapping has an attribute `concurrent` that is true.
+        What another model lends is not read at all, where both keep it alike.
+
+        Raises:
+            ValueError: one is missing. One of the wrong shape is an error when it is read.
+        """
+        values: dict[Any, Any] = dict(self._table.to_variables(tensors, self.variables))
+        if self._lender is not None:
+            values |= self._lender.borrowed(self.variables)
+        self.session.write_variables_data(values, concurrent=getattr(tensors, "concurrent", False))
+
+    def borrowed(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
+        """This model's values of those variables of another program that are like its own."""
+        found = {}
+        for name, layers in borrowers.items():
+            own = self.variables.get(name)
+            if isinstance(layers, NamedTensors) or own is None or isinstance(own, NamedTensors):
+                continue
+            for theirs, ours in zip(layers, own, strict=True):
+                weights = ours.fwd.to_dict()
+                for path, t in theirs.fwd.to_dict().items():
+                    w = weights.get(path)
+                    if w is not None and (w.shape, w.dtype) == (t.shape, t.dtype):
+                        found[t] = self.session.borrowed(w)
+        return found
+
+    def _run(
+        self, inputs: popxl.session.h2dStreamBufferMaps
+    ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
+        """Run the program once. All processes do so together.
+
+        Args:
+            inputs: data for the replicas of this process.
+
+        Returns:
+            What each stream gave on the replicas of all processes: (transfers, replicas, ...).
+        """
+        transfers = self.session.ir.num_host_transfers
+        own = {
+            stream: found.reshape(transfers, -1, *stream.shape)
+            for stream, found in self.session.run(inputs).items()
+        }
+        if popdist.getNumInstances() == 1:
+            return own
+        packed = np.concatenate([x.reshape(-1).view(np.uint8) for x in own.values()])
+        ends = np.cumsum([x.nbytes for x in own.values()])[:-1]
+        parts = np.split(self.session.gather(packed), ends, axis=1)
+        return {
+            stream: np.concatenate([p.view(x.dtype).reshape(x.shape) for p in everyones], 1)
+            for (stream, x), everyones in zip(own.items(), parts, strict=True)
+        }
+
+    def __enter__(self) -> Self:
+        """Bring the weights to the devices.
+
+        Raises:
+            DamagedError: on all processes, if one finds that values in a file are damaged.
+        """
+        with ExitStack() as stack:
+            with damage_told():
+                stack.enter_context(self.session)
+            stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.session.__exit__(*exc)
+
+
+Model = TypeVar("Model", bound=RunningModel)
+
+
+def compiled(make: Callable[[], Model], what: str) -> Model:
+    """The model that `make` makes; says on the screen that it takes a while, and what it took.
+
+    Args:
+        what: the program, for people.
+    """
+    say(f"compiling {what}")
+    start = time.perf_counter()
+    model = make()
+    startup = model.session.startup
+    how = "the executable came from the cache" if startup.from_cache else "compiled"
+    say(
+        f"ready after {time.perf_counter() - start:.1f} s: {how} "
+        f"({startup.traces} traces, {startup.compiles} compilations)"
+    )
+    return model

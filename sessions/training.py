@@ -1,0 +1,231 @@
+"""The fine-tuning session of a configured model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import popdist
+import popxl
+import popxl_addons as addons
+from config.sections import RunConfig
+from data.batches import BatchSharding
+from data.samples import Batch, labelled_tokens
+from modelling.phases.training import build_training
+from modelling.spec import ModelFamily, family_of
+from modelling.weights import HeldParts, Variables
+from planning.residence import program_here
+from popxl.random_seed import counter_seeds, two_uint32_to_uint64
+from sessions.running import RunningModel
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step reports.
+
+    Attributes:
+        loss: mean over the target tokens of the global batch, before the update.
+        gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
+        tokens, target_tokens: how many the global batch holds, without padding, and how many of
+            them have a label.
+    """
+
+    loss: float
+    gradient_norm: float
+    tokens: int = 0
+    target_tokens: int = 0
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the devices left the update out: loss or gradients are not finite."""
+        return not math.isfinite(self.gradient_norm)
+
+
+class FineTuning(RunningModel):
+    """Trains a model. Use it as a context; weights must be written before the first step."""
+
+    def __init__(
+        self, config: RunConfig, family: ModelFamily | None = None, gradients: bool = False
+    ) -> None:
+        """Build and compile the program.
+
+        Args:
+            family: that of the configuration, where it is at hand; None: it is looked up.
+            gradients: make the gradients of the last step readable.
+        """
+        self._family = family = family or family_of(config)
+        self._pending: int | None = None  # the step whose update waits for the next one
+        self._sharding = BatchSharding.of(config)
+        table = family.weights(config)
+        self.program = program_here(
+            config, lambda keeping: build_training(config, family.layout, gradients, table, keeping)
+        )
+        super().__init__(config, self.program.ir, table, self.program.variables)
+
+    # ---- state ----------------------------------------------------------------------------------
+    def tensors(self, optimizer: bool = True) -> Mapping[str, np.ndarray]:
+        """Weights, and optimizer state if asked, as whole tensors by logical name.
+
+        Each is brought from the devices when it is asked for, best in order. They change with the
+        next step. An update that is pending is done first, by all processes together.
+
+        Raises:
+            ValueError: the model is not entered.
+        """
+        self._check_entered()
+        self.finish_update()
+        session = self.session
+        held = HeldParts(session.variable_parts, session.read_variable_part)
+        read = session.read_variable_data
+        return self._table.to_logical(read, self.program.variables, optimizer, held)
+
+    def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
+        """As `tensors`, all at once: a copy."""
+        return dict(self.tensors(optimizer))
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Gradients of the last step by the weight's name, without loss scaling.
+
+        Raises:
+            ValueError: the model is not entered.
+        """
+        self._check_entered()
+        read = self.session.read_variable_data
+        found = self._table.gradients(read, self.program.variables)
+        return {name: g / self.config.gradient_scaling for name, g in found.items()}
+
+    def write(self, tensors: Mapping[str, np.ndarray]) -> None:
+        self.finish_update()
+        super().write(tensors)
+
+    def borrowed(self, borrowers: Variables) -> dict[popxl.Variable, Callable[[], np.ndarray]]:
+        self.finish_update()
+        return super().borrowed(borrowers)
+
+    def finish_update(self) -> None:
+        """Do the update that waits for the next step, if one does (`execution.update` behind).
+
+        All processes do so together.
+        """
+        only_update = self.program.only_update
+        if self._pending is None or only_update is None:
+            return
+        transfers, own = self.program.ir.num_host_transfers, self._sharding.own
+        lead = (transfers, own.stop - own.start)
+        inputs = {
+            stream: np.zeros((*lead, *stream.shape), stream.dtype.as_numpy())
+            for stream in self.session.expected_inputs()
+        }
+        inputs[only_update] = np.ones(lead, np.bool_)
+        self._seed_rounding(self._pending)
+        self.session.run(inputs)
+        self._pending = None
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        if not self.session.is_attached:
+            self._pending = None  # nothing of the state stays
+
+    def _check_entered(self) -> None:
+        if not self.session.is_attached:
+            raise ValueError("read a model's tensors while it is entered: `with model:`")
+
+    # ---- training -------------------------------------------------------------------------------
+    def run(
+        self, batches: Sequence[Batch], learning_rates: Sequence[float], first_step: int = 0
+    ) -> list[StepResult]:
+        """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
+
+        Args:
+            batches: the samples for the replicas of this process (`data.batches.Loader.of`), which
+                are all of a global batch where there is one process.
+            first_step: number of the first step; what is random in dropout and stochastic rounding
+                depends on it.
+        """
+        iterations = self.config.execution.device_iterations
+        if len(batches) != iterations or len(learning_rates) != iterations:
+            raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
+        counts = self._counts(batches)
+        fed = [self._feed(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)]
+        inputs = {
+            stream: np.concatenate([f[name] for f in fed])
+            for name, stream in self.program.inputs.items()
+        }
+        inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
+        if self.program.seed is not None:
+            inputs[self.program.seed] = self._seeds(first_step)
+        if self.program.only_update is None:
+            self._seed_rounding(first_step)
+        else:
+            inputs[self.program.only_update] = self._per_step(np.zeros(iterations, np.bool_))
+            self._seed_rounding(first_step if self._pending is None else self._pending)
+        results = self._results(self._run(inputs), counts)
+        if self.program.only_update is not None:
+            self._pending = first_step + iterations - 1
+        return results
+
+    def _seed_rounding(self, step: int) -> None:
+        """Let the next run round as the update of a step does."""
+        (seed,) = counter_seeds(self.config.model.seed, step)
+        addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
+
+    def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+        """Tokens and target tokens of each global batch, on all processes."""
+        once = [self._sharding.without_duplicates(batch) for batch in batches]
+        own = [[self._family.sample_format.tokens(b), labelled_tokens(b)] for b in once]
+        totals = np.sum(popdist.gather(own), axis=0).tolist()
+        return [(tokens, targets) for tokens, targets in totals]
+
+    def _feed(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
+        """Samples as (micro-batches, own replicas, ...) arrays by stream name."""
+        c, own = self.config, self._sharding.own
+        arrays = self._family.sample_format.streams(batch)
+        wanted = self.program.inputs.keys() & arrays.keys()
+        fed = {name: self._sharding.to_replicas(arrays[name]) for name in wanted}
+        # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
+        # so that the average is the mean over all target tokens of the global batch.
+        share = c.gradient_accumulation * c.execution.data_parallel
+        weight = share / max(target_tokens, 1)
+        shape = (c.gradient_accumulation, own.stop - own.start)
+        fed["weight"] = np.full(shape, weight, np.float32)
+        return fed
+
+    def _per_step(self, values: np.ndarray) -> np.ndarray:
+        """Values of each step for a stream that is loaded once a step: (transfers, own replicas,
+        ...).
+
+        A stream has as many transfers as micro-batches; the rest is never loaded.
+        """
+        own = self._sharding.own
+        transfers = self.program.ir.num_host_transfers
+        shape = (transfers, own.stop - own.start, *values.shape[1:])
+        out = np.zeros(shape, values.dtype)
+        out[: len(values)] = values[:, None]
+        return out
+
+    def _seeds(self, first_step: int) -> np.ndarray:
+        """Seeds by step and own replica; tensor-parallel ones share theirs."""
+        c = self.config
+        steps = range(first_step, first_step + c.execution.device_iterations)
+        copies = c.execution.data_parallel
+        per_step = [counter_seeds(c.model.seed, step, copies) for step in steps]
+        out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
+        everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
+        out[: len(per_step)] = everyones[:, self._sharding.own]
+        return out
+
+    def _results(
+        self,
+        outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
+        counts: Sequence[tuple[int, int]],
+    ) -> list[StepResult]:
+        c = self.config
+        n, replicas = c.execution.device_iterations, c.replicas
+        losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
+        norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
+        means = losses.astype(np.float64).mean(axis=(1, 2))
+        found = zip(means, norms, counts, strict=True)
+        return [StepResult(float(loss), float(norm), *n) for loss, norm, n in found]

@@ -1,0 +1,248 @@
+"""What the program chooses without a preset: by the model, the data and the machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from safetensors.numpy import load_file
+
+import planning.choices as choices
+import run_export
+import run_finetuning
+import run_generation
+import run_validation
+from config.errors import ConfigError
+from config.machines import machines
+from config.sections import RunConfig
+from files.yaml_files import read_yaml
+from planning.origins import ORIGINS
+from terminal.command_line import read_command_line
+from tests.huggingface.hub_folders import save
+
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """A folder with models of Hugging Face, and data for them."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind in ("t5", "gptj"):
+        save(kind, folder / kind)
+    write_rows(folder / "rows.jsonl", ROWS, "the lamp")
+    return folder
+
+
+def write_rows(path: Path, count: int, answer: str, words: int = 1) -> None:
+    rows = ({"prompt": f"Anna took {'it ' * words}{i}", "completion": answer} for i in range(count))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def chosen(models, capsys, monkeypatch) -> Callable[..., RunConfig]:
+    """The configuration that a command line of training ends up with."""
+    monkeypatch.chdir(models)
+
+    def choose(*flags: str, **how: Any) -> RunConfig:
+        line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
+        return choices.with_choices(line, ("train",), **{"trains": True, **how}).config
+
+    return choose
+
+
+DATA = ("--data.train", "rows.jsonl")
+
+
+def machine(monkeypatch, devices: int, memory: float = 80e9, bits: bool = True) -> None:
+    """Pretend to be on a machine with so many GPUs."""
+    found = choices.Devices("gpu", bits, devices, memory)
+    monkeypatch.setattr(choices.Devices, "here", lambda _: found)
+
+
+# ---- what follows from what ---------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["t5", "gptj"])
+def test_lengths_are_those_of_the_longest_texts(kind, chosen, models, tmp_path):
+    output = {"t5": "decoder_sequence_length", "gptj": "output_length"}[kind]
+    short = chosen("--model", kind, *DATA).model
+    write_rows(tmp_path / "long.jsonl", 3, "the red lamp " * 9, words=70)
+    rows = f"rows.jsonl,{tmp_path}/long.jsonl"
+    long = chosen("--model", kind, "--data.train", rows).model
+    for name in ("sequence_length", output):
+        assert getattr(short, name) < getattr(long, name)
+        assert getattr(short, name) % 8 == 0
+    validation = chosen("--model", kind, *DATA, "--data.validation", f"{tmp_path}/long.jsonl").model
+    assert getattr(validation, output) == getattr(long, output)
+    given = chosen("--model", kind, *DATA, f"--{output}", "12", "--sequence_length", "33").model
+    assert (given.sequence_length, getattr(given, output)) == (33, 12)
+
+
+def test_long_texts_do_not_take_all_memory(chosen, tmp_path, monkeypatch):
+    write_rows(tmp_path / "long.jsonl", 40, "lamp", words=5000)
+    config = chosen("--model", "t5", "--data.train", str(tmp_path / "long.jsonl"))
+    assert config.model.sequence_length == choices.LONGEST
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(30, 8), (400, 16), (3000, 32)])
+def test_the_batch_leaves_an_epoch_enough_steps(rows, batch, chosen, tmp_path):
+    write_rows(tmp_path / "rows.jsonl", rows, "lamp")
+    config = chosen("--model", "t5", "--data.train", str(tmp_path / "rows.jsonl"))
+    assert config.training.global_batch_size == batch
+    assert config.training.epochs == 3
+
+
+def test_devices_share_the_batch(chosen, monkeypatch):
+    machine(monkeypatch, devices=8)
+    e, t = (c := chosen("--model", "t5", *DATA)).execution, c.training
+    assert (e.data_parallel, t.global_batch_size % 8, c.model.precision) == (8, 0, "bfloat16")
+    assert chosen("--model", "t5", *DATA, "--tensor_parallel", "2").execution.data_parallel == 4
+    odd = chosen("--model", "t5", *DATA, "--global_batch_size", "12")
+    assert (odd.execution.data_parallel, odd.training.global_batch_size) == (6, 12)
+    few = chosen("--model", "t5", *DATA, "--data_parallel", "3", "--micro_batch_size", "5")
+    assert few.training.global_batch_size % 15 == 0
+    machine(monkeypatch, devices=1, bits=False)
+    assert chosen("--model", "t5", *DATA).model.precision == "float32"
+
+
+def test_a_small_device_gets_a_small_micro_batch(chosen, monkeypatch):
+    machine(monkeypatch, devices=1)
+    large = chosen("--model", "gptj", *DATA, "--global_batch_size", "32")
+    machine(monkeypatch, devices=1, memory=5 * 10**6)
+    small = chosen("--model", "gptj", *DATA, "--global_batch_size", "32")
+    assert large.execution.micro_batch_size == 32
+    assert small.execution.micro_batch_size == 8
+    assert small.gradient_accumulation * small.execution.micro_batch_size == 32
+
+
+def test_the_micro_batch_is_the_one_that_is_fastest_in_simulated_runs(chosen, capsys, monkeypatch):
+    """On a machine with few operations a byte of its memory, weights are read as seldom as can be;
+    sizes that do not fit do not count, nor does what is hardly faster."""
+    on = machines()["rtx4090"]
+    flags = ("--model", "gptj", *DATA, "--global_batch_size", "32")
+    slow = replace(on, bandwidth=1e7, devices=1)
+    small = replace(choices.Devices.of(slow), memory=5 * 10**6)
+    monkeypatch.setattr(choices.Devices, "of", lambda _: small)
+    config = chosen(*flags, machine=slow)
+    (line,) = capsys.readouterr().err.splitlines()
+    rates = {int(n): float(rate) for rate, n in re.findall(r"([\d.]+) with (\d+)", line)}
+    assert rates.keys() == {4, 8, 16, 32}
+    assert config.execution.micro_batch_size == max(rates, key=rates.__getitem__) == 32
+    given = chosen(*flags, "--micro_batch_size", "4", machine=slow)
+    assert given.execution.micro_batch_size == 4
+    assert "simulated" not in capsys.readouterr().err
+    seconds = {4: 0.9, 8: 0.985, 16: None, 32: 1.0}
+    found = lambda config, on: seconds[config.execution.micro_batch_size]  # noqa: E731
+    monkeypatch.setattr(choices, "_simulated", found)
+    assert chosen(*flags, machine=slow).execution.micro_batch_size == 4
+    seconds[4] = 0.98
+    assert chosen(*flags, machine=slow).execution.micro_batch_size == 8
+
+
+def test_what_flags_give_stays(chosen):
+    flags = ("--learning_rate", "0.5", "--warmup_steps", "3", "--precision", "bfloat16", "--steps",
+             "9", "--micro_batch_size", "3", "--data.loss", "all")  # fmt: skip
+    config = chosen("--model", "gptj", *DATA, *flags)
+    rate = config.training.optimizer.learning_rate
+    assert (rate.maximum, rate.warmup_steps, rate.warmup_proportion) == (0.5, 3, None)
+    assert (config.training.steps, config.training.epochs) == (9, None)
+    assert config.execution.micro_batch_size == 3
+    assert config.training.global_batch_size % 3 == 0
+    assert (config.model.precision, config.data.loss) == ("bfloat16", "all")
+
+
+def test_presets_leave_nothing_open(chosen, capsys):
+    assert chosen("--config", "tiny", "--model", "t5", *DATA).training.global_batch_size == 64
+    assert "chosen" not in capsys.readouterr().err
+
+
+# ---- what is said -------------------------------------------------------------------------------
+def test_one_line_says_what_was_chosen(chosen, capsys):
+    config = chosen("--model", "t5", *DATA)
+    (line,) = capsys.readouterr().err.splitlines()
+    e, m, t = config.execution, config.model, config.training
+    assert line == (
+        f"chosen: float32, sequence_length {m.sequence_length}, decoder_sequence_length "
+        f"{m.decoder_sequence_length}, batch {t.global_batch_size} = {e.micro_batch_size} micro × "
+        "1 accumulation × 1 dp, learning rate 0.0003, 3 epochs (flags change it)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "nothing says which model: give --model"),
+        (["--load", "random"], "nothing says which model: give --model"),
+        (["--model", "t5"], "nothing says which data to take: give --data.train FILE"),
+        (["--data.train", "rows.jsonl"], "google/flan-t5-small: no such folder here"),
+        (["--model", "t5", "--device", "tpu", *DATA], "tpu device"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(flags, said, models, monkeypatch, capsys):
+    monkeypatch.chdir(models)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert run_finetuning.main(flags) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert said in last
+    assert len(last) < 300
+
+
+@pytest.mark.parametrize("main", [run_validation.main, run_generation.main, run_export.main])
+def test_every_script_says_which_model_it_needs(main, capsys):
+    assert main([]) == 2
+    assert "nothing says which model" in capsys.readouterr().err
+
+
+def test_a_plan_is_for_the_machine_that_it_names(chosen):
+    config = chosen("--model", "t5", only_plans=True, machine=machines()["h200"])
+    assert (config.model.precision, config.execution.data_parallel) == ("bfloat16", 8)
+
+
+def test_a_plan_needs_no_data(models, chosen):
+    config = chosen("--model", "gptj", only_plans=True)
+    assert config.model.sequence_length + config.model.output_length == choices.LONGEST
+    with pytest.raises(ConfigError, match="nothing says which data"):
+        chosen("--model", "gptj")
+
+
+# ---- from a folder and a JSONL to an exported model ---------------------------------------------
+@pytest.mark.parametrize("kind", ["t5", pytest.param("gptj", marks=pytest.mark.slow)])
+def test_three_commands(kind, models, executables, tmp_path, monkeypatch, capsys):
+    """Those of docs/own_task.md; the later ones in another folder than the first."""
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
+    here, run, out = (tmp_path / name for name in ("here", "run", "exported"))
+    shutil.copytree(models / kind, here / kind)
+    shutil.copy(models / "rows.jsonl", here)
+    monkeypatch.chdir(here)
+    train = ["--model", kind, *DATA, "--data.validation", "0.1", "--save", str(run)]
+    assert run_finetuning.main([*train, "--epochs", "0.5"]) == 0
+    saved = read_yaml(run / "config.yml")["training"]
+    assert saved["epochs"] == 0.5
+    # The first command again continues the run, with what was chosen then, from the run alone.
+    shutil.rmtree(here / kind)
+    assert run_finetuning.main([*train, "--epochs", "0.6"]) == 0
+    said = capsys.readouterr().err
+    assert "(as the run in --save)" in said
+    assert f"starting from step {saved['steps']} in" in said
+    monkeypatch.chdir(tmp_path)
+    some = ["--evaluation.metrics", "loss"] if kind == "t5" else []
+    assert run_validation.main(["--load", str(run), *some]) == 0
+    assert "loss" in capsys.readouterr().out
+    assert run_export.main(["--load", str(run), "--save-hf", str(out)]) == 0
+    transformers.AutoTokenizer.from_pretrained(out)
+    assert load_file(out / "model.safetensors")
+
+
+@pytest.mark.slow  # programs for long texts
+@pytest.mark.parametrize("kind", ["t5", "gptj"])
+def test_a_folder_of_transformers_answers_and_is_validated(kind, models, monkeypatch, capsys):
+    monkeypatch.chdir(models)
+    load = ["--load", kind]
+    assert run_generation.main([*load, "Anna took", "--generation.max_tokens", "4"]) == 0
+    assert run_validation.main([*load, "--data.validation", "rows.jsonl"]) == 0
+    assert "exact_match" in capsys.readouterr().out

@@ -1,0 +1,76 @@
+"""`run_inference.py`: one micro-batch of validation, by us and by Hugging Face's model."""
+
+from __future__ import annotations
+
+import re
+
+import huggingface_hub
+import pytest
+import transformers.utils
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+import run_inference
+from config.gptj import GPTJConfig
+from config.presets import load_config
+from config.t5 import T5Config
+from huggingface.folders import write_hf_directory
+from modelling.spec import family_of
+from run.evaluation.side_by_side import Pair, SideBySide, Written
+
+SMALL = {
+    "gptj_tiny": (GPTJConfig, {"layers": 1}),
+    "tiny": (T5Config, {"layers": 1, "hidden_size": 32, "d_ff": 32}),
+}
+
+
+def run_small(preset, folder, *arguments):
+    """Save a small model for Hugging Face, and run the script with it."""
+    config_class, model = SMALL[preset]
+    config = load_config(config_class, "inference", preset, {"model": model})
+    weights = family_of(config).weights(config).initial(3)
+    write_hf_directory(folder, weights, family_of(config).to_config_json(config))
+    flags = [f"--{name}={value}" for name, value in model.items()]
+    common = ["--config", preset, "--device", "cpu", "--load", str(folder), *flags]
+    more = ["--generation.max_tokens", "4"]  # answers of random weights differ late
+    return run_inference.main([*common, "--micro_batch_size", "3", *more, *arguments])
+
+
+@pytest.mark.parametrize("preset", SMALL)
+def test_answers_agree_with_hugging_faces(preset, tmp_path, capsys):
+    assert run_small(preset, tmp_path) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "the tokens agree for 3 of 3 prompts"
+    answers = [line for line in out.splitlines() if line.startswith("ours:")]
+    assert len(answers) == out.count("prompt: ") == 3
+    assert len(set(answers)) > 1
+
+
+def test_what_4_bits_change_is_seen_beside_whole_weights(tmp_path, capsys):
+    assert run_small("gptj_tiny", tmp_path, "--quantisation=int4") == 0
+    assert re.search(r"the tokens agree for [0-2] of 3 prompts$", capsys.readouterr().out.strip())
+
+
+def test_the_default_weights_need_a_network(monkeypatch, capsys):
+    def offline(name: str, **_: object) -> str:
+        raise LocalEntryNotFoundError(name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    preset = ["--config", "gptj_6B_1024_pod64", "--layers", "1", "--hidden_size", "1024"]
+    assert run_inference.main(preset) == 2
+    said = capsys.readouterr().err.strip()
+    assert "Graphcore/gptj-mnli" in said
+    assert "connect to the network" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_difference_is_said():
+    same, other = Written([5, 1], " yes"), Written([6, 1], " no")
+    text = SideBySide([Pair("a", "yes", same, same), Pair("b", "yes", same, other)]).text()
+    assert text.count("they differ") == 1
+    assert text.endswith("the tokens agree for 1 of 2 prompts")
+
+
+def test_without_torch_one_sentence_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(transformers.utils, "is_torch_available", lambda: False)
+    assert run_inference.main(["--config", "gptj_tiny"]) == 2
+    assert "torch, which is not installed: pip install" in capsys.readouterr().err

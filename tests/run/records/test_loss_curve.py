@@ -1,0 +1,54 @@
+"""The picture: the average it shows, and that it shows the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import image
+
+from run.records.loss_curve import LOSS_COLOUR, RATE_COLOUR, draw_loss_curve, smooth
+
+
+def test_smoothing_is_pandas_centred_mean():
+    values = np.random.default_rng(0).normal(size=41)
+    values[7] = np.nan
+    expected = pd.Series(values).rolling(9, center=True, min_periods=1).mean()
+    np.testing.assert_allclose(smooth(values, 9)[4:-4], expected[4:-4], rtol=1e-12)
+    assert smooth(values, 9)[0] == values[0]
+
+
+def test_smoothing_does_not_lag():
+    straight = np.arange(50.0)
+    np.testing.assert_allclose(smooth(straight, 11), straight)
+
+
+def test_smoothing_of_nothing_and_of_nan():
+    assert smooth([], 5).shape == (0,)
+    assert np.isnan(smooth([np.nan], 5)).all()
+
+
+def test_picture_shows_both_curves(tmp_path):
+    rows = [
+        {"step": step, "loss": 3 * 0.97**step, "learning_rate": 1e-3 * (1 - step / 100)}
+        for step in range(100)
+    ]
+    draw_loss_curve(rows, tmp_path / "curve.png", "a run")
+    pixels = image.imread(tmp_path / "curve.png")[..., :3]
+    assert pixels.shape == (720, 960, 3)
+    for colour in (LOSS_COLOUR, RATE_COLOUR):
+        wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 500, colour
+
+
+def test_a_loss_that_falls_far_has_a_logarithmic_axis(monkeypatch, tmp_path):
+    scales = []
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.set_yscale", lambda self, name, **_: scales.append(name)
+    )
+    rows = [{"step": i, "loss": 34.0 / (i + 1), "learning_rate": 0.1} for i in range(30)]
+    rows[20]["validation_loss"] = 2.0
+    draw_loss_curve(rows, tmp_path / "curve.png", "a run")
+    assert scales == ["log"]
+    scales.clear()
+    draw_loss_curve([{**row, "loss": 1.0} for row in rows], tmp_path / "curve.png", "a run")
+    assert scales == []

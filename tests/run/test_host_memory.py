@@ -1,0 +1,98 @@
+"""The host holds one copy of a state that is loaded or saved, and little more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.small_runs import COMPILE_QUICKLY
+
+ROOT = Path(__file__).parents[2]
+RESET = Path("/proc/self/clear_refs")
+
+# Peaks are above what was there before, relative to the state. Compiling comes first: its memory
+# is not what is measured here.
+MEASURE = """
+import ctypes, gc, json, math, sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from terminal.command_line import read_command_line
+from tests.modelling.sessions import fine_tuning
+from modelling.spec import family_of
+from checkpoints import CheckpointStore
+from huggingface.folders import write_hf_directory
+from run.start import starting_point
+
+folder, flags = Path(sys.argv[1]), sys.argv[2:]
+config = read_command_line("", "finetuning", "tiny", flags).config
+family = family_of(config)
+table = family.weights(config)
+
+def memory(which):
+    line = next(x for x in open("/proc/self/status") if x.startswith(which))
+    return int(line.split()[1]) * 1024
+
+def peak_of(action):
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory goes back to the system
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    action()
+    return memory("VmHWM") - before
+
+def start_from(load):
+    checkpoint = replace(config.checkpoint, load=load and str(folder / load))
+    model.write(starting_point(replace(config, checkpoint=checkpoint), table).tensors)
+    model.__enter__()
+
+def save(name, wait):
+    with CheckpointStore(folder / name) as store:
+        store.save(1, model.tensors(), {}, wait)
+
+model = fine_tuning(config)
+# Weights, gradients and two moments, float32.
+state = 4 * 4 * sum(math.prod(w.shape) for w in table.weights)
+found = {"random weights": peak_of(lambda: start_from(None)) / state}
+model.run([family.sample_format.generated(config, 8, None).take(np.arange(8))], [1e-3], 0)
+found["saving at once"] = peak_of(lambda: save("run", True)) / state
+found["saving in the background"] = peak_of(lambda: save("again", False)) / state
+write_hf_directory(folder / "hf", model.tensors(optimizer=False), family.to_config_json(config))
+model.__exit__(None, None, None)
+for name in ("run", "hf"):
+    found[name] = peak_of(lambda: start_from(name)) / state
+    model.__exit__(None, None, None)
+print(json.dumps(found | {"state": state}))
+"""
+# Of the two families GPT-J has fewer programs to compile.
+FLAGS = [
+    *("--config", "gptj_tiny", "--device", "cpu", "--layers", "8", "--hidden_size", "512"),
+    *("--vocab_size", "8000", "--heads", "8", "--model.attention.rotary_dim", "16"),
+    *("--sequence_length", "8", "--global_batch_size", "8", "--micro_batch_size", "8"),
+]
+
+
+@pytest.mark.skipif(not RESET.exists(), reason="peaks are measured as Linux counts them")
+def test_peaks_of_host_memory(tmp_path):
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), *FLAGS]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | COMPILE_QUICKLY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert found.pop("state") > 5e8
+    # Weights and moments are three quarters of the state. They fit in one file, and files are
+    # written whole.
+    assert found.pop("saving in the background") < 0.95
+    assert found.pop("saving at once") < 0.95
+    assert found.keys() == {"random weights", "run", "hf"}
+    for source, peak in found.items():
+        # Moments and gradients that are zero take no pages of the host before they are written.
+        assert 0.7 < peak < 1.2, source

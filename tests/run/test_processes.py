@@ -1,0 +1,126 @@
+"""Training in several processes against the same in one: losses, weights, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints import load_checkpoint
+from checkpoints.digests import digest
+from checkpoints.folders import step_folders
+from tests.run.test_killed_runs import digests, flip_in
+from tests.small_runs import GPTJ, RATE, ROOT, finetuning
+
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
+PROGRAM = Path(__file__).with_name("processes.py")
+LAYOUTS = ["2-2", "4-1", "1-4"]
+ALL = [f"{preset}-{layout}" for preset in ("tiny", "gptj_tiny") for layout in LAYOUTS]
+
+
+def trained(processes: int, folder: Path, *cases: str) -> dict[str, Any]:
+    """What `processes` processes found, by case."""
+    command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
+    run = subprocess.run(
+        [*command, sys.executable, str(PROGRAM), str(folder), *cases],
+        cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+    return {case: json.loads((folder / f"{processes}/{case}.json").read_text()) for case in cases}
+
+
+def assert_alike(several: dict[str, Any], alone: dict[str, Any]) -> None:
+    """All bits are the same, but for those of sums of four terms: the gradients' norms."""
+    assert several.pop("norms") == pytest.approx(alone["norms"], rel=1e-6)
+    assert several == {name: found for name, found in alone.items() if name != "norms"}
+
+
+def test_two_processes_train_as_one_does(tmp_path):
+    """2 × 2 devices, 2 dp × 2 tp: each sum has two terms, so that all bits are the same."""
+    case = "gptj_tiny-2-2"  # T5 takes three times as long to compile
+    one, two = trained(1, tmp_path, case), trained(2, tmp_path, case)
+    assert_alike(two[case], one[case])
+    tensors = load_checkpoint(tmp_path / "2" / case).tensors
+    sizes = [file.stat().st_size for file in (tmp_path / "2" / case).glob("*/*.safetensors")]
+    assert len(sizes) == 2  # each wrote what it holds
+    assert max(sizes) < 1.1 * min(sizes)
+    for name, expected in one[case]["digests"].items():
+        assert digest(tensors[name]) == expected, name
+
+
+@pytest.mark.slow
+def test_any_layout_in_one_two_and_four_processes(tmp_path):
+    """Sums of four terms depend on their order, which gloo chooses: the last bits differ."""
+    found = {n: trained(n, tmp_path, *ALL) for n in (1, 2, 4)}
+    for case in ALL:
+        for processes in (2, 4):
+            for name in ("losses", "norms"):
+                several, alone = found[processes][case][name], found[1][case][name]
+                assert several == pytest.approx(alone, rel=1e-6), (processes, case)
+    assert_alike(found[2]["tiny-2-2"], found[1]["tiny-2-2"])
+
+
+# ---- the command --------------------------------------------------------------------------------
+STEPS = 120
+FLAGS = [
+    *GPTJ,
+    *("--steps", str(STEPS), "--checkpoint.steps", "50"),
+    *("--evaluation.steps", str(STEPS), "--evaluation.samples", "10"),
+]
+
+
+def run(folder: Path) -> list[subprocess.Popen[str]]:
+    """The same command in two processes, each started by hand."""
+    return finetuning(2, folder.parent / "executables", *FLAGS, "--save", str(folder))
+
+
+def ended(runs: list[subprocess.Popen[str]]) -> str:
+    """What the first process has said at the end; the others have nothing to say."""
+    first, *others = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0] * len(runs), (first, others)
+    assert first[0] == ""
+    assert all(said == ("", "") for said in others)
+    return first[1]
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_ends_both_and_the_same_command_goes_on(tmp_path):
+    runs = run(tmp_path / "two")
+    assert runs[0].stderr is not None
+    lines = iter(runs[0].stderr.readline, "")
+    assert any(line.startswith("step ") for line in lines)
+    runs[1].send_signal(signal.SIGTERM)
+    said = ended(runs)
+    stopped = load_checkpoint(tmp_path / "two").step
+    assert 0 < stopped < STEPS
+    assert f"stopped by SIGTERM after step {stopped}\n" in said
+    again = ended(run(tmp_path / "two"))
+    assert f"starting from step {stopped} in {tmp_path / 'two'}\n" in again
+    assert load_checkpoint(tmp_path / "two").step == STEPS
+
+
+@pytest.mark.slow
+def test_damage_that_one_process_finds_leads_both_to_the_step_before(tmp_path):
+    """As it reads its ranges; and of a run that is complete, all of whose values are read."""
+    folder = tmp_path / "two"
+    flags = [*GPTJ, *RATE, "--checkpoint.steps", "2", "--to_keep", "9", "--save", str(folder)]
+    seen: dict[int, dict[str, str]] = {}
+    for steps in (4, 6, 6):
+        said = ended(finetuning(2, tmp_path / "executables", *flags, "--steps", str(steps)))
+        newest = step_folders(folder)[0]
+        assert newest.step == steps
+        found = {f.step: digests(f.path) for f in reversed(step_folders(folder))}
+        assert all(seen[step] == found[step] for step in seen.keys() & found.keys())
+        if seen:
+            last = max(seen)
+            assert f"warning: the checkpoint of step {last} is damaged (tensor " in said
+            assert f"is not what was saved); using that of step {last - 2}\n" in said
+            assert f"starting from step {last - 2} in {folder}\n" in said
+        seen = seen | found
+        flip_in(newest.path / "tensors-00001-00001.safetensors")

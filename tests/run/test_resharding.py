@@ -1,0 +1,91 @@
+"""A checkpoint of one layout goes on in any other: equal tensors, then the same losses.
+
+Each layout compiles a program; the slow test (a minute on two cores) takes the rest of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from checkpoints import CheckpointStore
+from config.sections import RunConfig
+from data.samples import Batch
+from modelling.spec import family_of
+from run.start import starting_point
+from tests.modelling.gptj import hf as gptj
+from tests.modelling.gptj import test_training as gptj_training
+from tests.modelling.sessions import fine_tuning
+from tests.modelling.t5 import test_training as t5_training
+
+STEPS, RATE = 2, 1e-2
+SAVED = (2, 2)
+SLOW = pytest.mark.slow
+
+
+def config_of(family: str, dp: int, tp: int) -> RunConfig:
+    """Everything is sharded that can be; 16 samples in micro-batches of 4."""
+    return t5_training.our_config(dp, tp, layers=1) if family == "t5" else gptj.small_config(dp, tp)
+
+
+def batches(family: str) -> tuple[list[Batch], list[Batch]]:
+    """Those before and those after the checkpoint."""
+    made = t5_training.batches if family == "t5" else gptj_training.batches
+    found = made(2 * STEPS)
+    return found[:STEPS], found[STEPS:]
+
+
+@cache
+def saved_run(family: str, folder: Path) -> list[float]:
+    """Train, save in `folder`, train on. Returns the losses after saving."""
+    config = config_of(family, *SAVED)
+    before, after = batches(family)
+    model = fine_tuning(config)
+    model.write(family_of(config).weights(config).initial(5))
+    with model, CheckpointStore(folder) as store:
+        for step, batch in enumerate(before):
+            model.run([batch], [RATE], step)
+        store.save(STEPS, model.read(), {}, wait=True)
+        return [model.run([b], [RATE], STEPS + i)[0].loss for i, b in enumerate(after)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("family", "dp", "tp"),
+    [
+        ("t5", 1, 4),
+        pytest.param("t5", 4, 1, marks=SLOW),
+        pytest.param("t5", 1, 1, marks=SLOW),
+        pytest.param("gptj", 1, 4, marks=SLOW),
+        ("gptj", 4, 1),
+        pytest.param("gptj", 1, 1, marks=SLOW),
+    ],
+)
+def test_another_layout_goes_on(family, dp, tp, folder):
+    losses = saved_run(family, folder / family)
+    config = config_of(family, dp, tp)
+    load = replace(config.checkpoint, load=str(folder / family))
+    start = starting_point(replace(config, checkpoint=load), family_of(config).weights(config))
+    assert start.step == STEPS
+    model = fine_tuning(config)
+    model.write(start.tensors)
+    with model:
+        held = model.read()
+        assert held.keys() == start.tensors.keys()
+        assert any(name.startswith("optimizer/first_order/") for name in held)
+        for name, array in start.tensors.items():
+            assert np.array_equal(held[name], array), name
+            assert held[name].dtype == array.dtype
+        found = [
+            model.run([batch], [RATE], STEPS + i)[0].loss
+            for i, batch in enumerate(batches(family)[1])
+        ]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)

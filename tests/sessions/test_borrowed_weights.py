@@ -1,0 +1,87 @@
+"""Evaluation while training reads the training state: the same results, without a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from config.sections import RunConfig
+from data.batches import Loader
+from modelling.generation import Greedy
+from modelling.spec import family_of
+from sessions.generating import Inference
+from sessions.losses import Losses
+from sessions.running import RunningModel
+from sessions.training import FineTuning
+from tests.modelling.gptj.hf import small_config as gptj_config
+from tests.modelling.harness import small_config as t5_config
+
+
+@contextmanager
+def trained(config: RunConfig) -> Iterator[FineTuning]:
+    """A model after a step."""
+    family = family_of(config)
+    model = FineTuning(config, family)
+    model.write(family.weights(config).initial(1))
+    loader = Loader.of(config, family.sample_format.generated(config, 32, None))
+    with model:
+        model.run([loader.next_batch()], [1e-2])
+        yield model
+
+
+def entered(borrower: RunningModel, model: FineTuning) -> RunningModel:
+    borrower.write(model.tensors(optimizer=False))
+    return borrower
+
+
+@pytest.mark.parametrize(
+    "config", [t5_config(1), pytest.param(gptj_config(1, 2), marks=pytest.mark.slow)]
+)
+def test_what_is_borrowed_is_what_would_be_copied(config):
+    family = family_of(config)
+    generation = replace(config.generation, weights="streamed", micro_batches=2)
+    writing = replace(config, generation=generation)
+    samples = family.sample_format.generated(config, 32, None)
+    words = np.random.default_rng(0).integers(3, 30, (8, config.model.sequence_length), np.int32)
+    results = []
+    with trained(config) as model:
+        for lender in (None, model):
+            with entered(Losses(config, family, lender), model) as losses:
+                size, loss = losses.session.remote_bytes(), losses.of(samples).total
+            with entered(Inference(writing, family, Greedy(), lender), model) as writer:
+                size += writer.session.remote_bytes()
+                results.append((loss, writer.generate(words, np.ones_like(words)), size))
+        model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
+    (loss, tokens, copied), (borrowed_loss, borrowed_tokens, borrowed) = results
+    assert borrowed_loss == loss
+    np.testing.assert_array_equal(borrowed_tokens, tokens)
+    assert borrowed == 0
+    assert copied >= 2 * 4 * sum(np.prod(w.shape) for w in family.weights(config).weights)
+
+
+def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
+    """All of it, so that what is borrowed is read from files: the bits are those of memory."""
+    monkeypatch.setattr("machine.placement.MIN_ENTRY", 1)
+    config = t5_config(1)
+    limited = replace(config.execution, disk=str(tmp_path), host_memory=1e-6)
+    found = []
+    for execution in (config.execution, limited):
+        given = replace(config, execution=execution)
+        family = family_of(given)
+        samples = family.sample_format.generated(given, 32, None)
+        monkeypatch.setattr("machine.placement.check_memory", lambda *args: None)
+        with trained(given) as model:
+            model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
+            with entered(Losses(given, family, model), model) as losses:
+                found.append((losses.of(samples).total, model.read()))
+            traffic = model.session.disk_traffic
+    assert traffic.read > traffic.written > 0
+    (loss, state), (disk_loss, disk_state) = found
+    assert disk_loss == loss
+    for name, value in state.items():
+        np.testing.assert_array_equal(disk_state[name], value)
+    assert not list(tmp_path.iterdir())
