@@ -34,14 +34,8 @@ class Digests(NamedTuple):
         return cls(each, tuple(digest_of_bytes(content[i : i + each]) for i in starts))
 
     @classmethod
-    def saved(cls, sha256: str | Sequence[str], nbytes: int) -> Digests | None:
-        """Those that a record has of so many bytes; None if they are not as many as there must be.
-
-        Args:
-            sha256: a text is one digest of all of it, as before format 5.
-        """
-        if isinstance(sha256, str):
-            return cls(max(nbytes, 1), (sha256,))
+    def saved(cls, sha256: Sequence[str], nbytes: int) -> Digests | None:
+        """Digests from a record of so many bytes; None if there is not one for each chunk."""
         found = cls(chunk_bytes(nbytes), tuple(sha256))
         return found if len(sha256) == math.ceil(nbytes / found.each) else None
 

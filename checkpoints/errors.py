@@ -10,8 +10,8 @@ class CheckpointError(FileError):
     """A checkpoint or model folder that cannot be read or written."""
 
 
-class NewerFormatError(CheckpointError):
-    """A checkpoint that a later version of this program wrote. It is not damaged."""
+class OtherFormatError(CheckpointError):
+    """A checkpoint that another version of this program wrote. It is not damaged."""
 
 
 class DamagedError(CheckpointError):

@@ -6,34 +6,13 @@ of a manifest grows with the tensors, and not with the tensors times the replica
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
-from checkpoints.parts import Layout, Part, check_whole
+from checkpoints.parts import Layout, Part, check_whole, with_starts
 from files.errors import FileError
 from files.json_files import Fields
 from files.shown import shown
-
-
-class Piece(NamedTuple):
-    """A part of a tensor, in what one process stores of it.
-
-    Attributes:
-        stored: name of that in the files.
-        start: where the part's elements begin in it.
-        part: which of the tensor's elements they are.
-    """
-
-    stored: str
-    start: int
-    part: Part
-
-
-def pieces_of(stored: str, parts: Sequence[Part]) -> list[Piece]:
-    """The pieces of what a process stores of a tensor, which are its parts one after the other."""
-    starts = accumulate((part.size for part in parts), initial=0)
-    return [Piece(stored, start, part) for start, part in zip(starts, parts, strict=False)]
 
 
 def layout_data(layout: Layout) -> dict[str, Any]:
@@ -41,8 +20,7 @@ def layout_data(layout: Layout) -> dict[str, Any]:
     boxes = []
     for (axes, corner, box), inside in groupby(layout, lambda p: (p.axes, p.corner, p.box)):
         parts = list(inside)
-        starts = accumulate((part.size for part in parts), initial=0)
-        assert all(p.start == start for p, start in zip(parts, starts, strict=False))
+        assert all(part.start == start for start, part in with_starts(parts))
         boxes.append({"axes": axes, "corner": corner, "box": box, "sizes": [p.size for p in parts]})
     return {"shape": list(layout[0].shape), "boxes": boxes}
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from checkpoints.digests import digest_of_bytes
-from checkpoints.errors import CheckpointError, NewerFormatError
-from checkpoints.layouts import Piece, layout_data, pieces_of, read_layout
-from checkpoints.parts import Layout, Part, check_whole
-from checkpoints.tabled import ShardedTensor, ShardedTensorFiles, check_recorded
+from checkpoints.errors import CheckpointError, OtherFormatError
+from checkpoints.layouts import layout_data, read_layout
+from checkpoints.tabled import ShardedTensor, ShardedTensorFiles, tensors_of
 from checkpoints.tables import (
     MAX_TABLE,
     NAMED_DTYPES,
@@ -21,23 +20,18 @@ from checkpoints.tables import (
     Table,
     TensorRecord,
     is_file_name,
-    stored_name,
     write_checked,
 )
 from checkpoints.tensor_files import TensorFiles
 from files.errors import FileError
 from files.json_files import Fields, read_object
-from files.shown import shown, shown_name, shown_path
+from files.shown import shown_name, shown_path
 from files.text import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
 MAX_TEXT = MEBIBYTE
 FORMAT = 6
-"""1 had no texts, 2 no tensors in parts, 3 a record of each part, 4 one digest of each tensor; in 5
-only tables said which process had stored which part."""
-
-Pieces = dict[str, list[Piece]]
-"""Tensors that are stored in parts, by name."""
+"""Only this one is read: no release wrote another."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +52,6 @@ class Manifest:
 
     cut: dict[str, ShardedTensor] = field(default_factory=dict)
     """Tensors that several processes have stored in parts."""
-
-    layouts: Sequence[Layout] = ()
-    numbers: dict[str, int] = field(default_factory=dict)
-    """The same in formats 4 and 5: name to the number of their layout."""
-
-    parts: dict[str, dict[str, Part]] = field(default_factory=dict)
-    """The same in format 3: the parts by their names in the files."""
 
     sha256: str = ""
     """The digest of a manifest that was read."""
@@ -101,7 +88,7 @@ class Manifest:
         """Read the manifest in a step's folder.
 
         Raises:
-            NewerFormatError: a later version of this wrote it.
+            OtherFormatError: another version of this wrote it.
             CheckpointError: it is missing or damaged.
         """
         path = folder / FILE_NAME
@@ -121,25 +108,19 @@ class Manifest:
     @classmethod
     def _of(cls, content: Fields, path: Path, sha256: str) -> Self:
         written = content.count("format")
-        if written > FORMAT:
-            raise NewerFormatError(
-                f"{shown_path(path)} has format {written}, newer than the {FORMAT} that this "
+        if written != FORMAT:
+            age = "newer" if written > FORMAT else "older"
+            raise OtherFormatError(
+                f"{shown_path(path)} has format {written}, {age} than the {FORMAT} that this "
                 "version reads: use the version that wrote it"
             )
         tensors = {n: TensorRecord.read(row) for n, row in content.objects("tensors").items()}
-        texts = content.texts("texts") if written > 1 else {}
-        tables = content.texts("tables") if written > 3 else {}
+        texts, tables = content.texts("texts"), content.texts("tables")
         if not all(map(is_file_name, (*texts, *tables))):
             raise FileError(f"{shown_path(path)} names files that are not of the checkpoint")
-        in_parts = content.objects("parts") if written == 3 else {}
-        layouts = [read_layout(row) for row in content.rows("layouts")] if written > 3 else []
-        numbers = content.all_counts("cut") if written in (4, 5) else {}
-        if any(number >= len(layouts) for number in numbers.values()):
-            raise FileError(f"{shown_path(path)} has tensors without a layout")
         return cls(
             content.count("step"), content.mapping("metadata"), tensors, texts, tables,
-            _read_sharded(content, layouts, len(tables)) if written > 5 else {},
-            layouts, numbers, {name: _read_parts(row) for name, row in in_parts.items()}, sha256,
+            _read_sharded(content, len(tables)), sha256,
         )  # fmt: skip
 
     def check_texts(self, folder: Path) -> None:
@@ -169,26 +150,7 @@ class Manifest:
             return found
         tables = [Table.read(folder / name, sha256) for name, sha256 in self.tables.items()]
         records = _merged(self.tensors, tables)
-        pieces = self._pieces(tables)
-        files = dict.fromkeys(record.file for record in records.values())
-        digests = {name: record.digests(name) for name, record in records.items()}
-        tensors = TensorFiles([folder / file for file in files], digests, pieces)
-        check_recorded(folder, tensors, records)
-        return tensors
-
-    def _pieces(self, tables: Sequence[Table]) -> Pieces:
-        found = {name: _old_pieces(name, parts) for name, parts in self.parts.items()}
-        for name, number in self.numbers.items():
-            layout, numbers = self.layouts[number], list[int]()
-            pieces: list[Piece] = []
-            for process, table in enumerate(tables):
-                held = [i for i in table.held.get(name, ()) if i < len(layout)]
-                numbers += held
-                pieces += pieces_of(stored_name(name, process), [layout[i] for i in held])
-            if sorted(numbers) != list(range(len(layout))):
-                raise _no_whole(name, "not all of its parts are there, each once")
-            found[name] = pieces
-        return found
+        return tensors_of(folder, records)
 
 
 def _merged(own: Records, tables: Sequence[Table]) -> Records:
@@ -218,10 +180,9 @@ def _each_once(values: Iterable[Listed]) -> tuple[list[Listed], list[int]]:
     return found, numbers
 
 
-def _read_sharded(
-    content: Fields, layouts: Sequence[Layout], processes: int
-) -> dict[str, ShardedTensor]:
+def _read_sharded(content: Fields, processes: int) -> dict[str, ShardedTensor]:
     """The tensors in parts. Raises FileError if they are none."""
+    layouts = [read_layout(row) for row in content.rows("layouts")]
     owners, found = content.lists("owners"), {}
     for name, row in content.objects("cut").items():
         layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
@@ -232,33 +193,6 @@ def _read_sharded(
         if len(each.owners) != len(each.layout) or max(each.owners) >= processes:
             raise FileError("not all parts of a tensor are there, each once")
     return found
-
-
-# ---- format 3 -----------------------------------------------------------------------------------
-def _read_parts(fields: Fields) -> dict[str, Part]:
-    """The parts of a tensor in a manifest. Raises FileError if they are none."""
-    shape = tuple(fields.counts("shape"))
-    found = {}
-    for name, part in fields.objects("parts").items():
-        axes, corner, box = (tuple(part.counts(what)) for what in ("axes", "corner", "box"))
-        if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
-            raise FileError(f"{shown(name)} is no part of a tensor of shape {shape}")
-        found[name] = Part(shape, axes, corner, box, part.count("start"), part.count("size"))
-    if not found:
-        raise FileError("a tensor has no parts")
-    return found
-
-
-def _old_pieces(name: str, parts: Mapping[str, Part]) -> list[Piece]:
-    try:
-        check_whole(parts.values())
-    except ValueError as error:
-        raise _no_whole(name, str(error)) from error
-    return [Piece(stored, 0, part) for stored, part in parts.items()]
-
-
-def _no_whole(name: str, reason: str) -> CheckpointError:
-    return CheckpointError(f"tensor {shown_name(name)} cannot be put together: {reason}")
 
 
 def _digest(content: dict[str, Any]) -> str:

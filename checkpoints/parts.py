@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, groupby
+from itertools import combinations, groupby
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -91,6 +91,14 @@ def assembled(
     return whole
 
 
+def with_starts(parts: Iterable[Part]) -> Iterator[tuple[int, Part]]:
+    """Parts that lie one after the other, each with the number of elements before it."""
+    start = 0
+    for part in parts:
+        yield start, part
+        start += part.size
+
+
 def in_box(
     tensor: np.ndarray, axes: tuple[int, ...], corner: tuple[int, ...], box: tuple[int, ...]
 ) -> np.ndarray:
@@ -108,8 +116,7 @@ def check_whole(parts: Collection[Part]) -> None:
     shape = next(iter(parts)).shape
     boxes = by_box(parts)
     for (axes, corner, box), inside in boxes.items():
-        starts = accumulate((part.size for part in inside), initial=0)
-        if any(part.start != start for part, start in zip(inside, starts, strict=False)):
+        if any(part.start != start for start, part in with_starts(inside)):
             raise ValueError("its parts do not follow each other")
         if sum(part.size for part in inside) != math.prod(box):
             raise ValueError("not all of its parts are there")

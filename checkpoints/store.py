@@ -28,7 +28,7 @@ from checkpoints.errors import (
     CheckpointError,
     CheckpointWarning,
     DifferentCopiesError,
-    NewerFormatError,
+    OtherFormatError,
 )
 from checkpoints.folders import (
     StepFolder,
@@ -244,7 +244,7 @@ class CheckpointStore:
                 continue
             try:
                 checkpoint = _read(folder.path, verify)
-            except (NewerFormatError, DifferentCopiesError):
+            except (OtherFormatError, DifferentCopiesError):
                 raise
             except CheckpointError as error:
                 self._damaged.add(folder.path.absolute())
@@ -429,7 +429,7 @@ def _read(folder: Path, verify: bool) -> Checkpoint:
         manifest.check_texts(folder)
         tensors = manifest.open(folder, at_once=verify or popdist.getNumInstances() == 1)
         checkpoint = Checkpoint(manifest.step, tensors, manifest.metadata, folder, manifest.sha256)
-    except NewerFormatError:
+    except OtherFormatError:
         raise
     except CheckpointError as error:
         problem = str(error)

@@ -7,22 +7,21 @@ those alone whose parts it reads, and their files: on a thousand hosts, a few of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints.digests import Digests, chunk_bytes
+from checkpoints.digests import Digests
 from checkpoints.errors import CheckpointError, DamagedError
-from checkpoints.layouts import Piece, pieces_of
-from checkpoints.parts import Layout, Part
+from checkpoints.parts import Layout, Part, assembled, with_starts
+from checkpoints.ranges import Span, chunks_needed
 from checkpoints.stored import Stored, TensorSpec
 from checkpoints.tables import Records, Table, stored_name
 from checkpoints.tensor_files import TensorFiles
 from files.shown import shown_name
-
-Found = TypeVar("Found")
 
 
 class ShardedTensor(NamedTuple):
@@ -59,15 +58,13 @@ class ShardedTensorFiles(TensorFiles):
             tables: file and SHA-256 of each process's table.
             cut: the tensors, by name.
         """
-        self._folder, self._tables, self._cut = folder, tables, cut
-        self._names = dict.fromkeys(cut)
-        self._pieces = _Lazy(lambda: self._cut, self._pieces_of)
-        self._files = _Lazy(self._stored_names, lambda name: self._find(name)[0])
-        self._digests = _Lazy(self._stored_names, lambda name: self._find(name)[1])
+        super().__init__(())
+        self._names = self._cut = cut
+        self._folder, self._tables = folder, tables
         self._held: dict[tuple[int, int], dict[int, list[Part]]] = {}
         self._chunks: dict[tuple[object, ...], dict[int, tuple[int, ...]]] = {}
         self._reading = threading.Lock()
-        self._opened: dict[int, dict[str, tuple[Stored, Digests]]] = {}
+        self._opened: dict[int, TensorFiles] = {}
 
     def open_all(self) -> None:
         """Read all tables, and open all files, so that deleting them does not disturb.
@@ -83,55 +80,68 @@ class ShardedTensorFiles(TensorFiles):
         """How many tables were read so far."""
         return len(self._opened)
 
+    def __getitem__(self, name: str) -> np.ndarray:
+        """As of `TensorFiles`."""
+        return self._assembled(name, {p: self._read(stored_name(name, p)) for p in self._by(name)})
+
+    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
+        """As of `TensorFiles`."""
+        needed = self._needed(name, tuple(wanted)).items()
+        return self._assembled(name, {p: self._read(stored_name(name, p), n) for p, n in needed})
+
     def spec(self, name: str) -> TensorSpec:
         """As of `TensorFiles`; reads nothing."""
         cut = self._cut[name]
         return TensorSpec(cut.dtype, cut.layout[0].shape)
 
-    def stored_spec(self, name: str) -> TensorSpec:
-        """As of `TensorFiles`; reads nothing."""
+    def opened(self, name: str) -> tuple[Stored, Digests | None]:
+        """As of `TensorFiles`; reads the table of who stored it, if nobody has done so."""
+        return self._of(_taken_apart(name)[1]).opened(name)
+
+    def _stored_spec(self, name: str) -> TensorSpec:
         tensor, process = _taken_apart(name)
-        size = sum(part.size for part in self._held_of(tensor)[process])
+        size = sum(part.size for part in self._by(tensor)[process])
         return TensorSpec(self._cut[tensor].dtype, (size,))
 
-    def _each(self, name: str) -> int:
-        return chunk_bytes(self.stored_spec(name).nbytes)
+    def _stored_names(self) -> list[str]:
+        return [stored_name(name, process) for name in self._cut for process in self._by(name)]
 
-    def _needed(self, name: str, wanted: tuple[Part, ...]) -> dict[str, tuple[int, ...]]:
+    def _needed(self, name: str, wanted: tuple[Part, ...]) -> dict[int, tuple[int, ...]]:
+        """The chunks that have elements of the parts `wanted`, of what each process stored."""
         # On a thousand hosts a tensor has thousands of parts: tensors that are alike need alike.
         cut = self._cut[name]
         key = id(cut.layout), id(cut.owners), cut.dtype, wanted
         if key not in self._chunks:
-            found = super()._needed(name, wanted).items()
-            chunks = {_taken_apart(one)[1]: numbers for one, numbers in found if numbers}
-            self._chunks[key] = chunks
-        return {stored_name(name, process): n for process, n in self._chunks[key].items()}
+            spans = tuple(
+                Span(self._elements(stored_name(name, process)), tuple(with_starts(parts)))
+                for process, parts in self._by(name).items()
+            )
+            found = zip(self._by(name), chunks_needed(wanted, spans), strict=True)
+            self._chunks[key] = {process: chunks for process, chunks in found if chunks}
+        return self._chunks[key]
 
-    def _pieces_in(self, name: str, stored: Collection[str]) -> Iterator[Piece]:
-        for one in stored:
-            yield from pieces_of(one, self._held_of(name)[_taken_apart(one)[1]])
+    def _assembled(self, name: str, arrays: Mapping[int, np.ndarray]) -> np.ndarray:
+        """A tensor, of what was read of each process's."""
+        dtype, shape = self.spec(name)
+        return assembled(
+            shape,
+            dtype,
+            {
+                part: partial(array.__getitem__, slice(start, start + part.size))
+                for process, array in arrays.items()
+                for start, part in with_starts(self._by(name)[process])
+            },
+        )
 
-    def _held_of(self, name: str) -> dict[int, list[Part]]:
+    def _by(self, name: str) -> dict[int, list[Part]]:
+        """The parts of a tensor that each process stores."""
         cut = self._cut[name]
         key = id(cut.layout), id(cut.owners)
         if key not in self._held:
             self._held[key] = cut.held
         return self._held[key]
 
-    def _pieces_of(self, name: str) -> list[Piece]:
-        return [
-            piece
-            for process, parts in self._held_of(name).items()
-            for piece in pieces_of(stored_name(name, process), parts)
-        ]
-
-    def _stored_names(self) -> list[str]:
-        return [stored_name(name, process) for name in self._cut for process in self._held_of(name)]
-
-    def _find(self, stored: str) -> tuple[Stored, Digests]:
-        return self._of(_taken_apart(stored)[1])[stored]
-
-    def _of(self, process: int) -> dict[str, tuple[Stored, Digests]]:
+    def _of(self, process: int) -> TensorFiles:
         """What a process has stored, by the names in its files."""
         with self._reading:
             if process not in self._opened:
@@ -141,18 +151,16 @@ class ShardedTensorFiles(TensorFiles):
                     raise DamagedError(str(error)) from error
             return self._opened[process]
 
-    def _open(self, process: int) -> dict[str, tuple[Stored, Digests]]:
+    def _open(self, process: int) -> TensorFiles:
         file, sha256 = self._tables[process]
-        found = recorded(self._folder, Table.read(self._folder / file, sha256).tensors)
-        names = [stored_name(n, process) for n in self._cut if process in self._held_of(n)]
-        expected = {name: self.stored_spec(name) for name in names}
-        different = expected.keys() ^ found.keys()
+        found = tensors_of(self._folder, Table.read(self._folder / file, sha256).tensors)
+        names = {stored_name(n, process) for n in self._cut if process in self._by(n)}
+        different = names ^ found.keys()
         if different:
             name = shown_name(min(different))
             raise CheckpointError(f"{file} lacks, or should lack, tensor {name}")
-        for name, spec in expected.items():
-            stored, digests = found[name]
-            if stored.spec != spec or digests.each != self._each(name):
+        for name in names:
+            if found.spec(name) != self._stored_spec(name):
                 raise CheckpointError(
                     f"tensor {shown_name(name)} cannot be put together: its parts are of another "
                     "type, or not of their sizes"
@@ -166,47 +174,23 @@ def _taken_apart(stored: str) -> tuple[str, int]:
     return name, int(process)
 
 
-class _Lazy(Mapping[str, Found], Generic[Found]):
-    """Values that are found when they are asked for."""
-
-    def __init__(self, names: Callable[[], Collection[str]], find: Callable[[str], Found]) -> None:
-        self._names, self._find = names, find
-
-    def __getitem__(self, name: str) -> Found:
-        return self._find(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
-
-    def __len__(self) -> int:
-        return len(self._names())
-
-
-def recorded(folder: Path, records: Records) -> dict[str, tuple[Stored, Digests]]:
-    """The tensors of records, and their digests, in files that have them and no other.
+def tensors_of(folder: Path, records: Records) -> TensorFiles:
+    """The tensors of records, in files that have them and no other.
 
     Raises:
         CheckpointError: if a file or tensor is missing, too many, or of another kind.
     """
-    digests = {name: record.digests(name) for name, record in records.items()}
     files = dict.fromkeys(record.file for record in records.values())
+    digests = {name: record.digests(name) for name, record in records.items()}
     tensors = TensorFiles([folder / file for file in files], digests)
-    check_recorded(folder, tensors, records)
-    return {name: (tensors._files[name], digests[name]) for name in records}
-
-
-def check_recorded(folder: Path, tensors: TensorFiles, records: Records) -> None:
-    """Raise CheckpointError unless the tensors in files are those of records."""
-    different = tensors.stored ^ records.keys()
+    different = tensors.keys() ^ records.keys()
     if different:
         raise CheckpointError(f"{folder} lacks, or should lack, tensor {min(different)}")
     for name, record in records.items():
-        dtype, shape = tensors.stored_spec(name)
+        dtype, shape = tensors.spec(name)
         if (dtype.name, list(shape)) != (record.dtype, record.shape):
             raise CheckpointError(
                 f"tensor {name} in {folder} is {dtype.name}{list(shape)}, "
                 f"but was saved as {record.dtype}{record.shape}"
             )
+    return tensors

@@ -7,7 +7,7 @@ has the tables' digests: no file grows with the number of processes times the te
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -39,9 +39,8 @@ class TensorRecord:
 
     shape: list[int]
 
-    sha256: str | list[str]
-    """Digests of its elements in C order, one for each chunk (`checkpoints.digests`); before format
-    5, a text, that of all."""
+    sha256: list[str]
+    """Digests of its elements in C order, one for each chunk (`checkpoints.digests`)."""
 
     @classmethod
     def of(cls, array: np.ndarray, file: str) -> Self:
@@ -67,8 +66,7 @@ class TensorRecord:
         file = fields.text("file")
         if not is_file_name(file):
             raise FileError(f"{shown(file)} is no name of a file in a checkpoint")
-        old = isinstance(fields.data.get("sha256"), str)
-        digests = fields.text("sha256") if old else fields.text_list("sha256")
+        digests = fields.text_list("sha256")
         return cls(file, fields.text("dtype"), fields.counts("shape"), digests)
 
 
@@ -81,10 +79,6 @@ class Table:
 
     tensors: Records
     """By their names in the files."""
-
-    held: dict[str, list[int]] = field(default_factory=dict)
-    """In formats 4 and 5 the tensors of which it stores parts, by name: which parts of their
-    layout, in this order. They are one tensor in the files, named by `stored_name`."""
 
     def write(self, path: Path) -> str:
         """Write the table, and return its digest."""
@@ -103,11 +97,8 @@ class Table:
             if digest_of_bytes(content) != sha256:
                 raise CheckpointError(f"{shown_path(path)} is not what was saved")
             fields = Fields(parse_json(decoded(content, path, 1), path), shown_path(path))
-            lists = fields.lists("lists") if "held" in fields else []
-            places = fields.all_counts("held") if "held" in fields else {}
-            held = {name: _one(lists, at) for name, at in places.items()}
             rows = fields.objects("tensors")
-            return cls({name: TensorRecord.read(row) for name, row in rows.items()}, held)
+            return cls({name: TensorRecord.read(row) for name, row in rows.items()})
         except CheckpointError:
             raise
         except FileError as error:
@@ -138,9 +129,3 @@ def write_checked(path: Path, text: str) -> str:
 def is_file_name(name: str) -> bool:
     """Whether it names a file in its folder, and nothing outside."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
-
-
-def _one(lists: list[list[int]], at: int) -> list[int]:
-    if at >= len(lists):
-        raise FileError(f"there is no list {at} of parts")
-    return lists[at]

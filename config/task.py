@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal
 
 from config.base import Section
 from config.values import NonNegativeInt, PathText, PositiveInt
-from files.yaml_files import Located
 
 
 @dataclass(frozen=True)
@@ -95,16 +93,6 @@ class CausalLMData(Data):
 
     separator: str = ""
     """Text between a prompt and what the model writes."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], path: str = "", place: str = "") -> Self:
-        """See `Section`. Runs saved before there was `loss` say `answers_only`."""
-        old = data.get("answers_only") if isinstance(data, Mapping) else None
-        if isinstance(old, bool):
-            rest = {name: value for name, value in data.items() if name != "answers_only"}
-            now = {"loss": "answers" if old else "all"} | rest
-            data = Located(now, data.places) if isinstance(data, Located) else now
-        return super().from_dict(data, path, place)
 
 
 @dataclass(frozen=True)

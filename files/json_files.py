@@ -180,11 +180,6 @@ class Fields:
         where = Fields(dict(enumerate(values)), f"{self._where}: {shown_name(name)}")
         return [where.counts(i) for i in where.data]
 
-    def all_counts(self, name: str) -> dict[str, int]:
-        """An object of integers, 0 or more."""
-        inner = self.object(name)
-        return {key: inner.count(key) for key in inner.data}
-
     def texts(self, name: str) -> dict[str, str]:
         """An object of texts."""
         inner = self.object(name)

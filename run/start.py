@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from config.base import flattened
 from config.model import TiedEmbedding
 from config.sections import RunConfig
 from files.json_files import Fields
+from files.lazy import Lazy
 from files.shown import shown_name, shown_path
 from huggingface.folders import hf_description, read_hf_directory
 from huggingface.models import RANDOM, local_model
@@ -326,7 +327,7 @@ def _check_model(config: RunConfig, theirs: Any, load: str) -> None:
             )
 
 
-class _Finite(Mapping[str, np.ndarray]):
+class _Finite(Lazy[np.ndarray]):
     """Some of the tensors in a place, which raise CheckpointError when one with NaN or infinity is
     read, unless that is allowed."""
 
@@ -337,8 +338,8 @@ class _Finite(Mapping[str, np.ndarray]):
         self, config: RunConfig, tensors: Tensors, load: str, names: Iterable[str] | None = None
     ) -> None:
         """Args: `names`: of those that there are; None: all."""
+        super().__init__(dict.fromkeys(tensors if names is None else names))
         self._allowed, self._tensors, self._load = config.checkpoint.nonfinite, tensors, load
-        self._names = dict.fromkeys(tensors if names is None else names)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
@@ -358,15 +359,6 @@ class _Finite(Mapping[str, np.ndarray]):
                 "accept them by --checkpoint.nonfinite"
             )
         return array
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _check_fit(table: WeightTable, files: TensorFiles, names: Iterable[str], load: str) -> None:

@@ -179,161 +179,101 @@ def test_a_damaged_step_does_not_push_out_a_good_one(tmp_path):
         assert store.steps() == [3, 4]
 
 
-def test_a_later_format_is_named(store):
+@pytest.mark.parametrize(("written", "age"), [(99, "newer"), (5, "older"), (1, "older")])
+def test_another_format_is_named(store, written, age):
     from checkpoints import manifest
 
     path = folder_of(store, 3) / MANIFEST
-    content = json.loads(path.read_text())["content"] | {"format": 99}
+    content = json.loads(path.read_text())["content"] | {"format": written}
     path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
-    with pytest.raises(CheckpointError, match="has format 99, newer than the 6"):
-        store.load(3)
+    for step in (3, None):  # nor is an earlier step taken for it
+        with pytest.raises(CheckpointError, match=f"has format {written}, {age} than the 6"):
+            store.load(step)
 
 
 # ---- tensors in parts, as several processes save them ------------------------------------------
-HALVES = {f"a@{i}": {"axes": [0, 1], "corner": [0, 0], "box": [4, 3], "start": s, "size": n}
-          for i, (s, n) in enumerate([(0, 5), (5, 7)])}  # fmt: skip
-BOXES = {f"a@{i}": {"axes": [1, 0], "corner": [0, c], "box": [3, n], "start": 0, "size": 3 * n}
-         for i, (c, n) in enumerate([(0, 1), (1, 3)])}  # fmt: skip
+HALVES = [{"axes": [0, 1], "corner": [0, 0], "box": [4, 3], "sizes": [5, 7]}]
+BOXES = [{"axes": [1, 0], "corner": [0, c], "box": [3, n], "sizes": [3 * n]}
+         for c, n in [(0, 1), (1, 3)]]  # fmt: skip
 
 
-def save_in_parts(folder, parts, changed=(), shape=(4, 3), extra=None, sizes=None, dtype=None):
-    """Two steps; in the manifest of the second, the tensor `a` consists of `parts`.
-
-    Args:
-        changed: fields of the last part that are changed there.
-        extra: changes the content of the manifest.
-        sizes, dtype: of the parts in the files, if others.
-    """
-    from checkpoints import manifest
-
-    sizes = sizes or [part["size"] for part in parts.values()]
-    types = [np.float32, dtype or np.float32]
-    with CheckpointStore(folder) as store:
-        for step in (1, 2):
-            stored = [np.arange(n).astype(t) for n, t in zip(sizes, types, strict=True)]
-            store.save(step, dict(zip(parts, stored, strict=True)), {}, wait=True)
-    path = folder_of(store, 2) / MANIFEST
-    content = json.loads(path.read_text())["content"]
-    rows = {name: part | (dict(changed) if name == "a@1" else {}) for name, part in parts.items()}
-    content["format"] = 3  # which had a record of each part
-    content["parts"] = {"a": {"shape": list(shape), "parts": rows}}
-    if extra:
-        extra(content)
-    path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
-    return store
-
-
-@pytest.mark.parametrize("parts", [HALVES, BOXES])
-def test_tensors_in_parts_come_back_whole(parts, tmp_path):
-    tensors = save_in_parts(tmp_path, parts).load().tensors
-    rows = [*range(5), *range(7)] if parts is HALVES else [*range(3), *range(9)]
-    expected = np.reshape(rows, (4, 3)) if parts is HALVES else None
-    if expected is None:
-        expected = np.concatenate([np.reshape(rows[:3], (1, 3)), np.reshape(rows[3:], (3, 3)).T])
-    assert list(tensors) == ["a"]
-    assert tensors.spec("a") == (np.float32, (4, 3))
-    np.testing.assert_array_equal(tensors["a"], expected)
-
-
-@pytest.mark.parametrize(
-    ("parts", "how", "said"),
-    [
-        (HALVES, {"changed": {"start": 0}}, "do not follow each other"),
-        (HALVES, {"changed": {"start": 2**62}}, "do not follow each other"),
-        (HALVES, {"changed": {"size": 6}}, "not all of its parts"),
-        (HALVES, {"sizes": [5, 6]}, "several types, or not of their sizes"),
-        (HALVES, {"dtype": np.int32}, "several types, or not of their sizes"),
-        (HALVES, {"shape": (2**40, 2**40)}, "not all of its parts"),
-        (HALVES, {"shape": (3, 4)}, "a part is outside"),
-        (HALVES, {"shape": (4, 3, 1)}, "is no part of a tensor of shape"),
-        (BOXES, {"changed": {"corner": [0, 0]}}, "overlap"),
-        (BOXES, {"changed": {"corner": [0, 2]}}, "a part is outside"),
-        (BOXES, {"changed": {"axes": [0, 1]}}, "a part is outside"),
-        (BOXES, {"changed": {"box": [2**40, 3]}}, "not all of its parts"),
-        (HALVES, {"extra": lambda c: c["parts"]["a"]["parts"].pop("a@1")}, "not all of its parts"),
-        (HALVES, {"extra": lambda c: c["tensors"].pop("a@1")}, "lacks, or should lack"),
-        (HALVES, {"extra": lambda c: c["parts"].update(b=c["parts"]["a"])}, "part of several"),
-        (HALVES, {"extra": lambda c: c["parts"].update({"a@0": c["parts"]["a"]})}, "both whole"),
-        (HALVES, {"extra": lambda c: c["tensors"]["a@0"].update(file="../x")}, "no name of a file"),
-        (HALVES, {"extra": lambda c: c["parts"]["a"].update(parts={})}, "has no parts"),
-    ],
-)  # fmt: skip
-def test_parts_that_are_no_whole_tensor(parts, how, said, tmp_path):
-    """With a right digest; the step before is used."""
-    store = save_in_parts(tmp_path, parts, **how)
-    with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*{said}"):
-        assert store.load().step == 1
-
-
-# ---- what each process has stored is in a table --------------------------------------------------
-def save_in_tables(folder, change=lambda content: None, tables=lambda tables: None, written=6):
-    """Two steps; the second as two processes would store it, `a` in halves: 5 and 7 elements.
+def save_in_parts(folder, change=lambda content: None, tables=lambda tables: None, boxes=HALVES):
+    """Two steps; the second as two processes would store it, `a` in two parts.
 
     Args:
-        written: the format. In format 5 only the tables said who had stored which part.
+        change: changes the content of the manifest.
+        tables: changes what the tables say.
+        boxes: how `a` is cut.
     """
     from checkpoints import manifest
-    from checkpoints.tables import Table, TensorRecord, write_checked
+    from checkpoints.tables import Table, TensorRecord
 
+    first = boxes[0]["sizes"][0]
     values = np.arange(12, dtype=np.float32)
-    stored = {"a@0": values[:5], "a@1": values[5:]}
+    stored = {"a@0": values[:first], "a@1": values[first:]}
     with CheckpointStore(folder, shard_bytes=1) as store:  # a file for each
         for step in (1, 2):
             store.save(step, stored, {}, wait=True)
     path = folder_of(store, 2)
     content = json.loads((path / MANIFEST).read_text())["content"]
     found = [
-        Table({name: TensorRecord.of(array, content["tensors"][name]["file"])}, {"a": [i]})
-        for i, (name, array) in enumerate(stored.items())
+        Table({name: TensorRecord.of(array, content["tensors"][name]["file"])})
+        for name, array in stored.items()
     ]
     tables(found)
     digests = {f"{i}.json": table.write(path / f"{i}.json") for i, table in enumerate(found)}
-    if written == 5:
-        for i, table in enumerate(found):
-            places = {name: number for number, name in enumerate(table.held)}
-            lists = {"lists": list(table.held.values()), "held": places}
-            text = json.dumps(json.loads((path / f"{i}.json").read_text()) | lists)
-            digests[f"{i}.json"] = write_checked(path / f"{i}.json", text)
-    box = {"axes": [0, 1], "corner": [0, 0], "box": [4, 3], "sizes": [5, 7]}
-    layouts = [{"shape": [4, 3], "boxes": [box]}]
-    content |= {"tensors": {}, "tables": digests, "layouts": layouts, "format": written}
-    content["cut"] = {"a": {"dtype": "float32", "layout": 0, "owners": 0} if written > 5 else 0}
-    content["owners"] = [[0, 1]]
+    layouts = [{"shape": [4, 3], "boxes": json.loads(json.dumps(boxes))}]
+    content |= {"tensors": {}, "tables": digests, "layouts": layouts, "owners": [[0, 1]]}
+    content["cut"] = {"a": {"dtype": "float32", "layout": 0, "owners": 0}}
     change(content)
     text = json.dumps({"sha256": manifest._digest(content), "content": content})
     (path / MANIFEST).write_text(text)
     return store
 
 
-@pytest.mark.parametrize("written", [5, 6])
-def test_tensors_in_tables_come_back_whole(written, tmp_path):
-    tensors = save_in_tables(tmp_path, written=written).load(2).tensors
-    np.testing.assert_array_equal(tensors["a"], np.arange(12).reshape(4, 3))
+@pytest.mark.parametrize("boxes", [HALVES, BOXES])
+def test_tensors_in_parts_come_back_whole(boxes, tmp_path):
+    tensors = save_in_parts(tmp_path, boxes=boxes).load(2).tensors
+    values = np.arange(12)
+    expected = np.reshape(values, (4, 3))
+    if boxes is BOXES:
+        expected = np.concatenate([values[:3].reshape(1, 3), values[3:].reshape(3, 3).T])
     assert list(tensors) == ["a"]
+    assert tensors.spec("a") == (np.float32, (4, 3))
+    np.testing.assert_array_equal(tensors["a"], expected)
+
+
+def change_layout(**fields):
+    return lambda content: content["layouts"][0].update(fields)
+
+
+def change_box(**fields):
+    """Of the last one."""
+    return lambda content: content["layouts"][0]["boxes"][-1].update(fields)
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("boxes", "change", "said"),
     [
-        ({"change": lambda c: c["layouts"][0]["boxes"][0]["sizes"].pop()}, "not all of its parts"),
-        ({"change": lambda c: c["layouts"][0].update(boxes=[])}, "no parts"),
-        ({"change": lambda c: c["layouts"][0].update(shape=[12])}, "no box of a tensor"),
-        ({"change": lambda c: c["cut"].update(a=1)}, "without a layout"),
-        ({"change": lambda c: c["tables"].popitem()}, "not all of its parts are there"),
-        ({"change": lambda c: c["tables"].update({"0.json": "0"})}, "0.json is not what was saved"),
-        ({"change": lambda c: c["tables"].update({"2.json": "0"})}, "2.json"),
-        ({"change": lambda c: c["tables"].update({"../0": "0"})}, "not of the checkpoint"),
-        ({"tables": lambda t: t[1].held.update(a=[0])}, "not all of its parts are there"),
-        ({"tables": lambda t: t[1].held.update(a=[1, 1])}, "not all of its parts are there"),
-        ({"tables": lambda t: t[1].held.update(a=[2**40])}, "not all of its parts are there"),
-        ({"tables": lambda t: t[1].tensors.update(t[0].tensors)}, "stored by two processes"),
-        ({"tables": lambda t: t[1].tensors.clear()}, "missing|lacks, or should lack"),
-        ({"change": lambda c: c["cut"].update(b=0)}, "not all of its parts are there"),
+        (HALVES, change_box(sizes=[5]), "not all of its parts"),
+        (HALVES, change_box(sizes=[5, 6]), "not all of its parts"),
+        (HALVES, change_box(sizes=[5, 2**62]), "not all of its parts"),
+        (HALVES, change_layout(boxes=[]), "no parts"),
+        (HALVES, change_layout(shape=[12]), "no box of a tensor"),
+        (HALVES, change_layout(shape=[4, 3, 1]), "no box of a tensor"),
+        (HALVES, change_layout(shape=[2**40, 2**40]), "not all of its parts"),
+        (HALVES, change_layout(shape=[3, 4]), "a part is outside"),
+        (HALVES, change_layout(boxes=HALVES * 2), "do not follow each other|not all of its parts"),
+        (BOXES, change_box(corner=[0, 0]), "overlap"),
+        (BOXES, change_box(corner=[0, 2]), "a part is outside"),
+        (BOXES, change_box(axes=[0, 1]), "a part is outside"),
+        (BOXES, change_box(box=[2**40, 3]), "not all of its parts"),
+        (BOXES, lambda c: c["layouts"][0]["boxes"].pop(), "not all of its parts"),
     ],
-)
-def test_tables_that_make_up_no_whole_tensor(how, said, tmp_path):
-    """With right digests, in format 5; the step before is used."""
-    store = save_in_tables(tmp_path, **how, written=5)
+)  # fmt: skip
+def test_layouts_of_no_whole_tensor(boxes, change, said, tmp_path):
+    """With a right digest; the step before is used."""
+    store = save_in_parts(tmp_path, change, boxes=boxes)
     with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*({said})"):
         assert store.load().step == 1
 
@@ -358,11 +298,12 @@ def change_cut(**fields):
         ({"change": lambda c: c["tables"].update({"../0": "0"})}, "not of the checkpoint"),
         ({"tables": lambda t: t[1].tensors.update(t[0].tensors)}, "lacks, or should lack, tensor"),
         ({"tables": lambda t: t[1].tensors.clear()}, "lacks, or should lack"),
+        ({"tables": lambda t: vars(t[1].tensors["a@1"]).update(file="../x")}, "no name of a file"),
     ],
 )  # fmt: skip
 def test_manifests_that_make_up_no_whole_tensor(how, said, tmp_path):
-    """With right digests, in format 6; the step before is used."""
-    store = save_in_tables(tmp_path, **how)
+    """With right digests; the step before is used."""
+    store = save_in_parts(tmp_path, **how)
     with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*({said})"):
         assert store.load().step == 1
 
@@ -373,7 +314,7 @@ def test_tables_are_read_when_their_parts_are_asked_for(tmp_path, monkeypatch):
     from checkpoints import DamagedError
     from checkpoints.parts import Part
 
-    path = folder_of(save_in_tables(tmp_path), 2)
+    path = folder_of(save_in_parts(tmp_path), 2)
     (path / "1.json").write_text("{}")
     monkeypatch.setattr(popdist, "getNumInstances", lambda: 2)
     tensors = load_checkpoint(path, verify=False).tensors

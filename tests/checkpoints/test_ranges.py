@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from checkpoints.digests import Digests, chunk_bytes, digest
 from checkpoints.parts import Part
 from checkpoints.ranges import Span, chunks_needed
 from checkpoints.stored import Stored
-from checkpoints.tables import TensorRecord
 
 CHUNK = 64  # bytes, of these tests
 
@@ -121,31 +119,6 @@ def _fails(tensors, share):
     except CheckpointError:
         return True
     return False
-
-
-def test_a_checkpoint_of_format_4_is_read(tmp_path, monkeypatch):
-    """Which had one digest of each tensor: a range needs all of it."""
-    from checkpoints import manifest
-
-    array = np.arange(1000, dtype=np.float32)
-    old = TensorRecord("", "float32", [1000], digest(array))
-    monkeypatch.setattr(TensorRecord, "of", classmethod(
-        lambda cls, array, file: TensorRecord(file, old.dtype, old.shape, old.sha256)
-    ))  # fmt: skip
-    monkeypatch.setattr(manifest, "FORMAT", 4)
-    with CheckpointStore(tmp_path) as store:
-        store.save(1, {"w": array}, {})
-    monkeypatch.undo()
-    checkpoint = CheckpointStore(tmp_path).load()
-    content = json.loads((checkpoint.path / "manifest.json").read_text())["content"]
-    assert (content["format"], content["tensors"]["w"]["sha256"]) == (4, old.sha256)
-    assert np.array_equal(checkpoint.tensors["w"], array)
-    found = checkpoint.tensors.some("w", [part((1000,), 990, 10)])
-    assert np.array_equal(found[990:], array[990:])
-    (path,) = checkpoint.path.glob("*.safetensors")
-    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
-    with pytest.raises(CheckpointError, match="is not what was saved"):
-        CheckpointStore(tmp_path).load()
 
 
 def test_digests_are_as_many_as_chunks(monkeypatch):

@@ -156,17 +156,6 @@ def test_dropout_is_that_of_config_json():
     assert gptj_sizes(Fields(GPTJ_JSON | all_alike, "config.json"))["dropout_prob"] == 0.2
 
 
-@pytest.mark.parametrize(("old", "now"), [(True, "answers"), (False, "all")])
-def test_runs_of_before_say_what_is_learned_by_another_field(old, now):
-    """`answers_only` is read in configurations that were saved with it; what a flag says wins."""
-    saved = GPTJConfig().to_dict()
-    del saved["data"]["loss"]
-    saved["data"]["answers_only"] = old
-    assert GPTJConfig.from_dict(saved).data.loss == now
-    saved["data"]["loss"] = "last"
-    assert GPTJConfig.from_dict(saved).data.loss == "last"
-
-
 # ---- files --------------------------------------------------------------------------------------
 def test_a_json_array_has_rows(tmp_path):
     (tmp_path / "r.json").write_text('[{"prompt": "a", "completion": "b"}]')
