@@ -9,7 +9,8 @@ import numpy as np
 
 import popxl
 from popxl import ops
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 
 if TYPE_CHECKING:

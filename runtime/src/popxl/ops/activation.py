@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import define
 from popxl.ops._args import axis_of
 from popxl.ops._folds import max_over, sum_over

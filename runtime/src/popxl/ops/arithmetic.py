@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._grads import sum_to
 from popxl.ops._numerics import check_arithmetic, numbers, widen

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
 from popxl.ops._grads import sum_to_like

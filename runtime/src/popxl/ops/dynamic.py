@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops.gathering import check_indices

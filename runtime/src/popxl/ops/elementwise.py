@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes, ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._numerics import floats, numbers
 from popxl.ops._table import ELEMENTWISE, unary

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl import dtypes, ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import RuntimeCheck, define
 from popxl.ops._args import hint
 from popxl.ops._numerics import check_floating, is_float8

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl import context, dtypes, ops
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 from popxl.ops._grads import sum_to
 from popxl.ops._numerics import check_arithmetic, factors

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._grads import scalar_like, sum_to
 from popxl.ops._numerics import check_same_dtype

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, OpDef, define
 from popxl.ops._args import Axes, axes_of, axis_of
 from popxl.ops._folds import max_over, mean_over, sum_over

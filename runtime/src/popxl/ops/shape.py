@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import define
 from popxl.errors import popart_exception
 from popxl.ops._args import axis_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from popxl import ops
-from popxl._core.op import check_in_graph as _check_tensors
-from popxl._core.op import check_placement
+from popxl._core.emit import check_in_graph as _check_tensors
+from popxl._core.emit import check_placement
 from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.ops._args import axis_of

@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Any
 
 from popxl import context
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad
 from popxl._core.verify import verify_if_asked
 from popxl.errors import popart_exception

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._core.effects import op_effects
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
 from popxl._core.regions import Region, regions
 from popxl.errors import popart_exception
@@ -27,7 +28,7 @@ from popxl.transforms.gradients import observed_tensors, of_inputs
 
 if TYPE_CHECKING:
     from popxl._core.functional import Functional, Node
-    from popxl._lower.machine import Machine
+    from popxl._core.machine import Machine
     from popxl.transforms.autodiff import GradContext, GradGraphInfo
 
 # An input of a gradient graph: the value of a tensor of the body, or the gradient of one that it

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 from popxl.ops._numerics import widen
 from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
