@@ -21,19 +21,14 @@ def attach(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
     ops, _getitem = module, getitem
 
 
-_Method = Callable[["Operators[TensorT]", Any], TensorT]
+def _operator(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
+    """The operator of an op."""
+    return lambda self, other: getattr(ops, name)(self, self._ensure_tensor(other))
 
 
-def _both(name: str) -> tuple[_Method[TensorT], _Method[TensorT]]:
-    """The operator of an op, and its reflection."""
-
-    def operator(self: Operators[TensorT], other: Any) -> TensorT:
-        return getattr(ops, name)(self, self._ensure_tensor(other))
-
-    def reflected(self: Operators[TensorT], other: Any) -> TensorT:
-        return getattr(ops, name)(self._ensure_tensor(other), self)
-
-    return operator, reflected
+def _reflected(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
+    """The operator of an op, for what has a tensor on its right."""
+    return lambda self, other: getattr(ops, name)(self._ensure_tensor(other), self)
 
 
 class Operators(Generic[TensorT]):
@@ -79,15 +74,24 @@ class Operators(Generic[TensorT]):
         return ops.detach_(self)
 
     # ---- operators ------------------------------------------------------------------------------
-    __add__, __radd__ = _both("add")
-    __sub__, __rsub__ = _both("sub")
-    __mul__, __rmul__ = _both("mul")
-    __truediv__, __rtruediv__ = _both("div")
-    __pow__, __rpow__ = _both("pow")
-    __mod__, __rmod__ = _both("fmod")
-    __matmul__, __rmatmul__ = _both("matmul")
-    __and__, __rand__ = _both("logical_and")
-    __or__, __ror__ = _both("logical_or")
+    __add__ = _operator("add")
+    __radd__ = _reflected("add")
+    __sub__ = _operator("sub")
+    __rsub__ = _reflected("sub")
+    __mul__ = _operator("mul")
+    __rmul__ = _reflected("mul")
+    __truediv__ = _operator("div")
+    __rtruediv__ = _reflected("div")
+    __pow__ = _operator("pow")
+    __rpow__ = _reflected("pow")
+    __mod__ = _operator("fmod")
+    __rmod__ = _reflected("fmod")
+    __matmul__ = _operator("matmul")
+    __rmatmul__ = _reflected("matmul")
+    __and__ = _operator("logical_and")
+    __rand__ = _reflected("logical_and")
+    __or__ = _operator("logical_or")
+    __ror__ = _reflected("logical_or")
 
     def __iadd__(self, other: Any) -> TensorT:
         """In place: this tensor's value changes."""

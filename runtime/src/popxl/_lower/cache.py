@@ -26,7 +26,7 @@ from popxl._lower.fingerprint import Uncacheable, segment_key
 from popxl._lower.segment import Segment, lower_segment
 
 if TYPE_CHECKING:
-    from popxl._lower.program import Program
+    from popxl._lower.target import Target
     from popxl.ir import Ir
 
 _FORMAT = "popxl executable 2"
@@ -95,7 +95,7 @@ class Stopwatch:
 class SegmentCache:
     """Loads or compiles the segments of one program; may be used by several threads."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Target) -> None:
         self._program = program
         self._folder = cache_folder(program.ir)
         self._lock = Lock()

@@ -56,7 +56,9 @@ class Entries:
         if traffic is None or not count:
             return None
         dtype = self.buffer.tensor_dtype.as_jax()
-        memory = EntryMemory(self._shape, self._rows, dtype, self._host, traffic)
+        memory = EntryMemory(
+            self._shape, self._rows, dtype, self._host, traffic.scratch, traffic.recycled
+        )
         file = EntryFile(traffic, count, memory)
         self._closed = weakref.finalize(self, file.close)
         return file
