@@ -23,7 +23,8 @@ from popxl._core.log import logger
 from popxl._lower.compile import compile_lowered
 from popxl._lower.executable import LoadedSegment, Specs, serialize, signature
 from popxl._lower.fingerprint import Uncacheable, segment_key
-from popxl._lower.segment import Segment, lower_segment
+from popxl._lower.segment import Segment
+from popxl._lower.segment_function import lower_segment
 
 if TYPE_CHECKING:
     from popxl._lower.target import Target

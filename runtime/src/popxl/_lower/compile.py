@@ -6,7 +6,6 @@ without its switch.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from popxl._lower import cpu
@@ -39,25 +38,3 @@ def compile_lowered(lowered: Any, platform: str) -> Any:
     if platform == "cpu":
         options |= cpu.switches_for(text)
     return lowered.compile(compiler_options=options)
-
-
-_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
-
-
-def prepare_environment() -> None:
-    """Settings XLA reads once, when a backend starts. Values the user has set stay."""
-    # The pinned host memory pool of a GPU is 64 GB by default; ours holds the whole model state.
-    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_host_memory_gb()))
-    # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
-    # end the process after 40 s.
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _PATIENCE not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1800".strip()
-
-
-def _host_memory_gb() -> int:
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 64
-    return max(64, total // 2**30)

@@ -23,11 +23,11 @@ from popxl._lower.traffic import EntryFile, Traffic
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
 
+    from popxl._lower.schedule import Index
     from popxl.remote_buffer import RemoteBuffer
     from popxl.tensor import Variable
 
 _FIRST = 4096  # bytes that tell nearly all values from zeros
-Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
 
 
 class Entries:

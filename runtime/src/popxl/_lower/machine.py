@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._core.effects import Effects
+from popxl._core.hostarray import device_view
 from popxl._core.text import first_line
-from popxl._lower.hostdata import device_view
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 import popdist
 from popxl._core.effects import Effects, program_effects
+from popxl._core.hostarray import device_view
 from popxl._lower.build import build_schedule
 from popxl._lower.cache import SegmentCache
 from popxl._lower.cpu import Launcher
@@ -27,7 +28,7 @@ from popxl._lower.devices import global_shape, per_replica, replicated, two_memo
 from popxl._lower.donation import is_exclusive
 from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
-from popxl._lower.hostdata import device_view, put
+from popxl._lower.hostdata import put
 from popxl._lower.lookahead import known_transfers, window_of
 from popxl._lower.preview import loads_ahead
 from popxl._lower.schedule import Load

@@ -17,7 +17,7 @@ from popxl._lower.lookahead import Event, upcoming
 from popxl._lower.schedule import Load, Routine, Run, Store
 
 if TYPE_CHECKING:
-    from popxl._lower.entries import Index
+    from popxl._lower.schedule import Index
     from popxl.remote_buffer import RemoteBuffer
 
 _EVENTS = 4096  # steps that the look-ahead may be in front of the walker

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._lower.segment import argument_specs, facts_of, replica_function
+from popxl._lower.segment import argument_specs, facts_of
+from popxl._lower.segment_function import replica_function
 from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.plan.estimate import Memory
