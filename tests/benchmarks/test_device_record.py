@@ -15,7 +15,8 @@ from benchmarks.device_record import in_a_process, record, tasks
 from config.errors import UserError
 from config.machines import machine
 from machine.memory import NotEnoughMemoryError
-from popxl._lower import entries, program
+from popxl._run import program
+from popxl._storage import entries
 
 TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]
 FIELDS = ("training.global_batch_size=2", "execution.micro_batch_size=1", "execution.update=behind")

@@ -22,7 +22,8 @@ import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
 from modelling.phases.training import NOTHING, TrainingProgram
 from planning.residence import Build
-from popxl._lower import entries, program
+from popxl._run import program
+from popxl._storage import entries
 from sessions import training as sessions
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning

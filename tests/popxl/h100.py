@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax._src import compiler
 from jax._src.lib import _jax
-from popxl._lower.compile import switches
+from popxl._compile.compile import switches
 from tests.popxl.h100 import ROOT
 
 target = (ROOT / "tests/popxl/h100.txtpb").read_text()

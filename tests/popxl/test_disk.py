@@ -18,9 +18,9 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import disk, traffic
-from popxl._lower.devices import per_replica, replica_mesh
-from popxl._lower.filed import EntryMemory
+from popxl._devices.mesh import per_replica, replica_mesh
+from popxl._storage import disk, disk_traffic
+from popxl._storage.entry_memory import EntryMemory
 from popxl.errors import DiskError
 
 ROWS, SIZE = 6, 3000  # no whole number of pages
@@ -87,7 +87,7 @@ def test_what_is_slow_to_be_written_comes_from_memory(tmp_path, monkeypatch):
         write(self, *args)
 
     monkeypatch.setattr(disk.ScratchFile, "write", slowly)
-    monkeypatch.setattr(traffic, "BEHIND", 5 * 4096)
+    monkeypatch.setattr(disk_traffic, "BEHIND", 5 * 4096)
     for found, wanted in zip(values_of(tmp_path, ROWS), values_of(None, 0), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -97,9 +97,9 @@ def test_runs_read_ahead(tmp_path, runs):
     """What is loaded, threads have read before; the schedule says what the first run will load."""
     ir, _ = program(ROWS, size=2**16)
     asked: list[bool] = []
-    taken = traffic.Traffic.taken
+    taken = disk_traffic.Traffic.taken
 
-    def noted(self: traffic.Traffic, *key: object) -> object:
+    def noted(self: disk_traffic.Traffic, *key: object) -> object:
         found = taken(self, *key)
         asked.append(found is not None)
         return found
@@ -108,7 +108,7 @@ def test_runs_read_ahead(tmp_path, runs):
         for _ in range(runs):
             session.run()
         session._state.traffic.settle()
-        patch.setattr(traffic.Traffic, "taken", noted)
+        patch.setattr(disk_traffic.Traffic, "taken", noted)
         before = session.disk_traffic.read
         session.run()
         assert sum(asked) >= ROWS
@@ -133,8 +133,8 @@ def test_zeros_are_not_written(tmp_path):
 
 def test_nothing_is_read_ahead_past_a_store(tmp_path):
     """Also not while the store is being made, when the file still has what was there before."""
-    behind = traffic.Traffic.opened(tmp_path, 0)
-    file = traffic.EntryFile(behind, 2, memory_of_entries(behind))
+    behind = disk_traffic.Traffic.opened(tmp_path, 0)
+    file = disk_traffic.EntryFile(behind, 2, memory_of_entries(behind))
     for value in (1.0, 2.0, 3.0):
         with behind.run(behind):
             file.store(0, jnp.full(1024, value))
@@ -148,9 +148,10 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
     behind.close()
 
 
-def memory_of_entries(of: traffic.Traffic) -> EntryMemory:
+def memory_of_entries(of: disk_traffic.Traffic) -> EntryMemory:
     """Of entries of 1,024 numbers on one device."""
-    return EntryMemory((1024,), 1024, np.float32, per_replica(replica_mesh("cpu", 1)), of)
+    sharding = per_replica(replica_mesh("cpu", 1))
+    return EntryMemory((1024,), 1024, np.float32, sharding, of.scratch, of.recycled)
 
 
 def pointer(array: jax.Array) -> int:
@@ -159,8 +160,8 @@ def pointer(array: jax.Array) -> int:
 
 def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
     """Unless somebody still has the array; and programs take it without a copy."""
-    behind = traffic.Traffic.opened(tmp_path, 0)
-    file = traffic.EntryFile(behind, 3, memory_of_entries(behind))
+    behind = disk_traffic.Traffic.opened(tmp_path, 0)
+    file = disk_traffic.EntryFile(behind, 3, memory_of_entries(behind))
     kept, array = (jax.block_until_ready(jnp.full(1024, value)) for value in (1.0, 2.0))
     before = pointer(kept), pointer(array)
     file.store(0, kept)
@@ -185,7 +186,7 @@ def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
 
 def test_programs_that_still_read_keep_the_memory(tmp_path):
     """What is read there waits for them."""
-    behind = traffic.Traffic.opened(tmp_path, 0)
+    behind = disk_traffic.Traffic.opened(tmp_path, 0)
     memory = memory_of_entries(behind)
     product = jnp.ones((2000, 2000))
 
@@ -212,7 +213,7 @@ def test_who_waits_for_an_entry_hears_what_went_wrong(where):
 
     found: Future[jax.Array] = Future()
     requests = [lambda: None, fails if where == "request" else lambda: None]
-    reading = traffic._Reading(found, fails, requests)
+    reading = disk_traffic._Reading(found, fails, requests)
     for request in requests:
         assert not found.done()
         reading.do(request)

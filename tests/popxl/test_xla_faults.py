@@ -19,8 +19,8 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import compile as compile_module
-from popxl._lower import cpu
+from popxl._compile import compile as compile_module
+from popxl._devices import cpu
 from popxl.ops import slicing
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import run
@@ -67,7 +67,7 @@ def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatc
 
 RANK_7 = """
 import sys, jax, jax.numpy as jnp, numpy as np
-from popxl._lower import compile as c
+from popxl._compile import compile as c
 if sys.argv[1] == "off":
     del c._SWITCHES["cpu"]["xla_cpu_experimental_ynn_fusion_type"]
 shape = (3, 1, 2, 2, 8, 8, 8)
@@ -146,7 +146,7 @@ def test_dynamic_updates_then_a_reshape_are_right():
 MANY_SEGMENTS = """
 import sys, numpy as np, popxl
 from popxl import ops
-from popxl._lower import cpu
+from popxl._devices import cpu
 if sys.argv[1] == "off":
     cpu._UNFINISHED = 10**9
 ir, count = popxl.Ir(replication=2), 400

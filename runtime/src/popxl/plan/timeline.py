@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from popxl._lower.lookahead import window_of
-from popxl._lower.schedule import Schedule
-from popxl._lower.segment import Segment
+from popxl._schedule.lookahead import window_of
+from popxl._schedule.schedule import Schedule
+from popxl._schedule.segment import Segment
 from popxl.plan.rates import Rates
 from popxl.plan.simulated import Device, Span, Stream, drive
 from popxl.plan.work import SegmentWork, work_of
@@ -44,7 +44,7 @@ class Timeline:
             computed any more is under the part that was last.
         peak: most bytes of device memory that are taken at a time, besides variables and host
             streams: resident entries, intermediate values, entries and rows on their way.
-        window: bytes that loads might be ahead (see `popxl._lower.transit`).
+        window: bytes that loads might be ahead (see `popxl._storage.transit`).
         spans: what each stream did.
     """
 
@@ -94,7 +94,7 @@ def timeline(
 ) -> Timeline:
     """Simulate a run: the walker drives a device that is not there (see `popxl.plan.simulated`).
 
-    A segment takes the time of its slowest resource (`Rates.seconds`); what the timeline adds is
+    A segment takes the time of its slowest resource (`Work.seconds`); what the timeline adds is
     what transfers and dispatching leave exposed. Numbers that only devices know are taken to be 0,
     and streams are on the device.
 

@@ -1,0 +1,113 @@
+"""Operators and methods of tensors that stand for ops.
+
+Ops are a layer above tensors: `popxl.ops` attaches itself here when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+TensorT = TypeVar("TensorT")  # the class of tensors
+
+ops: Any = None  # the module popxl.ops
+_getitem: Any = None
+
+
+def attach(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
+    """Say which ops the operators stand for, and what `tensor[key]` does."""
+    global ops, _getitem
+    ops, _getitem = module, getitem
+
+
+def _operator(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
+    """The operator of an op."""
+    return lambda self, other: getattr(ops, name)(self, self._ensure_tensor(other))
+
+
+def _reflected(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
+    """The operator of an op, for what has a tensor on its right."""
+    return lambda self, other: getattr(ops, name)(self._ensure_tensor(other), self)
+
+
+class Operators(Generic[TensorT]):
+    """A tensor as far as it is written with operators."""
+
+    def _ensure_tensor(self, other: Any) -> TensorT:
+        """`other` itself, or a constant of this tensor's dtype."""
+        raise NotImplementedError
+
+    # ---- shape methods --------------------------------------------------------------------------
+    def transpose(self, permutation: Iterable[int] | None = None) -> TensorT:
+        """Permute the axes; default: reverse them."""
+        return ops.transpose(self, _tuple_or_none(permutation))
+
+    def transpose_(self, permutation: Iterable[int] | None = None) -> TensorT:
+        """As `transpose`, as a view."""
+        return ops.transpose_(self, _tuple_or_none(permutation))
+
+    @property
+    def T(self) -> TensorT:  # noqa: N802 - as in numpy
+        return self.transpose()
+
+    @property
+    def T_(self) -> TensorT:  # noqa: N802
+        return self.transpose_()
+
+    def reshape(self, shape: Iterable[int]) -> TensorT:
+        return ops.reshape(self, tuple(shape))
+
+    def reshape_(self, shape: Iterable[int]) -> TensorT:
+        return ops.reshape_(self, tuple(shape))
+
+    def flatten(self) -> TensorT:
+        return ops.flatten(self)
+
+    def flatten_(self) -> TensorT:
+        return ops.flatten_(self)
+
+    def detach(self) -> TensorT:
+        return ops.detach(self)
+
+    def detach_(self) -> TensorT:
+        return ops.detach_(self)
+
+    # ---- operators ------------------------------------------------------------------------------
+    __add__ = _operator("add")
+    __radd__ = _reflected("add")
+    __sub__ = _operator("sub")
+    __rsub__ = _reflected("sub")
+    __mul__ = _operator("mul")
+    __rmul__ = _reflected("mul")
+    __truediv__ = _operator("div")
+    __rtruediv__ = _reflected("div")
+    __pow__ = _operator("pow")
+    __rpow__ = _reflected("pow")
+    __mod__ = _operator("fmod")
+    __rmod__ = _reflected("fmod")
+    __matmul__ = _operator("matmul")
+    __rmatmul__ = _reflected("matmul")
+    __and__ = _operator("logical_and")
+    __rand__ = _reflected("logical_and")
+    __or__ = _operator("logical_or")
+    __ror__ = _reflected("logical_or")
+
+    def __iadd__(self, other: Any) -> TensorT:
+        """In place: this tensor's value changes."""
+        return ops.add_(self, self._ensure_tensor(other))
+
+    def __invert__(self) -> TensorT:
+        return ops.logical_not(self)
+
+    def __neg__(self) -> TensorT:
+        return ops.negate(self)
+
+    def __getitem__(self, key: Any) -> TensorT:
+        """Integers and slices slice; an integer tensor or array gathers along axis 0; a bool
+        mask of this tensor's shape keeps the chosen elements and sets the others to 0."""
+        return _getitem(self, key)
+
+
+def _tuple_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value)

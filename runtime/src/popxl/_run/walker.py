@@ -1,0 +1,266 @@
+"""Runs a schedule: the host goes ahead of the devices, and waits only where it has to.
+
+JAX runs what it is asked to in the background. So the walker asks for the next layer's entries
+while the devices still compute the current one; it waits for values that it has to know, and when
+arrays of more than a limit of bytes were asked for and are not there yet. Where host and device
+have memories of their own, `popxl._storage.transit` decides when entries move.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from popxl._run.exchange import numbers
+from popxl._schedule.schedule import (
+    Branch,
+    Compute,
+    Fetch,
+    Load,
+    Loop,
+    Passed,
+    Routine,
+    Run,
+    Step,
+    Store,
+)
+from popxl._schedule.segment import COUNT
+from popxl.errors import popart_exception
+
+if TYPE_CHECKING:
+    from popxl._schedule.segment import Segment
+    from popxl._storage.entries import Entries
+    from popxl._storage.transit import Transit
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.streams import Stream
+    from popxl.tensor import Constant
+
+
+@dataclass
+class Globals:
+    """What segments use besides their arguments, in one run.
+
+    Attributes:
+        streams: data of each stream, (replicas * transfers, *shape).
+        positions: the next transfer of each stream, (replicas,).
+        constants: large constants on the devices.
+        fault: number of the first op that broke its rule on each replica, or None.
+        seed: of random rounding, or None.
+    """
+
+    streams: dict[Stream, jax.Array]
+    positions: dict[Stream, jax.Array]
+    constants: Mapping[Constant, jax.Array]
+    fault: jax.Array | None = None
+    seed: jax.Array | None = None
+
+
+def wait_for(array: jax.Array) -> None:
+    """Wait until an array is there, unless it was given away."""
+    if not array.is_deleted():
+        array.block_until_ready()
+
+
+def _is_there(array: jax.Array) -> bool:
+    return array.is_deleted() or array.is_ready()
+
+
+@dataclass
+class InFlight:
+    """Arrays that were asked for and may not be there yet: a window of bytes.
+
+    Attributes:
+        limit: bytes on one replica; more are waited for.
+        waited: seconds in all that were waited for them.
+    """
+
+    limit: int
+    waited: float = 0.0
+    _pending: deque[tuple[jax.Array, int]] = field(default_factory=deque)
+    _nbytes: int = 0
+
+    def add(self, array: jax.Array, nbytes: int) -> None:
+        """Note `nbytes` that are there when `array` is."""
+        self.let_go()
+        self._pending.append((array, nbytes))
+        self._nbytes += nbytes
+        while self._nbytes > self.limit and len(self._pending) > 1:
+            oldest, size = self._pending.popleft()
+            start = time.perf_counter()
+            wait_for(oldest)
+            self.waited += time.perf_counter() - start
+            self._nbytes -= size
+
+    def let_go(self) -> None:
+        """Forget arrays that are there: they would keep their memory."""
+        while self._pending and _is_there(self._pending[0][0]):
+            self._nbytes -= self._pending.popleft()[1]
+
+    def settle(self) -> None:
+        """Wait for all of them."""
+        while self._pending:
+            wait_for(self._pending.popleft()[0])
+        self._nbytes = 0
+
+
+class Walker:
+    """One run of a program.
+
+    Args:
+        call: runs a segment: `call(segment, arguments) -> results`.
+        number: brings a number to the devices: `number(value, spec) -> array`.
+        copy: an array of its own memory with the same values.
+        transit: moves entries where host and device have memories of their own.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]],
+        number: Callable[[int, Any], jax.Array],
+        copy: Callable[[jax.Array], jax.Array],
+        entries: Mapping[RemoteBuffer, Entries],
+        shared: Globals,
+        in_flight: InFlight,
+        transit: Transit | None = None,
+    ) -> None:
+        self._call, self._number, self._copy = call, number, copy
+        self._entries, self._shared, self._in_flight = entries, shared, in_flight
+        self._transit = transit
+        self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
+            Load: self._load,
+            Store: self._store,
+            Compute: self._compute,
+            Fetch: self._fetch,
+            Run: self._run,
+            Loop: self._loop,
+            Branch: self._branch,
+        }
+
+    def routine(self, routine: Routine, inputs: list[Any], updates: int = 0) -> list[Any]:
+        """Run an activation; returns its slots. `inputs` is emptied."""
+        slots: list[Any] = [None] * routine.size
+        for slot, number in routine.start.items():
+            slots[slot] = number
+        for at, value in zip(routine.inputs, inputs, strict=True):
+            slots[at] = value
+        inputs.clear()
+        do = self._do
+        for step in routine.steps:
+            do[type(step)](step, slots, updates)
+            for slot in step.last:
+                slots[slot] = None
+        return slots
+
+    # ---- transfers ------------------------------------------------------------------------------
+    def _load(self, step: Load, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            slots[step.out] = self._transit.load(step, slots[step.at])
+            return
+        entries, at = self._entries[step.buffer], slots[step.at]
+        array = slots[step.out] = entries.load(at, step.donates, step.copies)
+        if step.copies or entries.travels(at):
+            self._in_flight.add(array, step.nbytes)
+
+    def _store(self, step: Store, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            self._transit.store(step, slots[step.at], slots[step.value])
+            return
+        self._entries[step.buffer].store(slots[step.at], slots[step.value], step.copies)
+
+    def _compute(self, step: Compute, slots: list[Any], updates: int) -> None:
+        results = step.rule(*(slots[s] for s in step.ins))
+        for slot, number in zip(step.outs, results, strict=True):
+            slots[slot] = number
+
+    def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
+        found = tuple(int(x.item()) for x in numbers(slots[step.value]))
+        slots[step.out] = found[0] if len(set(found)) == 1 else found
+        if self._transit is not None:
+            self._transit.fetched.append(slots[step.out])
+
+    # ---- segments -------------------------------------------------------------------------------
+    def _run(self, step: Run, slots: list[Any], updates: int) -> None:
+        if self._transit is not None:
+            self._transit.run(step)
+        segment, shared = step.segment, self._shared
+        arguments = [slots[s] for s in step.args]
+        for i in segment.numbers:
+            arguments[i] = self._number(arguments[i], segment.args[i].spec)
+        arguments += [shared.streams[s] for s in segment.streams]
+        arguments += [shared.positions[s] for s in segment.streams]
+        arguments += [shared.constants[c] for c in segment.constants]
+        if segment.is_checked:
+            arguments.append(shared.fault)
+        if segment.is_rounded:
+            arguments += [shared.seed, self._number(updates + step.updates, COUNT)]
+        for slot in step.last:
+            slots[slot] = None
+        results = self._call(segment, arguments)
+        arguments.clear()
+        slots_of = step.outs
+        for slot, array in zip(slots_of, results, strict=False):
+            slots[slot] = array
+        rest = iter(results[len(slots_of) :])
+        for stream in segment.sinks:
+            shared.streams[stream] = next(rest)
+        for stream in segment.streams:
+            shared.positions[stream] = next(rest)
+        if segment.is_checked:
+            shared.fault = next(rest)
+        if results and self._transit is None:
+            self._in_flight.add(results[0], segment.result_bytes)
+
+    # ---- routines -------------------------------------------------------------------------------
+    def _loop(self, step: Loop, slots: list[Any], updates: int) -> None:
+        body, routine = step.body, step.body.routine
+        current = [slots[s] for s in body.args]
+        for i in body.copies:
+            current[i] = self._copy(current[i])
+        for slot in body.donated:
+            slots[slot] = None
+        base, each = step.updates
+        outs: list[Any] = []
+        into = {i for _, i in step.carried}
+        for iteration in range(step.count):
+            given = list(current)
+            if iteration == step.count - 1:
+                current.clear()
+            else:
+                for i in routine.consumed:
+                    if i in into:
+                        current[i] = None
+                    else:  # the next iteration is given the same
+                        given[i] = self._copy(given[i])
+            inner = self.routine(routine, given, updates + base + iteration * each)
+            outs = [inner[s] for s in routine.outputs]
+            inner.clear()
+            if iteration < step.count - 1:
+                for k, i in step.carried:
+                    current[i] = outs[k]
+                for i in step.copies:
+                    current[i] = self._copy(current[i])
+                outs.clear()
+        for out, value in zip(body.outs, outs, strict=True):
+            if out is not None:
+                slots[out] = value
+
+    def _branch(self, step: Branch, slots: list[Any], updates: int) -> None:
+        condition = slots[step.condition]
+        if isinstance(condition, tuple):
+            raise popart_exception(
+                "the condition of a conditional whose branches move entries of remote buffers "
+                f"differs between replicas: {condition}; it must be the same on all of them"
+            )
+        taken = 0 if condition else 1
+        passed: Passed = step.branches[taken]
+        inner = self.routine(
+            passed.routine, [slots[s] for s in passed.args], updates + step.updates
+        )
+        for slot, at in zip(step.outs, passed.routine.outputs, strict=True):
+            if slot is not None:
+                slots[slot] = inner[at]
