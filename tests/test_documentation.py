@@ -13,11 +13,14 @@ from urllib.parse import unquote
 import pytest
 
 import docs.plans
+from config.base import leaves
 from config.families import FAMILIES
+from config.flags import flag_of
 from docs.tables import DOCUMENTS, rewritten
 from tests.pages import PAGES, README, ROOT, blocks, name, prose, text_of
 from tests.small_runs import COMPILE_QUICKLY
 
+CONFIGURATION = ROOT / "docs" / "configuration.md"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -158,7 +161,10 @@ def test_every_field_is_in_a_table():
     sections = {
         "model", "training", "execution", "fp8", "checkpoint", "data", "evaluation", "generation",
     }  # fmt: skip
-    assert tables == {"presets", *sections, *FAMILIES}
+    assert tables == {"presets", "decoders", *sections, *FAMILIES}
+    shown = set(re.findall(r"^`--([\w.]+)", text_of(CONFIGURATION), re.MULTILINE))
+    fields = [leaf.dotted for family in FAMILIES.values() for leaf in leaves(family.config)]
+    assert shown == set(map(flag_of, fields))
 
 
 def test_plans_are_what_the_planner_says():
