@@ -1,8 +1,8 @@
-"""The tables of fields and presets in the documentation, made from the configuration itself.
+"""The tables of fields and presets in docs/configuration.md, made from the configuration itself.
 
     python3 -m docs.tables
 
-A table stands in a document between `<!-- table: NAME -->` and `<!-- end -->`; this writes it anew.
+A table stands there between `<!-- table: NAME -->` and `<!-- end -->`; this writes it anew.
 A test fails where one is out of date.
 """
 
@@ -20,12 +20,12 @@ from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "configuration.md")
+DOCUMENT = ROOT / "docs" / "configuration.md"
 _TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
-    """A document with all its tables as they should be."""
+    """The document with all its tables as they should be."""
     return _TABLE.sub(lambda match: match[1] + _table_of(match[2]) + match[3], text)
 
 
@@ -34,12 +34,12 @@ def _table_of(name: str) -> str:
     if name == "presets":
         return _presets()
     if name == "decoders":
-        return _markdown(HEAD, _of_decoders())
+        return markdown(HEAD, _of_decoders())
     if name in FAMILIES:
         shown = () if name not in DECODERS else _of_decoders()
-        return _markdown(HEAD, (row for row in _particular(name) if row not in shown))
+        return markdown(HEAD, (row for row in _particular(name) if row not in shown))
     rows = _rows(RunConfig).items()
-    return _markdown(HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}.")))
+    return markdown(HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}.")))
 
 
 # ---- fields -------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def _presets() -> str:
     """All but those in FP8, which are others with one field set."""
     head = ("Preset", "Layers", "Features", "Type", "dp", "tp", "Micro-batch", "Batch")
     names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))
-    return _markdown(head, map(_preset_row, names))
+    return markdown(head, map(_preset_row, names))
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
@@ -116,16 +116,15 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 
 # ---- Markdown -----------------------------------------------------------------------------------
-def _markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A table without bars at the ends of its lines."""
     lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, *rows)]
     return "\n".join([lines[0], "|".join(["---"] * len(head)), *map(str.rstrip, lines[1:]), ""])
 
 
 def main() -> None:
-    """Write the tables of all documents."""
-    for path in DOCUMENTS:
-        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the tables of the document."""
+    DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
