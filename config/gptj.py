@@ -17,7 +17,6 @@ class GPTJEmbedding(Embedding):
     """The embedding layers."""
 
     vocab_size: PositiveInt = 50400
-    """Rows of the embedding, at least the tokenizer's size. HF: vocab_size."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,13 @@ class GPTJAttention(Section):
     """Attention, whose queries and keys are rotated by their positions."""
 
     heads: PositiveInt = 16
-    """Number of attention heads, of hidden_size / heads features each. HF: n_head."""
+    """Number of attention heads. HF: n_head."""
 
     rotary_dim: PositiveInt = 64
-    """Features of a head that are rotated, the first ones. HF: rotary_dim."""
+    """Features of a head that are rotated, the first ones."""
 
     rotary_positional_embeddings_base: PositiveInt = 10000
-    """Base of the angles' geometric progression. HF: always 10000."""
+    """Base of the rotary angles. HF: always 10000."""
 
     def validate(self) -> None:
         if self.rotary_dim % 2:
@@ -43,29 +42,22 @@ class GPTJModel(Model):
     """The model. The defaults are GPT-J 6B."""
 
     layers: LayerCount = 28
-    """Number of layers. HF: n_layer."""
-
     hidden_size: PositiveInt = 4096
-    """Features of a token between layers; four times as many in the feed-forward. HF: n_embd."""
 
     sequence_length: PositiveInt = 1024
     """Tokens of a training sample; the most that a prompt has."""
 
     output_length: PositiveInt = 5
-    """Most tokens that are generated, the end token included."""
+    """Most tokens to generate, the end token included."""
 
     layer_norm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance under the root of a layer norm. HF: layer_norm_epsilon."""
+    """Added to the variance in a layer norm."""
 
     initializer_range: PositiveFloat = 0.02
-    """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
+    """Standard deviation of random initial weights."""
 
     end_token: NonNegativeInt = 50256
-    """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
-
     pad_token: NonNegativeInt = 50257
-    """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
-
     embedding: GPTJEmbedding = field(default_factory=GPTJEmbedding)
     attention: GPTJAttention = field(default_factory=GPTJAttention)
 
@@ -97,7 +89,6 @@ class GPTJOptimizer(Optimizer):
     """As `Optimizer`, by default without weight decay."""
 
     weight_decay: NonNegativeFloat = 0.0
-    """Each step subtracts this fraction of a weight, times the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +103,6 @@ class GPTJData(SegmentsData):
     """What to train and validate on."""
 
     separator: str = " target:"
-    """Text between a prompt and what the model writes."""
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,9 @@ class LlamaEmbedding(TiedEmbedding):
     """The embedding layers."""
 
     vocab_size: PositiveInt = 32000
-    """Rows of the embedding, at least the tokenizer's size. HF: vocab_size."""
 
     scale: PositiveFloat = 1.0
-    """Factor on embeddings. HF: embedding_multiplier; Gemma's is the root of hidden_size."""
+    """Factor on embeddings. HF: embedding_multiplier; Gemma: √hidden_size."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +49,19 @@ class LlamaRotary(Section):
     """Positions: pairs of features of queries and keys, turned by angles (arXiv:2104.09864)."""
 
     theta: PositiveFloat = 10000.0
-    """Base of the angles' geometric progression. HF: rope_theta."""
+    """Base of the rotary angles. HF: rope_theta."""
 
     local_theta: PositiveFloat | None = None
     """The base in layers with a window, unscaled. null: as in all layers."""
 
     fraction: Proportion = 1.0
-    """Part of a head's features that is turned. HF: partial_rotary_factor."""
+    """Fraction of a head's features that is rotated. HF: partial_rotary_factor."""
 
     type: Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"] = "default"
     """How angles are scaled for texts longer than those of pretraining. HF: rope_type."""
 
     factor: PositiveFloat = 1.0
-    """How much longer texts get, but with longrope. HF: factor."""
+    """How much longer texts get, but with longrope."""
 
     low_frequency: PositiveFloat = 1.0
     """llama3: wavelengths above original_length / this are scaled. HF: low_freq_factor."""
@@ -75,24 +74,21 @@ class LlamaRotary(Section):
     original_max_position_embeddings."""
 
     fast_turns: PositiveFloat = 32.0
-    """yarn: features that turn more often in original_length tokens are not scaled. HF:
-    beta_fast."""
+    """yarn: features that turn more often in original_length are not scaled. HF: beta_fast."""
 
     slow_turns: PositiveFloat = 1.0
-    """yarn: features that turn less often in original_length tokens are scaled by the whole factor.
-    HF: beta_slow."""
+    """yarn: features that turn less often are scaled by the whole factor. HF: beta_slow."""
 
     short_factors: str | None = None
-    """longrope: divisors of the angles of texts up to original_length, one for each pair of
-    features, separated by commas. HF: short_factor."""
+    """longrope: divisors of the angles up to original_length, separated by commas, one for each
+    pair of features. HF: short_factor."""
 
     long_factors: str | None = None
-    """longrope: the same for longer ones. model.sequence_length decides, with output_length in
+    """longrope: the same for longer texts. model.sequence_length decides, with output_length in
     generation. HF: long_factor."""
 
     attention_factor: PositiveFloat | None = None
-    """longrope, yarn: factor on turned features. null: from the lengths, with yarn from the factor.
-    HF: attention_factor."""
+    """longrope, yarn: factor on rotated features. null: computed."""
 
     def validate(self) -> None:
         if self.type in ("llama3", "longrope", "yarn") and self.original_length is None:
@@ -138,14 +134,14 @@ class LlamaAttention(Section):
     """Features of a head. HF: head_dim."""
 
     pattern: str = "f"
-    """The kind of each layer, repeated to their number: f sees all positions before it, w a window;
-    n and u the same without rotary positions. HF: layer_types, no_rope_layers."""
+    """Kind of each layer, repeated: f sees all positions before it, w a window; n and u the same
+    without rotary positions. HF: layer_types, no_rope_layers."""
 
     window: PositiveInt | None = None
     """Positions that a layer with a window sees, its own included. HF: sliding_window."""
 
     scale: PositiveFloat | None = None
-    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier, or
+    """Factor on the scores. null: head_size^-0.5. HF: attention_multiplier,
     query_pre_attn_scalar^-0.5."""
 
     cap: PositiveFloat | None = None
@@ -155,10 +151,10 @@ class LlamaAttention(Section):
     """RMS norms of queries and keys: of each head, or of all together. null: none."""
 
     input_bias: bool = False
-    """Whether queries, keys and values have a bias."""
+    """Give queries, keys and values a bias."""
 
     output_bias: bool = False
-    """Whether the output projection has a bias."""
+    """Give the output projection a bias."""
 
     rotary: LlamaRotary = field(default_factory=LlamaRotary)
 
@@ -204,13 +200,10 @@ class LlamaModel(Model):
     """The model. The defaults are Llama 2 7B."""
 
     architecture: Architecture = "llama"
-    """Whose names of weights and settings the model has on the hub. HF: model_type."""
+    """Class of the model on the hub. HF: model_type."""
 
     layers: LayerCount = 32
-    """Number of layers. HF: num_hidden_layers."""
-
     hidden_size: PositiveInt = 4096
-    """Features of a token between layers. HF: hidden_size."""
 
     inner_size: PositiveInt = 11008
     """Features inside a feed-forward layer. HF: intermediate_size."""
@@ -219,26 +212,26 @@ class LlamaModel(Model):
     """Tokens of a training sample; the most that a prompt has."""
 
     output_length: PositiveInt = 128
-    """Most tokens that are generated, the end token included."""
+    """Most tokens to generate, the end token included."""
 
     max_length: PositiveInt = 4096
     """Tokens that the model was made for; dynamic and longrope angles depend on it. HF:
     max_position_embeddings."""
 
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    """What the gate of a feed-forward layer passes through. HF: hidden_act."""
+    """Activation of the feed-forward's gate. HF: hidden_act."""
 
     feed_forward_bias: bool = False
-    """Whether feed-forward layers have biases. HF: mlp_bias."""
+    """Give feed-forward layers biases. HF: mlp_bias."""
 
     norms: Literal["before", "after", "both"] = "before"
-    """Whether attention and feed-forward have an RMS norm before them, after them, or both."""
+    """RMS norms before attention and feed-forward, after them, or both."""
 
     norms_from_one: bool = False
-    """Whether RMS norms scale by 1 + weight, as Gemma's."""
+    """Scale RMS norms by 1 + weight, as Gemma."""
 
     norm_epsilon: PositiveFloat = 1e-5
-    """Added to the mean square under the root of a norm. HF: rms_norm_eps."""
+    """Added to the mean square in a norm. HF: rms_norm_eps."""
 
     residual_scale: Number = 1.0
     """Factor on what attention and feed-forward add. HF: residual_multiplier."""
@@ -250,21 +243,17 @@ class LlamaModel(Model):
     """Logits become cap × tanh(logits / cap). HF: final_logit_softcapping."""
 
     initializer_range: PositiveFloat = 0.02
-    """Standard deviation of initial weights, where none are loaded. HF: initializer_range."""
+    """Standard deviation of random initial weights."""
 
     start_token: int | None = None
     """Token that texts begin with, which the tokenizer adds. HF: bos_token_id."""
 
     end_token: NonNegativeInt = 2
-    """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
 
     end_tokens: str | None = None
-    """All tokens that end what is generated, separated by commas. null: end_token alone. HF:
-    eos_token_id, where it is a list."""
+    """All tokens that end an answer, separated by commas. null: end_token alone."""
 
     pad_token: NonNegativeInt = 0
-    """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
-
     embedding: LlamaEmbedding = field(default_factory=LlamaEmbedding)
     attention: LlamaAttention = field(default_factory=LlamaAttention)
 

@@ -18,7 +18,7 @@ class Embedding(Section):
     """The embedding layers."""
 
     vocab_size: PositiveInt = 32128
-    """Rows of the embedding, at least the tokenizer's size. HF: vocab_size."""
+    """Rows of the embedding, at least the tokenizer's size."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TiedEmbedding(Embedding):
     """The embedding layers of families some of whose models have one table for both ends."""
 
     tied: bool = False
-    """Whether the embedding is the head's weight too. HF: tie_word_embeddings."""
+    """Use the embedding as the head's weight too. HF: tie_word_embeddings."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Model(Section):
     """What every model has; a family adds its own fields."""
 
     layers: LayerCount = 8
-    """Number of layers; an encoder-decoder has as many in each stack. HF: num_layers, n_layer."""
+    """Number of layers, in each stack of an encoder-decoder. HF: num_layers, n_layer,
+    num_hidden_layers."""
 
     hidden_size: PositiveInt = 512
     """Features of a token between layers. HF: d_model, n_embd."""
@@ -52,19 +53,19 @@ class Model(Section):
     """Type of weights and activations on the device. HF: dtype."""
 
     quantisation: Literal["int4"] | None = None
-    """int4: generation holds the weights of linear layers, but the head's, in 4 bits."""
+    """int4: generate with the weights of linear layers, but the head's, in 4 bits."""
 
     quantisation_group_size: PositiveInt = 64
-    """Input features of a linear layer whose 4-bit weights share a scale, and a bias."""
+    """Input features of a linear layer whose 4-bit weights share a scale and a bias."""
 
     seed: NonNegativeInt = 42
-    """Seed of initial weights, dropout, stochastic rounding and generated data; see data.seed."""
+    """Seed of initial weights, dropout, stochastic rounding and generated data."""
 
     end_token: NonNegativeInt = 1
-    """Token that ends a text: the tokenizer's, which a run puts here. HF: eos_token_id."""
+    """Token that ends a text; a run takes the tokenizer's. HF: eos_token_id."""
 
     pad_token: NonNegativeInt = 0
-    """Token after the end of a text: the tokenizer's, which a run puts here. HF: pad_token_id."""
+    """Token after the end of a text; a run takes the tokenizer's."""
 
     embedding: Embedding = field(default_factory=Embedding)
 

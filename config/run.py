@@ -44,21 +44,21 @@ class LearningRate(Section):
     """The learning rate over the steps: up from 0 in the warm-up, then as `function`."""
 
     function: Literal["linear", "constant", "cosine", "relative"] = "linear"
-    """Course after the warm-up: linear or cosine down to `minimum` at the last step, constant, or
-    1 / √step, the relative step of Adafactor, whose paper has the maximum 0.01."""
+    """Course after the warm-up: linear or cosine down to `minimum`, constant, or relative,
+    Adafactor's 1 / √step."""
 
     maximum: PositiveFloat = 1e-4
     """Learning rate at the end of the warm-up."""
 
     minimum: NonNegativeFloat = 0.0
-    """linear, cosine: learning rate at the last step. HF: min_lr of cosine_with_min_lr."""
+    """linear, cosine: learning rate at the last step. HF: min_lr."""
 
     warmup_steps: NonNegativeInt | None = None
-    """Steps of the warm-up. Replaces the warmup_proportion of a preset."""
+    """Steps of the warm-up. Replaces a preset's warmup_proportion."""
 
     warmup_proportion: Fraction | None = None
-    """The warm-up's fraction of training.steps, rounded up. Replaces the warmup_steps of a
-    preset. HF: warmup_ratio."""
+    """The warm-up's fraction of training.steps, rounded up. Replaces a preset's warmup_steps. HF:
+    warmup_ratio."""
 
     def validate(self) -> None:
         if self.warmup_steps is not None and self.warmup_proportion is not None:
@@ -81,7 +81,7 @@ class Adafactor(Section):
     """What Adafactor has in place of AdamW's betas and eps. HF: transformers' Adafactor."""
 
     beta1: Probability | None = None
-    """Decay per step of the mean of the updates. null: there is none, and no memory for it."""
+    """Decay per step of the mean of the updates. null: none is kept."""
 
     decay_rate: PositiveFloat = 0.8
     """The mean of the squared gradients decays by 1 - step^-decay_rate. HF: its negative."""
@@ -90,7 +90,7 @@ class Adafactor(Section):
     """Added to squared gradients. HF: eps[0]."""
 
     clip_threshold: PositiveFloat = 1.0
-    """Largest root mean square of a weight's update, before the learning rate."""
+    """Largest root mean square of an update, before the learning rate."""
 
     scale_parameter: bool = True
     """Multiply the learning rate by the root mean square of the weight."""
@@ -105,7 +105,7 @@ class Optimizer(Section):
     (Shazeer and Stern, arXiv:1804.04235)."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """adafactor: second moments take a row and a column of each weight, not all of it."""
+    """adafactor: second moments take a row and a column of each weight."""
 
     learning_rate: LearningRate = field(default_factory=LearningRate)
 
@@ -116,7 +116,7 @@ class Optimizer(Section):
     """adamw: decay per step of the mean of the squared gradients."""
 
     eps: PositiveFloat = 1e-8
-    """adamw: added to the root of the mean of the squared gradients, which divides the update."""
+    """adamw: added to the root of the mean of the squared gradients."""
 
     adafactor: Adafactor = field(default_factory=Adafactor)
 
@@ -124,7 +124,7 @@ class Optimizer(Section):
     """Each step subtracts this fraction of a weight, times the learning rate."""
 
     gradient_clipping: PositiveFloat | None = 1.0
-    """Largest norm of all gradients together; longer ones are scaled down to it. null: no limit."""
+    """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
 
     def state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Shapes of the float32 state of a weight of `shape` by name, without the step's number."""
@@ -144,19 +144,19 @@ class Training(Section):
     """Number of optimizer steps."""
 
     epochs: PositiveFloat | None = None
-    """Passes over the training data, also a fraction of one. If given, training.steps is set to
-    what they take. Where a configuration has neither steps nor epochs, there are three epochs."""
+    """Passes over the training data, or a fraction of one; sets training.steps. Without both,
+    three."""
 
     global_batch_size: PositiveInt = 128
-    """Samples that contribute to one optimizer step, over all devices."""
+    """Samples of one optimizer step, over all devices."""
 
     stochastic_rounding: bool | None = None
     """Round updated 16-bit weights up or down at random, so that small updates are not lost. null:
-    do so where weights have 16 bits and no execution.master_weights."""
+    unless execution.master_weights."""
 
     max_skipped_steps: NonNegativeInt = 10
-    """Most steps in a row that may be skipped because loss or gradients are not finite; one more
-    ends the run."""
+    """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
+    the run."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
@@ -182,55 +182,51 @@ class Execution(Section):
     """Optimizer steps run on the devices before they report to the host."""
 
     loss_scaling: PositiveFloat = 1.0
-    """Factor on the loss, taken out of the gradients again, that keeps float16 from underflow."""
+    """Factor on the loss, against underflow in float16; gradients are divided by it."""
 
     attention_serialisation: PositiveInt = 1
     """Slices of the queries that attention computes one after the other, to save memory."""
 
     attention: Literal["auto", "fused", "scores"] = "auto"
-    """How attention is computed. fused: without ever holding all scores; the gradient computes them
-    again. scores: all at once. auto: fused on GPUs, and for texts of 1,024 tokens and more."""
+    """fused: never hold all scores; compute them again for the gradient. scores: all at once. auto:
+    fused on GPUs, and from 1,024 tokens on."""
 
     transpose_batch_sequence: bool = False
-    """Let activations be [sequence, batch, hidden], not [batch, sequence, hidden]. Dropout draws
-    other masks then."""
+    """Hold activations as [sequence, batch, hidden]. Dropout draws other masks then."""
 
     activations: Literal["auto", "recompute", "keep"] = "auto"
-    """For the backward pass, compute a layer's activations again or keep them. Results are the
-    same. auto: where the plan places them (`placement`), each kind of layer does what is faster in
-    a simulated run; else recompute."""
+    """Compute activations again for the backward pass, or keep them; results are the same. auto:
+    where `placement` is planned, what a simulated run finds faster; else recompute."""
 
     placement: Literal["auto", "host"] = "auto"
-    """Where training keeps state and activations on devices with memory of their own. auto: what
-    saves most time stays in spare device memory; host: in host memory, but for resident_layers."""
+    """Where training keeps state and activations on a GPU or TPU. auto: what saves most time stays
+    in spare device memory. host: all but resident_layers in host memory."""
 
     update: Literal["auto", "end", "behind"] = "auto"
-    """When the optimizer updates a layer. end: after the backward pass. behind: before the layer's
-    next forward pass, which hides the transfers; before weights are saved or used, what is pending
-    is done. Results are the same. auto: behind on devices with memory of their own, and with a
-    disk."""
+    """When the optimizer updates a layer; results are the same. end: after the backward pass.
+    behind: before the layer's next forward pass, which hides the transfers. auto: behind on a GPU
+    or TPU, and with a disk."""
 
     resident_layers: NonNegativeInt = 0
-    """Layers of each kind whose weights, gradients and optimizer state stay in device memory. If
-    given, placement is host."""
+    """Layers of each kind whose weights, gradients and optimizer state stay in device memory.
+    Placement is then host."""
 
     master_weights: bool = False
-    """Keep a float32 copy of 16-bit weights, which the optimizer updates; the weights are the copy,
-    rounded to nearest. It takes 4 bytes a weight, and replaces stochastic rounding."""
+    """Keep a float32 copy of 16-bit weights for the optimizer, 4 bytes a weight, in place of
+    stochastic rounding."""
 
     rts_weights_threshold: NonNegativeInt = 1024
-    """Variables of at least so many elements are sharded over the replicas that hold them alike."""
+    """Shard variables of at least so many elements over the replicas that hold the same."""
 
     rts_activations: bool = True
     """Shard the activations between layers over the tensor-parallel devices."""
 
     disk: PathText | None = None
-    """Folder on a local disk, of no other run, for the state that host memory cannot hold. null:
-    all of it is in memory."""
+    """Folder on a local disk, of no other run, for state that exceeds host memory. null: none."""
 
     host_memory: PositiveFloat | None = None
-    """Gigabytes of host memory that a process may take; state beyond that goes to `disk`. null:
-    what is free."""
+    """Gigabytes of host memory that a process may take; more state goes to `disk`. null: what is
+    free."""
 
     code_load: bool = False
     """Load each layer's code from host memory when it is needed. A scheduling hint."""
@@ -239,7 +235,7 @@ class Execution(Section):
     """Tiles kept for streaming data. A scheduling hint."""
 
     available_memory_proportion: Fraction | None = None
-    """Part of a tile's memory that one op may use for temporaries. A scheduling hint."""
+    """Fraction of a tile's memory that one op may use for temporaries. A scheduling hint."""
 
     device: Device = "auto"
     """Platform to run on; auto takes the best one present."""
@@ -259,13 +255,13 @@ class FP8(Section):
     """Scales follow from the largest absolute values (amax) of past steps, or of the operands."""
 
     amax_history: PositiveInt = 1024
-    """Steps whose amax is remembered, with delayed scaling."""
+    """delayed: steps whose amax is remembered."""
 
     amax_of: Literal["max", "most_recent"] = "max"
-    """The amax that counts, with delayed scaling: the largest of the history, or the latest."""
+    """delayed: take the largest amax of the history, or the latest."""
 
     interval: PositiveInt = 1
-    """Optimizer steps between changes of the scales, with delayed scaling."""
+    """delayed: optimizer steps between changes of the scales."""
 
     margin: NonNegativeInt = 0
     """Powers of two that scales leave below the largest number."""
@@ -274,7 +270,7 @@ class FP8(Section):
     """Round scales down to powers of two, which multiply exactly."""
 
     head: bool = False
-    """Multiply in FP8 in the language-model head too."""
+    """Multiply in FP8 in the head too."""
 
 
 @dataclass(frozen=True)
@@ -282,20 +278,20 @@ class Checkpoint(Section):
     """Where training state comes from and goes to."""
 
     load: PathText | None = None
-    """Checkpoint directory, directory or hub name of a Hugging Face model; random or null: none."""
+    """Checkpoint, Hugging Face folder or hub name to load; random or null: none."""
 
     save: PathText | None = None
     """Directory to save checkpoints in."""
 
     steps: PositiveInt | None = None
-    """Save each time so many optimizer steps are done. null: as `minutes` says."""
+    """Save every so many optimizer steps. null: as `minutes` says."""
 
     minutes: PositiveFloat | None = 10.0
-    """Save at the end of a step when so many minutes have passed since the last save. null: as
-    `steps` says; without both, only at the end."""
+    """Save when a step ends so many minutes after the last save. null: as `steps` says; without
+    both, only at the end."""
 
     to_keep: PositiveInt = 4
-    """Newest checkpoints kept in the directory; older ones are deleted."""
+    """Newest checkpoints to keep; older ones are deleted."""
 
     keep_best: MetricName | None = None
     """Also keep the weights that were best by this metric of the validation split, in best/."""
@@ -304,11 +300,10 @@ class Checkpoint(Section):
     """Save the optimizer's state too, without which training cannot resume."""
 
     load_optimizer: bool = True
-    """Continue the run in `load`, with its optimizer's state and step; false: a new run, from its
-    weights alone."""
+    """Continue the run in `load`; false: a new run, from its weights alone."""
 
     nonfinite: bool = False
-    """Accept weights, when they are loaded, that have NaN or infinity among them."""
+    """Load weights even if some are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -316,22 +311,21 @@ class Evaluation(Section):
     """Evaluation on the validation split, while training and after it."""
 
     steps: PositiveInt | None = None
-    """While training, evaluate each time so many optimizer steps are done. null: never."""
+    """Evaluate every so many optimizer steps of training. null: never."""
 
     samples: PositiveInt | None = None
-    """Examples to evaluate on, the first ones of the split. null: all."""
+    """Examples to evaluate on, the first of the split. null: all."""
 
     metrics: str | None = None
     """Which of loss, perplexity, accuracy, exact_match, rouge_l and bleu, separated by commas.
     null: loss, perplexity and what suits the task."""
 
     log_samples: NonNegativeInt = 4
-    """While training, record so many answers of each evaluation with prompt and target, those to
-    the first examples, if its metrics need answers."""
+    """Answers that each evaluation in training records."""
 
     patience: PositiveInt | None = None
-    """End training after so many evaluations in a row without a better checkpoint.keep_best, or
-    loss where that is null. null: do not."""
+    """End training after so many evaluations without a better checkpoint.keep_best, or loss where
+    that is null. null: never."""
 
     def validate(self) -> None:
         for name in self.names():
@@ -359,19 +353,18 @@ class Generation(Section):
     """How tokens are chosen when the model writes."""
 
     search: Literal["greedy", "sample", "beam"] = "greedy"
-    """What is chosen: the likeliest token, one drawn at random, or the likeliest sequence found."""
+    """Choose the likeliest token, one at random, or the likeliest sequence found."""
 
     weights: Literal["auto", "resident", "streamed"] = "auto"
-    """Where the weights are while the model writes: on the device, or in host memory, from where
-    each layer visits the device once for every position of a large batch. auto: on the device if
-    they fit."""
+    """resident: on the device. streamed: in host memory; each layer visits the device once for
+    every position of a large batch. auto: resident if they fit."""
 
     micro_batches: PositiveInt | None = None
-    """streamed: micro-batches of each copy of the model that a pass of the weights serves. null:
-    those of an optimizer step."""
+    """streamed: micro-batches of each copy of the model per pass of the weights. null: those of an
+    optimizer step."""
 
     max_tokens: PositiveInt | None = None
-    """Most tokens written, the end token included. null: what the model's length allows."""
+    """Most tokens to write, the end token included. null: what the model's length allows."""
 
     temperature: PositiveFloat = 1.0
     """sample: divisor of the logits; below 1 likely tokens become likelier."""
@@ -392,12 +385,11 @@ class Generation(Section):
     """beam: a sequence's log probability is divided by its length to this power."""
 
     repetition_penalty: PositiveFloat = 1.0
-    """Makes tokens that were read or written before less likely, if above 1: positive scores are
-    divided by it, negative ones multiplied."""
+    """Above 1: tokens that were read or written before become less likely."""
 
     no_repeat_ngram_size: PositiveInt | None = None
     """So many tokens in a row are never written twice, nor repeated from a prompt that the decoder
-    reads. null: they may be."""
+    reads. null: no limit."""
 
     stop_strings: str | None = None
     """Texts that end an answer, which contains them, separated by commas. \\n is a line break, \\,

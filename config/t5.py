@@ -25,13 +25,13 @@ class T5Attention(Section):
     """Number of attention heads. HF: num_heads."""
 
     d_kv: PositiveInt = 64
-    """Size of a head's queries, keys and values; heads × d_kv need not be hidden_size. HF: d_kv."""
+    """Features of a head; heads × d_kv need not be hidden_size."""
 
     relative_attention_num_buckets: PositiveInt = 32
-    """Learned biases per head, one for each bucket of distances. HF: same name."""
+    """Learned biases per head, one for each bucket of distances."""
 
     relative_attention_max_distance: PositiveInt = 128
-    """Distance in tokens from which on all share the last bucket. HF: same name."""
+    """Distance in tokens from which on all share the last bucket."""
 
     def validate(self) -> None:
         buckets, distance = (
@@ -52,27 +52,26 @@ class T5Model(Model):
     """The model. The defaults are FLAN-T5 small."""
 
     architecture: Literal["t5", "mt5"] = "t5"
-    """Whose class the model has on the hub. HF: model_type."""
+    """Class of the model on the hub. HF: model_type."""
 
     d_ff: PositiveInt = 1024
-    """Features inside a feed-forward layer. HF: d_ff."""
+    """Features inside a feed-forward layer."""
 
     gated: bool = True
-    """Whether a second map of the input is multiplied with the activation, as in all but T5 of
-    2019. HF: feed_forward_proj gated-..."""
+    """Gate the feed-forward, as all but T5 of 2019. HF: feed_forward_proj gated-..."""
 
     activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
-    """What the inner features, or their gate, pass through. HF: feed_forward_proj."""
+    """Activation of the inner features, or of their gate. HF: feed_forward_proj."""
 
     scaled_head: bool = False
-    """Whether the head reads hidden_size^-0.5 times the decoder's output, as T5 of 2019. HF:
-    scale_decoder_outputs, before transformers 5 tie_word_embeddings."""
+    """Multiply the head's input by hidden_size^-0.5, as T5 of 2019. HF: scale_decoder_outputs,
+    before transformers 5 tie_word_embeddings."""
 
     decoder_sequence_length: PositiveInt = 8
-    """Tokens of a target, `</s>` included, and the most that are generated."""
+    """Tokens of a target, `</s>` included, and the most to generate."""
 
     layer_norm_epsilon: PositiveFloat = 1e-6
-    """Added to the mean square under the root of a layer norm. HF: layer_norm_epsilon."""
+    """Added to the mean square in a layer norm."""
 
     scale_ff: PositiveFloat = 1.0
     """Divisor of activations inside the feed-forward, undone after it: keeps float16 in range."""

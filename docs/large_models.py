@@ -6,8 +6,8 @@
 
 The numbers are in docs/large_models.json, and those of runs that were measured in
 benchmarks/results/full_size.jsonl. The tables stand in docs/large_models.md between
-`<!-- models -->`, `<!-- others -->` or `<!-- measured -->` and `<!-- end -->`. Tests fail where
-they are out of date.
+`<!-- models -->`, `<!-- speed -->`, `<!-- memory -->`, `<!-- others -->` or `<!-- measured -->` and
+`<!-- end -->`. Tests fail where they are out of date.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,13 +29,14 @@ from benchmarks.full_size import RUNS
 from config.families import config_class_of
 from config.machines import machine
 from config.presets import load_config, preset_data
+from docs.tables import markdown
 from planning.fitting import best_training
 from planning.report import Report
 
 DOCUMENT = Path(__file__).with_suffix(".md")
 NUMBERS = Path(__file__).with_suffix(".json")
 RECORDS = NUMBERS.parents[1] / "benchmarks" / "results" / "full_size.jsonl"
-_BLOCK = re.compile(r"(<!-- (models|others|measured) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "FLAN-T5 large": ("large", {"model": {"precision": "bfloat16"}}),
@@ -184,71 +186,51 @@ def read() -> list[Row]:
 
 def rewritten(text: str, rows: Sequence[Row]) -> str:
     """A document with its tables as the numbers have them."""
-    tables = {"models": _models, "others": _others, "measured": _measured}
+    tables = {
+        "models": _models,
+        "speed": partial(_by_machine, cell=_speed),
+        "memory": partial(_by_machine, cell=_memory),
+        "others": _others,
+        "measured": _measured,
+    }
     return _BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]](rows)}{m[3]}", text)
 
 
 def _models(rows: Sequence[Row]) -> str:
-    of_each = {title: [row for row in rows if row.model == title] for title in MODELS}
-    return "\n".join(_model(title, found) for title, found in of_each.items() if found)
+    head = ("Model", "Billion parameters", "Samples a step", "Tokens a sample", "Micro-batch")
+    of_each = ([row for row in rows if row.model == model] for model in MODELS)
+    return markdown(head, (_model(found) for found in of_each if found))
 
 
-def _model(title: str, rows: Sequence[Row]) -> str:
-    first = rows[0]
-    head = (
-        "Machine",
-        "Runs as",
-        "Device",
-        "Host",
-        "Disk",
-        "Stays on the device",
-        "Step",
-        "Tokens/s",
-    )
+def _model(rows: Sequence[Row]) -> tuple[str, ...]:
+    first, micro = rows[0], sorted({row.micro_batch_size for row in rows if row.fits})
     return (
-        f"### {title}\n\n{first.parameters / 1e9:,.2f} B parameters, {first.batch} samples of "
-        f"{first.sample_tokens} tokens a step.\n\n{_markdown(head, map(_cells, rows))}"
+        first.model,
+        f"{first.parameters / 1e9:,.2f}",
+        f"{first.batch}",
+        f"{first.sample_tokens}",
+        "/".join(map(str, micro)),
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    if not row.fits:
-        return (row.machine, "does not fit", *_memory(row), "", "", "")
-    of = f"{row.data_parallel} dp × {row.tensor_parallel} tp, " if _devices(row) > 1 else ""
-    kept = ", ".join(f"{n / 1e9:.1f} {label}" for label, n in _merged(row.kept))
-    return (
-        row.machine,
-        f"{of}micro-batches of {row.micro_batch_size}",
-        *_memory(row),
-        kept or "",
-        _seconds(row.seconds),
-        _three_digits(row.tokens_per_second),
-    )
+def _by_machine(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
+    """A row for each model, a cell for each machine."""
+    found = {(row.model, row.machine): cell(row) for row in rows}
+    models = [model for model in MODELS if any(row.model == model for row in rows)]
+    cells = ((model, *(found.get((model, on), "") for on in MACHINES)) for model in models)
+    return markdown(("Model", *MACHINES), cells)
 
 
-def _merged(kept: dict[str, int]) -> list[tuple[str, int]]:
-    """Bytes by kind, whether few layers read an entry or many; the largest three."""
-    sums: dict[str, int] = {}
-    for label, n in kept.items():
-        label = label.removesuffix(" that many layers read")
-        sums[label] = sums.get(label, 0) + n
-    return sorted(sums.items(), key=lambda item: -item[1])[:3]
+def _speed(row: Row) -> str:
+    return _three_digits(row.tokens_per_second) if row.fits else "does not fit"
 
 
-def _devices(row: Row) -> int:
-    return row.data_parallel * row.tensor_parallel
-
-
-def _memory(row: Row) -> tuple[str, str, str]:
-    device, host, disk = (
-        f"{n / 1e9:,.1f}" if n >= 1e8 else ""
-        for n in (row.device_bytes, row.host_bytes, row.disk_bytes)
-    )
-    return device, host, disk
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+def _memory(row: Row) -> str:
+    """Gigabytes of device, host and disk, the last ones only where there are some."""
+    sizes = [row.device_bytes, row.host_bytes, row.disk_bytes]
+    while sizes[-1] < 1e8:
+        sizes.pop()
+    return "/".join(f"{n / 1e9:,.1f}" if n >= 1e8 else "0" for n in sizes)
 
 
 def _three_digits(number: float) -> str:
@@ -258,7 +240,7 @@ def _three_digits(number: float) -> str:
 def _others(rows: Sequence[Row]) -> str:
     head = ("System", "Published", "Here, simulated", "Source")
     by = {(row.model, row.machine): row for row in rows}
-    return _markdown(head, (_other(o, by[o.like]) for o in OTHERS if o.like in by))
+    return markdown(head, (_other(o, by[o.like]) for o in OTHERS if o.like in by))
 
 
 def _other(other: Published, row: Row) -> tuple[str, ...]:
@@ -274,13 +256,12 @@ def _other(other: Published, row: Row) -> tuple[str, ...]:
 
 
 def _measured(_: Sequence[Row]) -> str:
-    head = ("Run", "Samples", "Limit", "Resident, planned", "On disk", "Read and written",
-            "Seconds", "Besides the disk, disk", "Of the bound", "Matrix rate",
-            "Kernel")  # fmt: skip
+    head = ("Run", "Samples", "Limit", "Resident/planned", "On disk", "Read/written", "Seconds",
+            "Besides/disk", "Of the bound", "Matrix rate", "Kernel")  # fmt: skip
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
     found = {facts["command"].split()[3]: facts for facts in map(json.loads, lines)
              if "disk_bytes" in facts}  # fmt: skip
-    return _markdown(head, (_record(run, found[run]) for run in RUNS if run in found))
+    return markdown(head, (_record(run, found[run]) for run in RUNS if run in found))
 
 
 def _record(run: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
@@ -290,24 +271,16 @@ def _record(run: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         f"`{run}`",
         str(facts.get("samples_per_step") or facts["samples_per_run"]),
-        f"{facts['host_memory']:g} GB",
-        f"{facts['peak_host_bytes'] / 1e9:.2f}, {facts['planned_host_bytes'] / 1e9:.2f} GB",
-        f"{facts['disk_bytes'] / 1e9:.1f} GB",
-        f"{facts['disk_read'] / 1e9:.1f}, {facts['disk_written'] / 1e9:.1f} GB",
+        f"{facts['host_memory']:g}",
+        f"{facts['peak_host_bytes'] / 1e9:.2f}/{facts['planned_host_bytes'] / 1e9:.2f}",
+        f"{facts['disk_bytes'] / 1e9:.1f}",
+        f"{facts['disk_read'] / 1e9:.1f}/{facts['disk_written'] / 1e9:.1f}",
         f"{seconds:.1f}",
-        "" if besides is None else f"{besides:.1f}, {facts['disk_seconds']:.1f}",
+        "" if besides is None else f"{besides:.1f}/{facts['disk_seconds']:.1f}",
         "" if bound is None else f"{bound:.0%}",
         "" if rate is None else f"{rate:.0%}",
         "" if kernel is None else f"{kernel:.0%}",
     )
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def lines() -> Iterator[str]:
-        for cells in (head, ["---"] * len(head), *rows):
-            yield f"| {' | '.join(cells)} |\n"
-
-    return "".join(lines())
 
 
 def compute(rows: Sequence[Row]) -> None:

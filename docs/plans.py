@@ -1,8 +1,8 @@
-"""The plans shown in the documentation, as the planner prints them.
+"""The plans shown in docs/planning.md, as the planner prints them.
 
     python3 -m docs.plans
 
-The first lines of a fine-tuning preset's plan stand in a document between `<!-- plan: PRESET -->`
+The first lines of a fine-tuning preset's plan stand there between `<!-- plan: PRESET -->`
 and `<!-- end -->`, and simulated steps after `<!-- simulated -->`; this writes them anew. A test
 fails where they are out of date.
 """
@@ -21,8 +21,7 @@ from planning.simulated import Case, table
 from planning.text import as_text
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md",)
-SIMULATED = ROOT / "docs" / "planning.md"
+DOCUMENT = ROOT / "docs" / "planning.md"
 CASES: tuple[Case, ...] = (
     ("gptj_6B_gpu", "h200", None),
     ("xl_gpu", "h200", None),
@@ -34,12 +33,12 @@ _PLAN = re.compile(r"(<!-- plan: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
-    """A document with all its plans as they should be."""
+    """The document with all its plans as they should be."""
     return _PLAN.sub(lambda match: f"{match[1]}```text\n{_head(match[2])}\n```\n{match[3]}", text)
 
 
 def with_table(text: str) -> str:
-    """A document with the table of simulated steps as it should be."""
+    """The document with the table of simulated steps as it should be."""
     return _TABLE.sub(lambda match: f"{match[1]}{table(CASES)}\n{match[2]}", text)
 
 
@@ -54,11 +53,9 @@ def _head(preset: str) -> str:
 
 
 def main() -> None:
-    """Write the plans of all documents."""
-    for path in DOCUMENTS:
-        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
-    text = SIMULATED.read_text(encoding="utf-8")
-    SIMULATED.write_text(with_table(text), encoding="utf-8")
+    """Write the plans of the document."""
+    text = with_table(rewritten(DOCUMENT.read_text(encoding="utf-8")))
+    DOCUMENT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

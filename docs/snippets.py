@@ -13,8 +13,10 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = tuple(ROOT / "docs" / f"{name}.md" for name in ("tutorial", "planning"))
 _SNIPPET = re.compile(r"(<!-- snippet: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+DOCUMENTS = tuple(path for path in sorted((ROOT / "docs").glob("*.md"))
+                  if _SNIPPET.search(path.read_text(encoding="utf-8")))  # fmt: skip
 
 
 def rewritten(text: str) -> str:

@@ -1,8 +1,8 @@
-"""The tables of fields and presets in the documentation, made from the configuration itself.
+"""The tables of fields and presets in docs/configuration.md, made from the configuration itself.
 
     python3 -m docs.tables
 
-A table stands in a document between `<!-- table: NAME -->` and `<!-- end -->`; this writes it anew.
+A table stands there between `<!-- table: NAME -->` and `<!-- end -->`; this writes it anew.
 A test fails where one is out of date.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from config.base import Leaf, Section, leaves
@@ -20,84 +20,111 @@ from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "configuration.md")
+DOCUMENT = ROOT / "docs" / "configuration.md"
 _TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
-    """A document with all its tables as they should be."""
+    """The document with all its tables as they should be."""
     return _TABLE.sub(lambda match: match[1] + _table_of(match[2]) + match[3], text)
 
 
 def _table_of(name: str) -> str:
-    """The table called `name`: "presets", a section's name, or a model family's."""
+    """The table called `name`: "presets", a section's, a model family's, or that of "decoders"."""
     if name == "presets":
         return _presets()
+    if name == "decoders":
+        return markdown(HEAD, _of_decoders())
     if name in FAMILIES:
-        return _fields(FAMILIES[name].config, _is_particular(FAMILIES[name].config))
-    return _fields(RunConfig, lambda leaf: leaf.dotted.split(".")[0] == name)
+        shown = () if name not in DECODERS else _of_decoders()
+        return markdown(HEAD, (row for row in _particular(name) if row not in shown))
+    rows = _rows(RunConfig).items()
+    return markdown(HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}.")))
 
 
 # ---- fields -------------------------------------------------------------------------------------
-def _fields(section: type[RunConfig], shown: Callable[[Leaf], bool]) -> str:
-    rows = (
-        (f"`--{flag_of(leaf.dotted)}`", f"`{_default(section, leaf)}`", leaf.doc)
+HEAD = ("Flag and default", "Meaning")
+DECODERS = ("gptj", "llama")
+"""Families with fields that T5 lacks; those with the same default have a table of their own."""
+_HF = re.compile(r" HF: .*")
+"""What ends a field's docstring and stands in `--help-all` alone: its name in a config.json."""
+
+
+def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
+    """The row of each field, by its dotted name."""
+    return {
+        leaf.dotted: (
+            f"`--{flag_of(leaf.dotted)}{_default(section, leaf)}`",
+            _HF.sub("", leaf.doc),
+        )
         for leaf in leaves(section)
-        if shown(leaf)
-    )
-    return _markdown(("Flag", "Default", "Meaning"), rows)
+    }
 
 
-def _is_particular(family: type[RunConfig]) -> Callable[[Leaf], bool]:
-    """Which fields of a family no other family has, or have another default there."""
-    shared = {leaf.dotted: _default(RunConfig, leaf) for leaf in leaves(RunConfig)}
-    return lambda leaf: shared.get(leaf.dotted) != _default(family, leaf)
+def _particular(family: str) -> list[tuple[str, str]]:
+    """Rows of fields that not every family has, or that have another default in this one. A
+    meaning is left out where it is that of all families."""
+    shared, found = _rows(RunConfig), []
+    for dotted, (flag, meaning) in _rows(FAMILIES[family].config).items():
+        usual = shared.get(dotted, ("", ""))
+        if flag != usual[0]:
+            found.append((flag, "" if meaning == usual[1] else meaning))
+    return found
+
+
+def _of_decoders() -> list[tuple[str, str]]:
+    first, second = map(_particular, DECODERS)
+    return [row for row in first if row in second]
 
 
 def _default(section: type[Section], leaf: Leaf) -> str:
+    """As it is written after a flag; nothing for null."""
     value: object = section()
     for name in leaf.dotted.split("."):
         value = getattr(value, name)
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    match value:
+        case None:
+            return ""
+        case bool():
+            return f" {value}".lower()
+        case str() if not value or " " in value:
+            return f' "{value}"'
+        case _:
+            return f" {value}"
 
 
 # ---- presets ------------------------------------------------------------------------------------
 def _presets() -> str:
-    head = ("Preset", "Layers × features", "Type", "Devices (dp × tp)",
-            "Global batch = micro × accumulation × dp", "Data")  # fmt: skip
-    return _markdown(head, map(_preset_row, preset_names("finetuning")))
+    """All but those in FP8, which are others with one field set."""
+    head = ("Preset", "Layers", "Features", "Type", "dp", "tp", "Micro-batch", "Batch")
+    names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))
+    return markdown(head, map(_preset_row, names))
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
     c = load_config(config_class_of(preset_data("finetuning", name), name), "finetuning", name)
     model, execution = c.model, c.execution
-    dp, tp, micro = execution.data_parallel, execution.tensor_parallel, execution.micro_batch_size
-    batch = f"{c.training.global_batch_size} = {micro} × {c.gradient_accumulation} × {dp}"
+    sizes = execution.data_parallel, execution.tensor_parallel, execution.micro_batch_size
     return (
         f"`{name}`",
-        f"{model.layers} × {model.hidden_size}",
+        f"{model.layers}",
+        f"{model.hidden_size}",
         model.precision,
-        f"{c.replicas} ({dp} × {tp})",
-        batch,
-        c.data.dataset,
+        *map(str, sizes),
+        f"{c.training.global_batch_size}",
     )
 
 
 # ---- Markdown -----------------------------------------------------------------------------------
-def _markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    def lines() -> Iterator[str]:
-        for cells in (head, ("---",) * len(head), *rows):
-            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
-
-    return "".join(lines())
+def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table without bars at the ends of its lines."""
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, *rows)]
+    return "\n".join([lines[0], "|".join(["---"] * len(head)), *map(str.rstrip, lines[1:]), ""])
 
 
 def main() -> None:
-    """Write the tables of all documents."""
-    for path in DOCUMENTS:
-        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the tables of the document."""
+    DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

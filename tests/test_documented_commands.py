@@ -136,11 +136,14 @@ FEWER = {
     "benchmarks.accumulation": ["--processes", "2", "--counts", "1", "2", "--steps", "2"],
     "benchmarks.beside_huggingface": ["--rounds", "1"],
     "benchmarks.fp8": ["--seeds", "42"],
+    "benchmarks.disk": ["--mib", "1", "--entries", "2", "--rounds", "1"],
 }
 """What follows a command, so that it measures less. Of an option that is given twice, the last one
 counts."""
 
-NOT_HERE = {"pip", "venv", ".", "make", "pytest", "srun"}
+WHOLE_MODELS = {"benchmarks.full_size", "benchmarks.kill_and_continue"}
+"""They take gigabytes and minutes, and have tests with small models."""
+NOT_HERE = {"pip", "venv", ".", "make", "pytest", "srun", *WHOLE_MODELS}
 """Installing needs a network, these are tests themselves, and Slurm is for clusters."""
 
 MEETING_PLACE = "10.0.0.1:9000"
@@ -150,6 +153,7 @@ PLACEHOLDERS = {
     "my-model": "hub",
     "FOLDER": "old",
     "NEW": "new",
+    "DIR": ".",
 }
 """Words of commands, and folders that stand in for them."""
 

@@ -1,8 +1,8 @@
-"""Write docs/supported_ops.md from the registry of ops and the source of their definitions.
+"""Write the list of supported ops into docs/ops.md, from the registry and the ops' source.
 
     python -m runtime.tools.supported_ops
 
-What an op lowers to, and which functions make it, is read off the syntax trees of its module.
+Which functions make an op, and which types it takes, is read off the syntax trees of its module.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -23,41 +24,9 @@ from popxl import ops
 from popxl._ir.opdef import NoGrad, OpDef, registry
 from runtime.tools.compare_api import absent
 
-PAGE = Path(__file__).parents[2] / "docs" / "supported_ops.md"
-
-_INTRODUCTION = """\
-# Supported ops
-
-Written by `python -m runtime.tools.supported_ops`; a test fails when it is out of date.
-
-- **Functions**: `ops` is `popxl.ops`, `addons` is `popxl_addons.ops`. A name that ends in `_` works
-  in place, or gives a view where the op has one.
-- **Lowering**: the JAX functions that the op's meaning is made of.
-- **Gradient**: *own rule*: written for the op; *JAX's*: the vector-Jacobian product of the
-  lowering; otherwise why there is none.
-- **Dtypes**: *floats*: floating-point types but float8, computed in float32 for half types;
-  *numbers*: all types but float8; *any*: what the lowering accepts; *alike*: all inputs have one
-  dtype. Nothing is converted implicitly.
-
-`popxl.custom.jax_op` makes further ops of JAX functions: see [custom_ops.md](custom_ops.md).
-"""
-_HEADER = "| op | functions | lowering | gradient | dtypes |\n| --- | --- | --- | --- | --- |\n"
-_COMPOSED = """
-## Made of other ops
-
-| function | made of |
-| --- | --- |
-"""
-_MADE_BY_TRANSFORMS = """
-## Made by transforms and gradients
-
-"""
-_ABSENT = """
-## Names of PopXL that are absent
-
-All other public names of `popxl` and `popxl_addons` exist, with PopXL's parameters and defaults:
-`python -m runtime.tools.compare_api` compares.
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
+_PART = re.compile(r"(?<=<!-- supported ops -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_PACKAGES = ("popxl", "popxl_addons")
 
 
 # ---- syntax trees -------------------------------------------------------------------------------
@@ -162,65 +131,45 @@ def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
 
 
 # ---- what is said of an op ----------------------------------------------------------------------
-_JAX = ("jnp", "lax", "jax", "collective")
-_PLAIN = {
-    "Array", "asarray", "dtype", "finfo", "float32", "floating", "iinfo", "inexact", "int32",
-    "int64", "integer", "issubdtype", "ndarray", "promote_types", "uint32", "vjp",
-}  # fmt: skip
-
-
-def _lowering(defn: OpDef) -> tuple[str, str]:
-    """What an op lowers to, and the types it takes."""
-    if defn.execute is not None:
-        what = (inspect.getdoc(defn.execute) or "nothing: a hint").partition("\n")[0]
-        return what, "any"
-    if defn.regions is not None:
-        return "the ops of the graphs it runs", "any"
+def _types(defn: OpDef) -> str:
+    """The types that an op takes."""
+    if defn.execute is not None or defn.regions is not None:
+        return "any"
     node = _lowering_node(defn)
-    used = [] if node is None else list(_used(defn.home, node, set()))
-    found = [n for n in used if n.split(".")[0] in _JAX[:4] and "." in n and not _is_plain(n)]
+    used = set() if node is None else set(_used(defn.home, node, set()))
     types = "any"
-    if {"numbers", "check_arithmetic"} & set(used):
+    if {"numbers", "check_arithmetic"} & used:
         types = "numbers"
-    if {"floats", "check_floating"} & set(used):
+    if {"floats", "check_floating"} & used:
         types = "floats"
-    text = ", ".join(f"`{n}`" for n in dict.fromkeys(found)) or _expression(defn.home, node)
-    return text, types + (", alike" if defn.dtypes == "same" else "")
-
-
-def _is_plain(name: str) -> bool:
-    return bool(_PLAIN & set(name.split(".")))
-
-
-def _expression(module: str, node: ast.AST | None) -> str:
-    """What a lowering without JAX functions computes."""
-    if isinstance(node, ast.Name):
-        module, node = _meaning_of(module, node.id)
-    if isinstance(node, ast.Call) and isinstance(node.args[0], ast.Lambda):
-        node = node.args[0]  # what makes a meaning of a formula
-    if isinstance(node, ast.Lambda):
-        node = node.body
-    if isinstance(node, ast.FunctionDef):
-        node = next((n.value for n in reversed(node.body) if isinstance(n, ast.Return)), None)
-    return "" if node is None else f"`{ast.unparse(node)}`"
+    return types + (", alike" if defn.dtypes == "same" else "")
 
 
 def _gradient(defn: OpDef) -> str:
     if isinstance(defn.grad, NoGrad):
-        return f"none: {defn.grad.reason}"
-    return "JAX's" if defn.grad is None else "own rule"
+        return "none"
+    return "JAX's" if defn.grad is None else "own"
 
 
 def _row(defn: OpDef, functions: list[str]) -> str:
-    lowering, types = _lowering(defn)
-    names = ", ".join(f"`{f}`" for f in functions)
-    cells = (f"`{defn.name}`", names, lowering, _gradient(defn), types)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    """An op is named where none of its functions has its name, but for a final `_`."""
+    names = _listed(functions)
+    if defn.name not in {f.rpartition(".")[2].removesuffix("_") for f in functions}:
+        names += f" (op `{defn.name}`)"
+    return f"| {names} | {_gradient(defn)} | {_types(defn)} |\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 # ---- the page -----------------------------------------------------------------------------------
-def page() -> str:
-    """The text of docs/supported_ops.md."""
+def rewritten(text: str) -> str:
+    """The text of docs/ops.md with the list as it should be."""
+    return _PART.sub(lambda _: "".join(_list()), text)
+
+
+def _list() -> Iterator[str]:
     by_op: dict[str, list[str]] = defaultdict(list)
     composed: list[str] = []
     for name, function in sorted(_public_functions().items()):
@@ -228,30 +177,31 @@ def page() -> str:
         for op in made:
             by_op[op].append(name)
         if called and not made:
-            composed.append(f"| `{name}` | {', '.join(f'`{c}`' for c in called)} |\n")
+            composed.append(f"- `{name}`: {_listed(called)}\n")
         refused = "raise NotImplementedError" in inspect.getsource(function)
         if refused and not called and not made:
-            composed.append(f"| `{name}` | nothing: it is refused |\n")
+            composed.append(f"- `{name}`: refused\n")
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
-    rows = [_row(d, by_op[n]) for n, d in ours.items() if n in by_op]
-    hidden = [_row(d, []) for n, d in ours.items() if n not in by_op]
-    return "".join(
-        [_INTRODUCTION, "\n## Ops\n\n", _HEADER, *rows, _COMPOSED, *composed,
-         _MADE_BY_TRANSFORMS, _HEADER, *hidden, _ABSENT, *_absences()]
-    )  # fmt: skip
+    yield "| functions | gradient | types |\n|---|---|---|\n"
+    yield from (_row(d, by_op[n]) for n, d in ours.items() if n in by_op)
+    yield f"\nTransforms and gradients make {_listed(n for n in ours if n not in by_op)}.\n"
+    yield from ("\nFunctions made of others:\n\n", *composed)
+    yield "\nWhy an op has no gradient:\n\n"
+    yield from _reasons(ours.values())
+    yield "\nNames of PopXL that are absent or take more than PopXL's:\n\n"
+    yield from (f"- {reason} {_listed(names)}\n" for reason, names in absent().items())
 
 
-_PACKAGES = ("popxl", "popxl_addons")
-
-
-def _absences() -> Iterator[str]:
-    for reason, names in absent().items():
-        yield f"\n{reason}\n\n"
-        yield from (f"- `{name}`\n" for name in names)
+def _reasons(ours: Iterable[OpDef]) -> Iterator[str]:
+    ops_of: dict[str, list[str]] = defaultdict(list)
+    for defn in ours:
+        if isinstance(defn.grad, NoGrad):
+            ops_of[defn.grad.reason].append(defn.name)
+    yield from (f"- {reason}: {_listed(names)}\n" for reason, names in sorted(ops_of.items()))
 
 
 def main() -> None:
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

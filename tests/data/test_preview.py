@@ -85,4 +85,4 @@ def test_the_tutorial_shows_what_its_command_prints():
     samples = data.training_samples()
     first = Loader.of(data.config, samples).first(1).tolist()
     said = "\n".join(preview(samples, first, CAUSAL_LM, data.tokenizer, coloured=False))
-    assert f"{said}\n" in blocks(ROOT / "docs" / "chat.md", "text")
+    assert f"{said}\n" in blocks(ROOT / "docs" / "own_task.md", "text")

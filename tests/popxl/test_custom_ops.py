@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -217,12 +215,3 @@ def test_errors_name_the_op_and_the_parameter(use, error, message):
         x = popxl.variable(X)
         with pytest.raises(error, match=message):
             use(x)
-
-
-def test_the_page_on_custom_ops_runs(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "custom_ops.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 4
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks), "utf-8")
-    runpy.run_path(str(script))

@@ -11,7 +11,6 @@ from tests.programs.digits import PIXELS, digits
 from tests.programs.mnist import BATCH, Adam, Net
 
 
-# [session]
 def training_session() -> addons.TaskSession:
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
@@ -58,10 +57,6 @@ def run_steps(session: addons.TaskSession, steps: range) -> list[float]:
     return losses
 
 
-# [end]
-
-
-# [checkpoint]
 def interrupted(folder: str, steps: int, at: int) -> list[float]:
     """Losses of `steps` steps, of which those from `at` are done by a second session."""
     first = training_session()
@@ -71,6 +66,3 @@ def interrupted(folder: str, steps: int, at: int) -> list[float]:
     second = training_session()
     second.load_checkpoint(folder, report_missing="error")
     return losses + run_steps(second, range(second.session_state["steps"], steps))
-
-
-# [end]

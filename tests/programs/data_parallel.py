@@ -13,7 +13,6 @@ from tests.programs.mnist import BATCH, LEARNING_RATE, Adam, Net, optimizer_step
 REPLICAS = 4
 
 
-# [program]
 def train_program(replicas: int):
     ir = popxl.Ir(replication=replicas)
     micro_batch = BATCH // replicas
@@ -43,10 +42,6 @@ def train_program(replicas: int):
     return ir, (img_stream, label_stream), loss_stream, variables
 
 
-# [end]
-
-
-# [train]
 def train(replicas: int, steps: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Mean losses of all steps, and the trained weights by name."""
     ir, inputs, loss_stream, variables = train_program(replicas)
@@ -66,10 +61,6 @@ def train(replicas: int, steps: int) -> tuple[np.ndarray, dict[str, np.ndarray]]
     return np.array(losses), {n: data[t] for n, t in variables.named_tensors.items()}
 
 
-# [end]
-
-
-# [ensemble]
 def train_ensemble(xs: np.ndarray, ys: np.ndarray, lr: float) -> np.ndarray:
     """Two linear models, each trained by two of four replicas.
 
@@ -103,8 +94,6 @@ def train_ensemble(xs: np.ndarray, ys: np.ndarray, lr: float) -> np.ndarray:
         session.run({x_stream: xs, y_stream: ys})
     return session.get_tensor_data(w)
 
-
-# [end]
 
 if __name__ == "__main__":
     for replicas in (1, REPLICAS):

@@ -9,7 +9,6 @@ from popxl import ops
 from popxl.fp8_utils import host_fp8_mse_scale, host_pow2scale_cast_to_fp8
 
 
-# [program]
 def linear_fp8(x: np.ndarray, w: np.ndarray, x_scale: int, in_host: bool = False):
     """x @ w, with both rounded to float8 after a scaling by a power of two.
 
@@ -43,8 +42,6 @@ def linear_fp8(x: np.ndarray, w: np.ndarray, x_scale: int, in_host: bool = False
         outputs = session.run({stream: data})
         return outputs[y_stream], session.get_tensor_data(w8)
 
-
-# [end]
 
 if __name__ == "__main__":
     rng = np.random.default_rng(0)

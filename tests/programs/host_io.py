@@ -8,7 +8,6 @@ import popxl
 from popxl import ops
 
 
-# [program]
 def pair_program(transfers: int, replicas: int):
     """Each iteration loads two successive values, and stores their sum, then their difference."""
     ir = popxl.Ir()
@@ -45,6 +44,3 @@ def run(x: np.ndarray) -> np.ndarray:
         session.run_with_outputs(inputs, outputs)
     # Dimensions in front that are 1 are left out of results, and may be left out of inputs.
     return outputs[y_stream].reshape(x.shape)
-
-
-# [end]

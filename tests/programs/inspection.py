@@ -10,7 +10,6 @@ import popxl
 from popxl import ops
 
 
-# [program]
 # Contexts are decorators as well, also where no program is being written.
 @popxl.name_scope("scaled")
 @popxl.in_sequence()
@@ -40,8 +39,6 @@ def program(folder: Path) -> tuple[popxl.Ir, list[str]]:
     ir.dot_checkpoint("forward", folder)
     return ir, [t.id for t in graph.tensors]
 
-
-# [end]
 
 if __name__ == "__main__":
     ir, names = program(Path("."))

@@ -130,7 +130,6 @@ def train_program():
 # [end]
 
 
-# [train]
 def train(steps: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Losses of all steps and the trained weights by name."""
     ir, inputs, loss_stream, variables = train_program()
@@ -146,10 +145,6 @@ def train(steps: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return np.array(losses), {n: weights[t] for n, t in variables.named_tensors.items()}
 
 
-# [end]
-
-
-# [test]
 def predict(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
     """Classes of `images`: the same module in a program without gradients."""
     ir = popxl.Ir()
@@ -165,8 +160,6 @@ def predict(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
     with session:
         return session.run({img_stream: images})[logits_stream].argmax(-1)
 
-
-# [end]
 
 if __name__ == "__main__":
     losses, weights = train(200)

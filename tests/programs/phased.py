@@ -30,7 +30,6 @@ class Sizes:
     lr: float = 0.1
 
 
-# [modules]
 class Block(addons.Module):
     """A residual layer."""
 
@@ -48,9 +47,6 @@ class Head(addons.Module):
     def build(self, x: popxl.Tensor, target: popxl.Tensor):
         error = x - target
         return error * (2 / x.nelms), ops.mean(error * error)
-
-
-# [end]
 
 
 # [phases]
@@ -125,7 +121,6 @@ class Blocks:
 # [end]
 
 
-# [program]
 def train_step(xs: np.ndarray, targets: np.ndarray, sizes: Sizes):
     """One optimizer step.
 
@@ -183,9 +178,6 @@ _INDEX = popxl.TensorSpec((), popxl.int32)
 
 def _index(i: int) -> popxl.Tensor:
     return popxl.constant(i, popxl.int32)
-
-
-# [end]
 
 
 def _by_name(session: popxl.Session, variables) -> list[dict[str, np.ndarray]]:

@@ -13,7 +13,6 @@ from tests.programs.mnist import Linear
 MICRO_BATCH = 8
 
 
-# [stages]
 class Stage0(addons.Module):
     def __init__(self):
         super().__init__()
@@ -33,9 +32,6 @@ class Stage1(addons.Module):
         return self.head(ops.gelu(self.fc2(x)))
 
 
-# [end]
-
-
 def with_gradient(module: addons.Module, x: popxl.Tensor, *more: popxl.Tensor):
     """Variables, graph and gradient graph with accumulators of a stage.
 
@@ -50,7 +46,6 @@ def with_gradient(module: addons.Module, x: popxl.Tensor, *more: popxl.Tensor):
     return facts.init(), accum_facts.init(), graph, grad
 
 
-# [pipeline]
 def program(micro_batches: int):
     """One step of gradient accumulation over `micro_batches`, without an optimizer."""
     ir = popxl.Ir()
@@ -88,9 +83,6 @@ def program(micro_batches: int):
     variables = addons.NamedTensors(stage0=vars0, stage1=vars1)
     accumulators = addons.NamedTensors(stage0=accums0, stage1=accums1)
     return ir, (img_stream, label_stream), loss_stream, variables, accumulators
-
-
-# [end]
 
 
 def run(images: np.ndarray, labels: np.ndarray):

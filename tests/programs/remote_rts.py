@@ -52,7 +52,6 @@ def matrix_step(w: np.ndarray, xs: np.ndarray, lr: float) -> np.ndarray:
 # [end]
 
 
-# [layers]
 def layers_step(xs: np.ndarray, layers: int, lr: float):
     """One step for a stack of layers, one layer at a time on the device.
 
@@ -107,8 +106,6 @@ def layers_step(xs: np.ndarray, layers: int, lr: float):
     data = session.get_tensors_data(tensors)
     return before, np.stack([data[t] for t in tensors]), outputs[y_stream]
 
-
-# [end]
 
 if __name__ == "__main__":
     rng = np.random.default_rng(0)

@@ -9,7 +9,6 @@ from tests.programs.digits import PIXELS, digits
 from tests.programs.mnist import BATCH, Net, train_program
 
 
-# [program]
 def evaluation_program(rows: int):
     """The network without gradients, for `rows` images at a time."""
     ir = popxl.Ir()
@@ -48,8 +47,6 @@ def train_and_evaluate(rounds: int, steps: int) -> list[float]:
         accuracies.append(float((found == new_labels).mean()))
     return accuracies
 
-
-# [end]
 
 if __name__ == "__main__":
     print([f"{a:.0%}" for a in train_and_evaluate(3, 40)])

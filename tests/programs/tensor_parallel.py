@@ -41,7 +41,6 @@ class FeedForward(addons.Module):
 # [end]
 
 
-# [weights]
 def load_weights(variables, weights: dict[str, np.ndarray], tp: int):
     """Whole weights by name -> data of the variables, one shard for each group."""
     return {
@@ -52,10 +51,6 @@ def load_weights(variables, weights: dict[str, np.ndarray], tp: int):
     }
 
 
-# [end]
-
-
-# [program]
 def run(x: np.ndarray, dy: np.ndarray, weights: dict[str, np.ndarray], tp: int):
     """Outputs and gradients.
 
@@ -93,6 +88,3 @@ def run(x: np.ndarray, dy: np.ndarray, weights: dict[str, np.ndarray], tp: int):
         outputs = session.run(dict(zip((x_stream, dy_stream), host, strict=True)))
     y, dx_all, *dw_all = (outputs[s] for s in streams)
     return y, dx_all, dict(zip(layer.args.named_tensors, dw_all, strict=True))
-
-
-# [end]

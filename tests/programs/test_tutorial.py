@@ -1,4 +1,4 @@
-"""The tutorial shows the programs that are tested here."""
+"""Documents show the programs that are tested here."""
 
 from __future__ import annotations
 
