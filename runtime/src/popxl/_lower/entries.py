@@ -18,6 +18,7 @@ import numpy as np
 from popxl._lower.devices import global_shape, per_replica, two_memories
 from popxl._lower.filed import EntryMemory
 from popxl._lower.hostdata import put, put_variable
+from popxl._lower.schedule import Load, Store
 from popxl._lower.traffic import EntryFile, Traffic
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Entries:
         self._arrays: dict[int, jax.Array] = {}
         self._borrowed: dict[int, tuple[Entries, int]] = {}
         self._in_files = max(len(self) - buffer.on_disk, 0)  # the first entry that is
-        self._file = self._made_file(traffic)
+        self._traffic, self._file = traffic, self._made_file(traffic)
 
     def _made_file(self, traffic: Traffic | None) -> EntryFile | None:
         count = len(self) - self._in_files
@@ -93,6 +94,7 @@ class Entries:
             donate: the entry is left without a value, and the result may be donated.
             copies: the result shares no memory with the entry.
         """
+        self._note(Load, index)
         if isinstance(index, tuple):
             return self._load_each(index)
         array = self._arrays.get(index)
@@ -122,9 +124,14 @@ class Entries:
         """
         if isinstance(index, tuple):
             self._store_each(index, value)
-            return
-        self._check(index)
-        self._set(index, self._moved(value, self._sharding(index), copies))
+        else:
+            self._check(index)
+            self._set(index, self._moved(value, self._sharding(index), copies))
+        self._note(Store, index)
+
+    def _note(self, kind: type[Load | Store], index: Index) -> None:
+        if self._traffic is not None:
+            self._traffic.done(kind, self.buffer, index)
 
     def _set(self, index: int, array: jax.Array) -> None:
         self._borrowed.pop(index, None)
@@ -136,6 +143,7 @@ class Entries:
 
     def departing(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
         """The entry where it is stored, and the device's sharding; see `load`."""
+        self._note(Load, index)
         array = self.array(index)
         if donate:
             self._arrays.pop(index, None)  # one of a file, or of another program, is not there
@@ -149,6 +157,7 @@ class Entries:
     def arrived(self, index: int, array: jax.Array) -> None:
         """Let an array, which is where the entry is stored, be the entry."""
         self._set(index, array)
+        self._note(Store, index)
 
     def _moved(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
         """The array in other memory; in memory of its own, if `copies`."""
@@ -220,6 +229,11 @@ class Entries:
         return True
 
     # ---- files ----------------------------------------------------------------------------------
+    @property
+    def may_be_filed(self) -> bool:
+        """Whether some are in a file, or another program's, which may have one."""
+        return self._file is not None or bool(self._borrowed)
+
     def in_file(self, index: int) -> tuple[EntryFile, int] | None:
         """The file that has an entry, and the entry's place there; None if none has."""
         if index in self._borrowed:

@@ -8,7 +8,7 @@ where a number is needed that only the devices know, and goes on once it was fet
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from popxl._lower.schedule import (
@@ -102,6 +102,23 @@ def _iterations(
     )
 
 
+class Fetched:
+    """Numbers that the walker has fetched from the devices, for the walks that are ahead of it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[deque[Any]] = []
+
+    def followed(self) -> deque[Any]:
+        """Those that a walk has not taken yet, see `upcoming`."""
+        self._waiting.append(deque())
+        return self._waiting[-1]
+
+    def append(self, number: Index) -> None:
+        """The walker has fetched one more."""
+        for waiting in self._waiting:
+            waiting.append(number)
+
+
 class KnownNumbers(deque[Any]):
     """Stands for numbers that nobody has fetched: zeros."""
 
@@ -121,16 +138,6 @@ def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
             entry = event.entry
             found[event.step, entry[0] if isinstance(entry, tuple) else entry] += 1
     return found
-
-
-def known_transfers(schedule: Schedule) -> Iterator[tuple[Load | Store, int]]:
-    """Loads and stores of a run, each with the index of its entry, in the order in which the walker
-    does them; up to the first whose entry only the devices know, or differs between replicas."""
-    for event in upcoming(schedule.main, deque()):
-        if event is None or isinstance(event.entry, tuple):
-            return
-        if not isinstance(event.step, Run):
-            yield event.step, event.entry
 
 
 # ---- the window ---------------------------------------------------------------------------------

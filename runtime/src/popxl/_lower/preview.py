@@ -50,7 +50,8 @@ class _Transit(Transit):
                    if isinstance(step, (Load, Store))}  # fmt: skip
         entries = {buffer: _Entries(buffer) for buffer in buffers}
         window = schedule.window or 0
-        super().__init__(schedule.main, entries, lambda arrays, _: arrays, window, KnownNumbers())
+        coming = upcoming(schedule.main, KnownNumbers())
+        super().__init__(coming, entries, lambda arrays, _: arrays, window)
         self.moved: list[Load] = []
 
     def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:

@@ -28,19 +28,18 @@ from popxl._lower.donation import is_exclusive
 from popxl._lower.entries import Entries, put_together
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
-from popxl._lower.lookahead import known_transfers, window_of
+from popxl._lower.lookahead import Fetched, upcoming, window_of
 from popxl._lower.preview import loads_ahead
-from popxl._lower.schedule import Load
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
-from popxl._lower.traffic import Event, Traffic
+from popxl._lower.traffic import Traffic
 from popxl._lower.transit import Transit
 from popxl._lower.walker import Globals, InFlight, Walker
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
     from popxl._core.op import Op
-    from popxl._lower.schedule import Schedule
+    from popxl._lower.schedule import Routine, Schedule
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -76,23 +75,11 @@ class State:
         if self._closed is not None:
             self._closed()
 
-    def running(self, program: Program) -> AbstractContextManager[None]:
+    def running(self, main: Routine, fetched: Fetched) -> AbstractContextManager[None]:
         """A context for a run of the program."""
         if self.traffic is None:
             return nullcontext()
-        return self.traffic.run(program, lambda: self._expected(program.schedule))
-
-    def _expected(self, schedule: Schedule) -> list[Event]:
-        """What a run loads from files and stores there."""
-        found = []
-        for step, index in known_transfers(schedule):
-            place = self.entries[step.buffer].in_file(index)
-            if place is not None:
-                if isinstance(step, Load):
-                    found.append(Event("load", *place, step.donates))
-                else:
-                    found.append(Event("store", *place))
-        return found
+        return self.traffic.run(upcoming(main, fetched.followed()), self.entries)
 
 
 def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:
@@ -244,13 +231,14 @@ class Program:
             poplar_application_runtime_error: an op found a value that breaks its rule.
         """
         shared = self._globals(inputs, seed)
-        walker = self._walker(state, shared)
+        fetched = Fetched()
+        walker = self._walker(state, shared, fetched)
         main = self.schedule.main
         given = [state.variables.pop(v) for v in self.variables]
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
-        with state.running(self):
+        with state.running(main, fetched):
             slots = walker.routine(main, given)
             self._in_flight.let_go()
             if self._transit is not None:
@@ -264,16 +252,16 @@ class Program:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}
 
-    def _walker(self, state: State, shared: Globals) -> Walker:
+    def _walker(self, state: State, shared: Globals, fetched: Fetched) -> Walker:
         window = self.schedule.window
         if window is not None:
             if self.timing is not None and self.timing.apart:
                 window = 0
-            main = self.schedule.main
-            self._transit = Transit(main, state.entries, put_together, window)
+            coming = upcoming(self.schedule.main, fetched.followed())
+            self._transit = Transit(coming, state.entries, put_together, window)
         given = (
             *(self._call, self._number, jnp.copy, state.entries, shared),
-            *(self._in_flight, self._transit),
+            *(self._in_flight, fetched, self._transit),
         )
         return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
@@ -282,6 +270,7 @@ class Program:
         self._in_flight.settle()
         if self._transit is not None:
             self._transit.settle()
+            self._transit = None  # it has the state's entries
         if self._launcher is not None:
             self._launcher.settle()
 

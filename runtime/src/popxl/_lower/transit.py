@@ -10,14 +10,14 @@ bytes, and never before a store to the same entry that precedes them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from popxl._lower.lookahead import Event, upcoming
-from popxl._lower.schedule import Load, Routine, Run, Store
+from popxl._lower.schedule import Load, Run, Store
 
 if TYPE_CHECKING:
     from popxl._lower.entries import Index
+    from popxl._lower.lookahead import Event
     from popxl.remote_buffer import RemoteBuffer
 
 _EVENTS = 4096  # steps that the look-ahead may be in front of the walker
@@ -48,20 +48,18 @@ class Transit:
         window: bytes on one replica that may be on their way: loads that the walker has not
             reached, and stores that have not arrived. With 0, loads are dispatched in their place,
             and stores are not waited for.
-        fetched: numbers that the walker fetches, for the look-ahead; it adds them.
+        coming: what the walker will do, from `popxl._lower.lookahead.upcoming`.
     """
 
     def __init__(
         self,
-        main: Routine,
+        coming: Iterator[Event | None],
         entries: Mapping[RemoteBuffer, EntriesOf],
         put: Put,
         window: int,
-        fetched: deque[Any] | None = None,
     ) -> None:
         self._entries, self._put, self._window = entries, put, window
-        self.fetched: deque[Any] = deque() if fetched is None else fetched
-        self._upcoming = upcoming(main, self.fetched)
+        self._upcoming = coming
         self._next: Event | None = None
         self._lead = 0  # events that were looked at and not done
         self._loads: deque[tuple[Load, Any]] = deque()

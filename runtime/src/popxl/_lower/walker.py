@@ -34,6 +34,7 @@ from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
     from popxl._lower.entries import Entries
+    from popxl._lower.lookahead import Fetched
     from popxl._lower.segment import Segment
     from popxl._lower.transit import Transit
     from popxl.remote_buffer import RemoteBuffer
@@ -115,6 +116,7 @@ class Walker:
         call: runs a segment: `call(segment, arguments) -> results`.
         number: brings a number to the devices: `number(value, spec) -> array`.
         copy: an array of its own memory with the same values.
+        fetched: is told the numbers that are fetched.
         transit: moves entries where host and device have memories of their own.
     """
 
@@ -126,11 +128,12 @@ class Walker:
         entries: Mapping[RemoteBuffer, Entries],
         shared: Globals,
         in_flight: InFlight,
+        fetched: Fetched,
         transit: Transit | None = None,
     ) -> None:
         self._call, self._number, self._copy = call, number, copy
         self._entries, self._shared, self._in_flight = entries, shared, in_flight
-        self._transit = transit
+        self._fetched, self._transit = fetched, transit
         self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
             Load: self._load,
             Store: self._store,
@@ -180,8 +183,7 @@ class Walker:
     def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
         found = tuple(int(x.item()) for x in numbers(slots[step.value]))
         slots[step.out] = found[0] if len(set(found)) == 1 else found
-        if self._transit is not None:
-            self._transit.fetched.append(slots[step.out])
+        self._fetched.append(slots[step.out])
 
     # ---- segments -------------------------------------------------------------------------------
     def _run(self, step: Run, slots: list[Any], updates: int) -> None:
