@@ -350,6 +350,21 @@ def test_another_session_reads_what_is_borrowed(tmp_path):
 
 
 # ---- what can go wrong --------------------------------------------------------------------------
+@pytest.mark.parametrize("index", [-1, ROWS, ROWS + 1, 2**30])
+@pytest.mark.parametrize("on_disk", [0, 2, ROWS])
+def test_an_entry_past_the_end_that_only_devices_know(tmp_path, on_disk, index):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((SIZE,), popxl.float32, ROWS)
+        buffer.on_disk = on_disk
+        at, out = popxl.h2d_stream((), popxl.int32), popxl.d2h_stream((SIZE,), popxl.float32)
+        ops.host_store(out, ops.remote_load(buffer, ops.host_load(at)))
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        assert not session.run({at: np.int32(ROWS - 1)})[out].any()
+        with pytest.raises(IndexError, match=rf"uses entry {index} of .* has {ROWS} entries"):
+            session.run({at: np.int32(index)})
+
+
 def test_a_folder_is_needed():
     ir, _ = program(1)
     with pytest.raises(ValueError, match="disk=FOLDER"), popxl.Session(ir, "cpu"):

@@ -107,6 +107,7 @@ class Entries:
 
     def _brought(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
         """An entry that is not in memory, and whether nobody else has this array."""
+        self._check(index)
         place = None if index in self._borrowed else self.in_file(index)
         if place is None:
             array = self.array(index)  # of another program, or zeros
