@@ -23,7 +23,7 @@ from config.sections import RunConfig
 from modelling.phases.training import NOTHING, TrainingProgram
 from modelling.residence import Build
 from modelling.sessions import training as sessions
-from popxl._lower import entries, program
+from popxl._lower import platforms, program
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 
@@ -107,10 +107,9 @@ def _two_memories(
         return program
 
     with ExitStack() as patches:
-        for module in (entries, program):
-            patches.enter_context(mock.patch.object(module, "two_memories", return_value=True))
+        patches.enter_context(mock.patch.object(platforms.Cpu, "host_memory", "pinned_host"))
         if window is not None:
-            patches.enter_context(mock.patch.object(program, "window_of", return_value=window))
+            patches.enter_context(mock.patch.object(platforms, "window_of", return_value=window))
         patches.enter_context(mock.patch.object(sessions, "program_here", placed))
         yield
 

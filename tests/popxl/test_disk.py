@@ -22,8 +22,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import disk, entries, traffic
-from popxl._lower import program as program_module
+from popxl._lower import disk, platforms, traffic
 from popxl._lower.devices import per_replica, replica_mesh
 from popxl._lower.filed import EntryMemory
 from popxl._lower.lookahead import Event
@@ -127,8 +126,7 @@ def test_runs_read_ahead(tmp_path, runs):
 def test_reads_ahead_follow_the_order_of_each_run(tmp_path, monkeypatch, moves):
     """Which only a number of the devices tells, and which is another than last time."""
     if moves:
-        for module in (entries, program_module):
-            monkeypatch.setattr(module, "two_memories", lambda _platform: True)
+        monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
     size = 2**20
     ir = popxl.Ir()
     with ir.main_graph:
@@ -179,18 +177,15 @@ def noted_late(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_session_that_was_left_holds_nothing(tmp_path, monkeypatch, moves):
     if moves:
-        for module in (entries, program_module):
-            monkeypatch.setattr(module, "two_memories", lambda _platform: True)
-    ir, _ = program(0 if moves else ROWS - 1, size=2**20)
+        monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
+    ir, _ = program(ROWS - 1, size=2**20)
     session = popxl.Session(ir, "cpu", disk=tmp_path)
     taken = []
     for _ in range(16):
         with session:
             session.run()
             state = session._state
-            held = [weakref.ref(x) for x in (state, *state.entries.values())]
-            if state.traffic is not None:
-                held.append(weakref.ref(state.traffic))
+            held = [weakref.ref(x) for x in (state, state.traffic, *state.entries.values())]
         del state
         gc.collect()
         assert [ref() for ref in held] == [None] * len(held)

@@ -1,7 +1,8 @@
-"""Which devices run the replicas, and the mesh they form."""
+"""Which devices run the replicas, and the mesh they form; what XLA reads when it starts them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import popdist
 from popxl._lower import cpu
-from popxl._lower.compile import prepare_environment
 from popxl.errors import DeviceError
 from popxl.ops._collective import AXIS
 
@@ -106,22 +106,40 @@ def _too_few(devices: Sequence[Any], needed: int, there_are: str) -> DeviceError
     )
 
 
-def two_memories(platform: str) -> bool:
-    """Whether devices have memory of their own: on CPU a load of an entry is no copy."""
-    return platform != "cpu"
-
-
 def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of an array of which each replica has a part of `shape`: the parts one after the other
     along the first axis, so that a replica's part is just its value; numbers side by side."""
     return (replicas * shape[0], *shape[1:]) if shape else (replicas,)
 
 
-def per_replica(mesh: Mesh, host: bool = False) -> NamedSharding:
+def per_replica(mesh: Mesh, memory: str = "device") -> NamedSharding:
     """Sharding of an array whose first axis is divided among the replicas."""
-    return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind="pinned_host" if host else "device")
+    return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind=memory)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """Sharding of an array that each replica has whole."""
     return NamedSharding(mesh, PartitionSpec(), memory_kind="device")
+
+
+# ---- the environment ----------------------------------------------------------------------------
+_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+
+
+def prepare_environment() -> None:
+    """Settings XLA reads once, when a backend starts. Values the user has set stay."""
+    # The pinned host memory pool of a GPU is 64 GB by default; ours holds the whole model state.
+    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_host_memory_gb()))
+    # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
+    # end the process after 40 s.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1800".strip()
+
+
+def _host_memory_gb() -> int:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 64
+    return max(64, total // 2**30)

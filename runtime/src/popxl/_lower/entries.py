@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from popxl._lower.devices import global_shape, per_replica, two_memories
+from popxl._lower.devices import global_shape, per_replica
 from popxl._lower.filed import EntryMemory
 from popxl._lower.hostdata import put, put_variable
 from popxl._lower.schedule import Load, Store
@@ -38,13 +38,23 @@ class Entries:
         stored: the entries that the program has stored to since `stored` was last cleared.
     """
 
-    def __init__(self, buffer: RemoteBuffer, mesh: Mesh, traffic: Traffic | None = None) -> None:
-        """Args: `traffic`: of the folder for entries on disk, which must be there if there are."""
+    def __init__(
+        self,
+        buffer: RemoteBuffer,
+        mesh: Mesh,
+        memory: str = "device",
+        traffic: Traffic | None = None,
+    ) -> None:
+        """
+        Args:
+            memory: JAX's kind of the host's; see `popxl._lower.platforms`.
+            traffic: of the folder for entries on disk, which must be there if there are.
+        """
         self.buffer, self.stored = buffer, set[int]()
         self._resident = buffer.residents
         self._device = per_replica(mesh)
-        self._moves = two_memories(mesh.devices.flat[0].platform)
-        self._host = per_replica(mesh, host=True) if self._moves else self._device
+        self._host = per_replica(mesh, memory)
+        self._moves = self._host != self._device
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}

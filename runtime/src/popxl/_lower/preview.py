@@ -73,7 +73,7 @@ _HERE = _Here()
 
 
 class _Entries:
-    """Entries of a buffer, without values; see `popxl._lower.transit.EntriesOf`."""
+    """Entries of a buffer, without values; see `popxl._lower.moving.EntriesOf`."""
 
     def __init__(self, buffer: RemoteBuffer) -> None:
         self._resident = buffer.residents
@@ -86,6 +86,9 @@ class _Entries:
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None:
         pass
+
+    def array(self, index: int) -> Any:
+        return _HERE
 
     def departing(self, index: int, donates: bool) -> tuple[Any, Any]:
         return _HERE, None

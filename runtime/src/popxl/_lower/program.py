@@ -22,19 +22,19 @@ import popdist
 from popxl._core.effects import Effects, program_effects
 from popxl._lower.build import build_schedule
 from popxl._lower.cache import SegmentCache
-from popxl._lower.cpu import Launcher
-from popxl._lower.devices import global_shape, per_replica, replicated, two_memories
+from popxl._lower.devices import global_shape, per_replica, replicated
 from popxl._lower.donation import is_exclusive
-from popxl._lower.entries import Entries, put_together
+from popxl._lower.entries import Entries
 from popxl._lower.exchange import numbers
 from popxl._lower.hostdata import device_view, put
-from popxl._lower.lookahead import Fetched, upcoming, window_of
-from popxl._lower.preview import loads_ahead
+from popxl._lower.lookahead import Fetched, upcoming
+from popxl._lower.moving import Direct, InFlight
+from popxl._lower.platforms import platform_named
 from popxl._lower.segment import Facts, Segment, argument_specs, result_specs
 from popxl._lower.timing import TimedWalker, Timing
 from popxl._lower.traffic import Traffic
 from popxl._lower.transit import Transit
-from popxl._lower.walker import Globals, InFlight, Walker
+from popxl._lower.walker import Globals, Walker
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
@@ -104,20 +104,18 @@ class Program:
 
     def __init__(self, ir: Ir, mesh: Mesh) -> None:
         self.ir, self.mesh = ir, mesh
-        self.platform = mesh.devices.flat[0].platform
+        self.platform = platform_named(mesh.devices.flat[0].platform)
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
-        if two_memories(self.platform):
-            self.schedule.window, self.schedule.preview = window_of(self.schedule), loads_ahead
-        self.facts = facts_of_program(self.schedule, ir, self.platform)
+        self.platform.look_at(self.schedule)
+        self.facts = facts_of_program(self.schedule, ir, self.platform.name)
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
-        on_cpu = self.platform == "cpu"
-        self._launcher = Launcher(ir.replication_factor, ir._instances) if on_cpu else None
+        self._launcher = self.platform.launcher(ir.replication_factor, ir._instances)
         self._numbers: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
-        self._transit: Transit | None = None  # of the last run
+        self._moving: Direct | Transit | None = None  # of the last run, without its entries
         self.timing: Timing | None = None
 
     @property
@@ -206,11 +204,7 @@ class Program:
         return self._numbers[key]
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        executable = self.executables[segment]
-        if self._launcher is None:
-            results = executable(*arguments)
-        else:
-            results = self._launcher(executable, arguments, segment.nbytes)
+        results = self._launcher(self.executables[segment], arguments, segment.nbytes)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print
@@ -231,18 +225,17 @@ class Program:
             poplar_application_runtime_error: an op found a value that breaks its rule.
         """
         shared = self._globals(inputs, seed)
-        fetched = Fetched()
-        walker = self._walker(state, shared, fetched)
-        main = self.schedule.main
+        fetched, main = Fetched(), self.schedule.main
+        moving = self._mover(state, fetched)
+        walker = self._walker(moving, shared, fetched)
         given = [state.variables.pop(v) for v in self.variables]
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
         with state.running(main, fetched):
             slots = walker.routine(main, given)
-            self._in_flight.let_go()
-            if self._transit is not None:
-                self._transit.finish()
+            moving.finish()
+        self._moving = moving
         state.variables.update(kept)
         for k, i in enumerate(changed):
             array = slots[main.outputs[k]]
@@ -252,27 +245,22 @@ class Program:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}
 
-    def _walker(self, state: State, shared: Globals, fetched: Fetched) -> Walker:
-        window = self.schedule.window
-        if window is not None:
-            if self.timing is not None and self.timing.apart:
-                window = 0
-            coming = upcoming(self.schedule.main, fetched.followed())
-            self._transit = Transit(coming, state.entries, put_together, window)
-        given = (
-            *(self._call, self._number, jnp.copy, state.entries, shared),
-            *(self._in_flight, fetched, self._transit),
-        )
+    def _mover(self, state: State, fetched: Fetched) -> Direct | Transit:
+        window, main = self.schedule.window, self.schedule.main
+        if self.timing is not None and self.timing.apart and window is not None:
+            window = 0
+        return self.platform.moving(window, main, fetched, state.entries, self._in_flight)
+
+    def _walker(self, moving: Direct | Transit, shared: Globals, fetched: Fetched) -> Walker:
+        given = self._call, self._number, jnp.copy, moving, shared, fetched
         return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
         self._in_flight.settle()
-        if self._transit is not None:
-            self._transit.settle()
-            self._transit = None  # it has the state's entries
-        if self._launcher is not None:
-            self._launcher.settle()
+        if self._moving is not None:
+            self._moving.settle()
+        self._launcher.settle()
 
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)

@@ -29,7 +29,7 @@ from popxl._lower.segment import nbytes_of, result_specs
 from popxl._lower.timing import Do, LabelledWalker
 from popxl._lower.traffic import AHEAD, BEHIND, has_room
 from popxl._lower.transit import Transit
-from popxl._lower.walker import Globals, InFlight
+from popxl._lower.walker import Globals
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
@@ -334,6 +334,9 @@ class SimulatedEntries:
             (value,) = self._device.put([value], [self.arriving(at)])
         self.arrived(at, self._device.copy(value) if copies else value)
 
+    def array(self, index: int) -> Any:
+        return self.departing(index, False)[0]
+
     def departing(self, index: int, donate: bool) -> tuple[Any, str]:
         on_disk = index >= self._in_files
         array = (
@@ -388,8 +391,7 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     coming = upcoming(schedule.main, fetched.followed())
     transit = Transit(coming, entries, device.put, window)
     walker = _Walker(
-        *(device, device.call, device.number, device.copy, entries, _Nothing()),
-        *(InFlight(0), fetched, transit),
+        *(device, device.call, device.number, device.copy, transit, _Nothing(), fetched),
     )
     main = schedule.main
     inputs = [
