@@ -401,6 +401,57 @@ def test_a_broken_disk(tmp_path, monkeypatch, name, what):
         run()
 
 
+def flip_a_bit(tmp_path: Path, largest: int) -> None:
+    """In what is stored, somewhere."""
+    (path, *_) = sorted(tmp_path.glob("*/*.entries"))
+    with path.open("r+b") as file:
+        at = disk.LEAD + largest // 2
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [SIZE, 2**22])  # of one request, and of three
+def test_a_flipped_bit_stops_the_run(tmp_path, monkeypatch, size, direct):
+    if not direct:
+        monkeypatch.setattr(disk.Scratch, "_allows_direct", lambda self: False)
+    ir, _ = program(ROWS, size=size)
+    with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
+        session.run()
+        session._state.traffic.settle()
+        flip_a_bit(tmp_path, 4 * size)
+        with pytest.raises(DiskError, match="other bytes than were written") as error:
+            session.run()
+        assert str(tmp_path) in str(error.value)
+        assert not session.is_attached
+
+
+def test_a_flipped_bit_is_not_saved(tmp_path):
+    ir, rows = program(ROWS)
+    with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
+        session.run()
+        session._state.traffic.settle()
+        flip_a_bit(tmp_path, 4 * SIZE)
+        with pytest.raises(DiskError, match="other bytes than were written"):
+            session.read_variable_data(rows[0])
+        assert session.read_variable_data(rows[1]).any()
+
+
+def test_a_write_that_was_dropped_stops_the_run(tmp_path, monkeypatch):
+    ir, _ = program(ROWS)
+    with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
+        session.run()
+        session._state.traffic.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", lambda _, parts, at: sum(part.size for part in parts))
+            session.run()
+            session._state.traffic.settle()
+        with pytest.raises(DiskError, match="other bytes than were written"):
+            session.run()
+
+
 RUN = """
 import sys, time
 from pathlib import Path
