@@ -321,7 +321,7 @@ class ScratchFile:
 def _sum(data: np.ndarray, start: int) -> int:
     """The checksum of a request's part of the data."""
     part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
-    return google_crc32c.value(part)  # type: ignore[no-any-return]
+    return google_crc32c.value(part)
 
 
 def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:

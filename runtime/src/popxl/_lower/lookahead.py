@@ -8,7 +8,7 @@ where a number is needed that only the devices know, and goes on once it was fet
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from popxl._lower.schedule import (
@@ -119,7 +119,7 @@ class Fetched:
             waiting.append(number)
 
 
-class KnownNumbers(deque[Any]):
+class _Zeros(deque[Any]):
     """Stands for numbers that nobody has fetched: zeros."""
 
     def __bool__(self) -> bool:
@@ -129,14 +129,18 @@ class KnownNumbers(deque[Any]):
         return 0
 
 
+def expected(schedule: Schedule) -> Iterator[Event]:
+    """The events of a run. Numbers that only devices know are taken to be 0."""
+    return filter(None, upcoming(schedule.main, _Zeros()))
+
+
 def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
-    """How often each load and store of a run is of which entry. Numbers that only devices know are
-    taken to be 0, and replicas to be alike."""
+    """How often each load and store of an `expected` run is of which entry; replicas are taken to
+    be alike."""
     found: Counter[tuple[Load | Store, int]] = Counter()
-    for event in upcoming(schedule.main, KnownNumbers()):
-        if event is not None and not isinstance(event.step, Run):
-            entry = event.entry
-            found[event.step, entry[0] if isinstance(entry, tuple) else entry] += 1
+    for step, entry in expected(schedule):
+        if not isinstance(step, Run):
+            found[step, entry[0] if isinstance(entry, tuple) else entry] += 1
     return found
 
 
