@@ -4,6 +4,9 @@ Requests are large, aligned, and past the page cache where the file system allow
 what is read is needed once, and the cache would take the memory that the files are to save. They
 are made by threads in calls that release Python's lock. docs/disk.md says why no library does it.
 A checksum of what each request wrote stays in memory: what is read must have it.
+
+Staging memory is each thread's own. A slot is written by one thread at a time, and not read
+meanwhile; who uses a file sees to that (`popxl._lower.traffic`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""A whole program, compiled: its schedule, and an executable for each segment."""
+"""A whole program, compiled: its schedule, and an executable for each segment.
+
+A run takes the state from the session and gives it back; if it fails, the state is gone. After a
+run the session alone has variables and entries: the program keeps constants, numbers, and arrays
+that are on their way until `Program.settle`.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ JAX runs what it is asked to in the background. So the walker asks for the next 
 while the devices still compute the current one; it waits for values that it has to know, and when
 arrays of more than a limit of bytes were asked for and are not there yet. A mover decides when
 entries move (`popxl._lower.moving`).
+
+One thread walks, and alone has slots, state and entries. Others only launch what it waits for
+(`popxl._lower.cpu.Launcher`), and read and write files (`popxl._lower.traffic`).
 """
 
 from __future__ import annotations
