@@ -219,6 +219,56 @@ def test_the_checks_see_the_tree():
     assert any(name.startswith("runtime/src/popxl/") for name in names)
 
 
+# ---- circles of imports in popxl ----------------------------------------------------------------
+IR_KNOT = {
+    *("popxl._core.op", "popxl._core.opdef", "popxl._core.regions", "popxl.context"),
+    *("popxl.graph", "popxl.ir", "popxl.remote_buffer", "popxl.streams", "popxl.tensor"),
+}
+
+
+def modules_of_popxl() -> dict[str, set[str]]:
+    """What each module of popxl imports, also for type checkers and in functions. A package stands
+    for the names that it gathers: it is no module here."""
+    paths = {
+        ".".join(path.relative_to(RUNTIME).with_suffix("").parts): path
+        for path in files_under(RUNTIME / "popxl")
+        if path.name != "__init__.py"
+    }
+    found = {}
+    for module, path in paths.items():
+        names = {name for name, _ in imports(path)}
+        names |= {name.rpartition(".")[0] for name in names}
+        found[module] = names & set(paths) - {module}
+    return found
+
+
+def reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    """What `start` imports, directly or not."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        waiting += (new := graph[waiting.pop()] - found)
+        found |= new
+    return found
+
+
+def test_only_the_ir_imports_itself_in_a_circle():
+    """Its classes name each other. What lies above the IR does not need to."""
+    graph = modules_of_popxl()
+    assert {module for module in graph if module in reached(graph, module)} == IR_KNOT
+
+
+def test_ops_do_not_import_their_package():
+    """`popxl.ops` gathers them: an op that imports it imports all others, in a circle."""
+    found = [
+        f"{place(path, line)} imports {name}"
+        for path in files_under(RUNTIME / "popxl")
+        for name, line in imports(path)
+        if name == "popxl.ops" and path.name != "__init__.py"
+    ]
+    assert not found
+
+
 # ---- layers of popxl ----------------------------------------------------------------------------
 LAYERS = ("core", "ops", "transforms", "_lower", "plan", "session")
 ABOVE = {"__init__", "hardware"}  # what gathers the names, and what describes devices

@@ -238,7 +238,8 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
 
 def memory_of_entries(of: traffic.Traffic) -> EntryMemory:
     """Of entries of 1,024 numbers on one device."""
-    return EntryMemory((1024,), 1024, np.float32, per_replica(replica_mesh("cpu", 1)), of)
+    sharding = per_replica(replica_mesh("cpu", 1))
+    return EntryMemory((1024,), 1024, np.float32, sharding, of.scratch, of.recycled)
 
 
 def pointer(array: jax.Array) -> int:

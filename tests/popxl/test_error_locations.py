@@ -11,7 +11,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import OpDef
 from popxl.errors import SpecError, popart_exception
 

@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import define
 from popxl._lower import fingerprint
 from popxl._lower.devices import replica_mesh

@@ -89,7 +89,7 @@ from modelling.phases.training import build_training
 from modelling.spec import family_of
 from popxl._lower.compile import compile_lowered
 from popxl._lower.program import Program
-from popxl._lower.segment import lower_segment
+from popxl._lower.segment_function import lower_segment
 from tests.popxl.test_fp8_compile import calls
 
 settings = {"model": {"precision": "bfloat16"}}

@@ -12,7 +12,7 @@ from popxl import ops
 from popxl._lower.devices import replica_mesh
 from popxl._lower.fingerprint import segment_key
 from popxl._lower.program import Program
-from popxl._lower.segment import lower_segment
+from popxl._lower.segment_function import lower_segment
 from popxl.ops.var_updates._rounding import _halves, to_neighbour
 
 HALF = [np.float16, ml_dtypes.bfloat16]

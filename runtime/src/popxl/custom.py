@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import jax
 
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, OpDef, define, registry
 from popxl.tensor import Tensor
 

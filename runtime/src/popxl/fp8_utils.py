@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from popxl import dtypes
-from popxl.utils import to_numpy
+from popxl._core.hostarray import host_array
 
 max_scaling_bias = 31
 min_scaling_bias = -31
@@ -86,7 +86,7 @@ def host_pow2scale_cast_to_fp8(
         ValueError: a scale out of range.
     """
     dtype = _check(dtype, log2_scale, RuntimeError)
-    data = to_numpy(src, downcast=False, copy=False)
+    data = np.asarray(host_array(src), order="C")
     if data.dtype not in _WIDE:
         raise RuntimeError(f"float16, float32 and float64 data become float8, not {data.dtype}")
     with np.errstate(invalid="ignore", over="ignore"):

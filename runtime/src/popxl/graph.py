@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
+from popxl._core.attached import analyses
+from popxl._core.regions import regions
 from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
-    from popxl._core.functional import Functional, Outlined
     from popxl._core.op import Op
     from popxl.ir import Ir
+
+
+@dataclass(frozen=True)
+class Outlined:
+    """A graph is an executable of its own. `first`: see `popxl.transforms.outline`."""
+
+    first: tuple[Tensor, ...]
 
 
 class Graph:
@@ -115,11 +124,9 @@ class Graph:
         return tuple(dict.fromkeys(g for op in self._ops for g in op.called_graphs()))
 
     @property
-    def functional(self) -> Functional:
+    def functional(self) -> Any:
         """The graph as it is scheduled and compiled: nothing in it changes a value."""
-        from popxl._core.functional import functionalise
-
-        return functionalise(self)
+        return analyses.functionalise(self)
 
     def get_tensor(self, tensor_id: str) -> Tensor:
         """The tensor with that id (or name). Raises ValueError if there is none."""
@@ -152,7 +159,6 @@ class Graph:
     def _add_output(self, tensor: Tensor) -> int:
         """Append an output; call sites that exist already gain it too. Returns its index."""
         from popxl._core.op import add_outputs
-        from popxl._core.regions import regions
 
         if self is self.main_graph:
             raise ValueError("the main graph has no outputs: use ops.host_store")
@@ -184,8 +190,6 @@ class Graph:
 
     def _takes(self, op: Op) -> None:
         """An op is now one of this graph's."""
-        from popxl._core.regions import regions
-
         for region in regions(op):
             region.graph._users[self] = None
         self._changes()
@@ -232,6 +236,4 @@ class Graph:
         return f"Graph[id={self.id} name={self.name}]"
 
     def __str__(self) -> str:
-        from popxl._core.text import graph_text
-
-        return graph_text(self)
+        return analyses.graph_text(self)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from popxl._compat.options import IrHandle
+from popxl._core.attached import analyses
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.replica_grouping import ReplicaGrouping
 
 if TYPE_CHECKING:
-    from popxl._lower.hostvalues import HostValues
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
     from popxl.tensor import Tensor
@@ -45,7 +45,7 @@ class Ir:
         self._graphs: list[Graph] = []
         self._streams: dict[str, Stream] = {}
         self._buffers: list[RemoteBuffer] = []
-        self._host_values: WeakSet[HostValues] = WeakSet()  # of its sessions
+        self._host_values: WeakSet[Any] = WeakSet()  # `HostValues` of its sessions
         self._changes = 0  # of graphs, so far
         self._num_host_transfers = 1
         if replication == "popdist":
@@ -131,9 +131,7 @@ class Ir:
             ValueError: the arguments do not fit `fn`; it returns something that is no tensor, or a
                 tensor of another graph; or a tensor of another Ir is passed.
         """
-        from popxl._core.create_graph import build_graph
-
-        return build_graph(self, fn, args, kwargs)
+        return analyses.build_graph(self, fn, args, kwargs)
 
     def create_empty_graph(self, name: str | None = None) -> Graph:
         """Create a graph without inputs, ops or outputs."""
@@ -160,15 +158,13 @@ class Ir:
             check: name of the checkpoint.
             save_dir: folder for this and later files: the session option `logDir`.
         """
-        from popxl._core.dot import checkpoint
-
         options = self._pb_ir.getSessionOptions()
         if save_dir is not None:
             options.logDir = str(save_dir)
             Path(save_dir).mkdir(parents=True, exist_ok=True)
         if not options.dotChecks and "POPART_DOT_CHECKS" not in os.environ:
             options.dotChecks = {"ALL"}
-        checkpoint(self, check)
+        analyses.checkpoint(self, check)
 
     # ---- streams and buffers --------------------------------------------------------------------
     def _register_stream(self, stream: Stream, name: str) -> str:
@@ -189,15 +185,11 @@ class Ir:
 
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
         """Device-to-host streams that the program stores to."""
-        from popxl._core.effects import program_effects
-
-        return set(program_effects(self).stores)
+        return set(analyses.program_effects(self).stores)
 
     def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
         """Host-to-device streams that the program loads from."""
-        from popxl._core.effects import program_effects
-
-        return set(program_effects(self).loads)
+        return set(analyses.program_effects(self).loads)
 
     # ---- replicas -------------------------------------------------------------------------------
     def replica_grouping(self, stride: int = 1, group_size: int | None = None) -> ReplicaGrouping:
@@ -217,6 +209,4 @@ class Ir:
         return f"Ir[id={self._id}]"
 
     def __str__(self) -> str:
-        from popxl._core.text import ir_text
-
-        return ir_text(self)
+        return analyses.ir_text(self)

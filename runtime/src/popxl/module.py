@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from popxl.tensor import Tensor
+from typing import Any
 
 
 class Module:
@@ -15,9 +11,9 @@ class Module:
     Subclass it, write `build`, and pass an instance to `ir.create_graph` or call it.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.build(*args, **kwargs)
 
-    def build(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
+    def build(self, *args: Any, **kwargs: Any) -> Any:
         """Add ops to the current graph. Must be overridden."""
         raise NotImplementedError(f"{type(self).__qualname__} must implement `build`")

@@ -6,10 +6,14 @@ import math
 from collections.abc import Hashable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from popxl.ir import Ir
+
+class Replicated(Protocol):
+    """A program, as far as groupings ask: an `Ir`."""
+
+    @property
+    def replication_factor(self) -> int: ...
 
 
 @cache
@@ -69,17 +73,17 @@ class ReplicaGrouping:
             "Cannot create ReplicaGrouping instances directly; use ir.replica_grouping(...)"
         )
 
-    _ir: Ir
+    _ir: Replicated
     _fixed: tuple[int, ...] | None  # None: all replicas, however many there will be
 
     @classmethod
-    def _of_all(cls, ir: Ir) -> ReplicaGrouping:
+    def _of_all(cls, ir: Replicated) -> ReplicaGrouping:
         self = object.__new__(cls)
         self._ir, self._fixed = ir, None
         return self
 
     @classmethod
-    def _from_stride(cls, ir: Ir, stride: int, group_size: int | None) -> ReplicaGrouping:
+    def _from_stride(cls, ir: Replicated, stride: int, group_size: int | None) -> ReplicaGrouping:
         if stride == 1 and group_size is None:
             return cls._of_all(ir)
         replicas = ir.replication_factor
@@ -101,7 +105,7 @@ class ReplicaGrouping:
         return cls._from_assignment(ir, assignment)
 
     @classmethod
-    def _from_assignment(cls, ir: Ir, assignment: tuple[int, ...]) -> ReplicaGrouping:
+    def _from_assignment(cls, ir: Replicated, assignment: tuple[int, ...]) -> ReplicaGrouping:
         replicas = ir.replication_factor
         if len(assignment) != replicas:
             raise ValueError(

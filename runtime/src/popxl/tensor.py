@@ -14,7 +14,11 @@ from popxl._core.log import logger
 from popxl._core.regions import regions
 from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.errors import UndefinedValue
+from popxl.typing_ import HostScalarTensor as HostScalarTensor
+from popxl.typing_ import HostTensor as HostTensor
 from popxl.typing_ import NewAliasAnnotation
+from popxl.typing_ import ScalarType as ScalarType
+from popxl.typing_ import host_tensor_types as host_tensor_types
 from popxl.utils import downcast_np_dtypes, to_numpy
 
 if TYPE_CHECKING:
@@ -24,10 +28,6 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
     from popxl.replica_grouping import ReplicaGrouping
 
-ScalarType = int | float | bool
-HostTensor = np.ndarray | Iterable["ScalarType | HostTensor"]
-host_tensor_types = (np.ndarray, Iterable)
-HostScalarTensor = ScalarType | HostTensor
 TILE_SET_MAP = {"compute": "compute", "io": "io"}
 RetrievalMode = Literal["one_per_group", "all_replicas"]
 
@@ -92,7 +92,7 @@ class TensorSpec(Mapping):
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}{meta})"
 
 
-class Tensor(operators.Operators):
+class Tensor(operators.Operators["Tensor"]):
     """A value in a graph. Created by ops and by the functions of this module."""
 
     __array_priority__ = 1000  # numpy scalars defer to our reflected operators

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import numpy as np
+
+ScalarType = int | float | bool
+HostTensor = np.ndarray | Iterable["ScalarType | HostTensor"]
+host_tensor_types = (np.ndarray, Iterable)
+HostScalarTensor = ScalarType | HostTensor
 
 T = TypeVar("T")
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from popxl import dtypes
-
-if TYPE_CHECKING:
-    from popxl.tensor import HostScalarTensor
+from popxl import dtypes, fp8_utils
+from popxl._core.hostarray import host_array
+from popxl.typing_ import HostScalarTensor
 
 HW_DEVICE_CONNECTION_TIMEOUT = int(1e4)
 
@@ -44,11 +43,7 @@ def to_numpy(
     """
     if isinstance(x, np.memmap) and (dtype is None or x.dtype == dtype.as_numpy()):
         return x  # a memory map is the user's storage: it is shared, never copied
-    if type(x).__module__.startswith("torch"):
-        x = x.detach().cpu().numpy()  # type: ignore[union-attr]
-    array = np.asarray(x)
-    if not array.size and isinstance(x, (list, tuple)):
-        raise ValueError("an empty list is no host data: pass a numpy array, which has a dtype")
+    array = host_array(x)
     is_float8 = dtype in (dtypes.float8_143, dtypes.float8_152)
     if not is_float8 and (log2_scale is not None or nan_on_overflow is not None):
         raise ValueError("log2_scale and nan_on_overflow need a float8 dtype")
@@ -57,8 +52,6 @@ def to_numpy(
     else:
         target = dtype.as_numpy()
     if is_float8 and array.dtype != target:
-        from popxl import fp8_utils
-
         nan = True if nan_on_overflow is None else nan_on_overflow
         numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
         return fp8_utils.host_pow2scale_cast_to_fp8(numbers, dtype, log2_scale or 0, nan)

@@ -8,17 +8,14 @@ fetches variables does something here.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from popxl.session import Session
+from typing import Any
 
 
 class DeviceInfo:
     """The devices of the sessions that it was given to."""
 
     def __init__(self) -> None:
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def isAttached(self) -> bool:  # noqa: N802 - PopART's name
@@ -36,7 +33,7 @@ class DeviceInfo:
 class SessionHandle:
     """Stands for PopART's binding of a session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Any) -> None:
         self._session = weakref.proxy(session)
 
     def prepareDevice(self, loadEngine: bool = True) -> None:  # noqa: N802, N803

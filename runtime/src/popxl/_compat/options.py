@@ -6,12 +6,9 @@ read freely; setting one that has no meaning on XLA is mentioned once in the log
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from popxl._core.log import logger
-
-if TYPE_CHECKING:
-    from popxl.ir import Ir
 
 MEANINGFUL = {
     "enableDistributedReplicatedGraphs",
@@ -89,7 +86,7 @@ class SessionOptions:
 class IrHandle:
     """Stands for PopART's binding of an Ir: the few members that programs use."""
 
-    def __init__(self, ir: Ir) -> None:
+    def __init__(self, ir: Any) -> None:
         self._ir = ir
         self._options = SessionOptions()
 

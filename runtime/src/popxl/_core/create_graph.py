@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from popxl._core.attached import attach
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.tensor import Tensor, TensorSpec
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from popxl.ir import Ir
 
 
+@attach
 def build_graph(
     ir: Ir, fn: Callable[..., Any] | Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Graph:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from popxl._core.attached import attach
+
 if TYPE_CHECKING:
     from popxl._compat.options import SessionOptions
     from popxl.graph import Graph
@@ -49,6 +51,7 @@ def _chosen(options: SessionOptions) -> set[str]:
     return {name.upper() for name in names} - {""}
 
 
+@attach
 def checkpoint(ir: Ir, name: str) -> None:
     """Write the program to `<name>.dot` in the folder `logDir`, if the checkpoint is chosen."""
     options = ir._pb_ir.getSessionOptions()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from popxl._core.attached import attach
 from popxl._core.known import found_once
 from popxl._core.regions import regions
 
@@ -70,6 +71,7 @@ def graph_effects(graph: Graph) -> Effects:
     return found
 
 
+@attach
 def program_effects(ir: Ir) -> Effects:
     """State touched by a run of the whole program."""
     return graph_effects(ir.main_graph)

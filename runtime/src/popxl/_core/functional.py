@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from popxl._core.aliases import Views
+from popxl._core.attached import analyses, attach
 from popxl._core.effects import Effects, own_effects
 from popxl._core.known import found_once
 from popxl._core.picking import picked
@@ -58,13 +59,6 @@ class Value:
 
 _DEEP = 16
 """Views of views that are computed one by one: XLA recurses along them, and dies of hundreds."""
-
-
-@dataclass(frozen=True)
-class Outlined:
-    """A graph is an executable of its own. `first`: see `popxl.transforms.outline`."""
-
-    first: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +139,7 @@ class Node:
         return any(graph.is_outlined or graph.has_host_nodes for graph in graphs)
 
     def __str__(self) -> str:
-        from popxl._core.text import node_text
-
-        return node_text(self)
+        return analyses.node_text(self)
 
 
 @dataclass(eq=False)
@@ -222,9 +214,7 @@ class Functional:
         return replace(self, inputs=inputs, nodes=copy.nodes, outputs=copy.all(self.outputs))
 
     def __str__(self) -> str:
-        from popxl._core.text import functional_text
-
-        return functional_text(self)
+        return analyses.functional_text(self)
 
 
 class Copy:
@@ -276,6 +266,7 @@ def count_updates(node: Node) -> int:
 
 
 # ---- the pass -----------------------------------------------------------------------------------
+@attach
 @found_once
 def functionalise(graph: Graph) -> Functional:
     """The functional form of `graph`; of the main graph the inputs are its variables."""

@@ -17,10 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from popxl._core.functional import Node
     from popxl._core.op import Op
     from popxl._core.regions import Region
-    from popxl._lower.machine import Machine
     from popxl.tensor import Tensor, TensorSpec
 
 InferRule = Callable[..., "Sequence[TensorSpec]"]
@@ -61,7 +59,7 @@ class OpDef:
             gradient graph; `output_grads` has None where no gradient flows. Default: a vjp of
             `lower`. `NoGrad` if there is none.
         execute: for structural ops, instead of `lower`: `execute(machine, node, arrays)`, which
-            returns the results.
+            returns the results; see `popxl._core.machine`.
         view_write: for ops usable as views: `view_write(inputs, value, **attrs) -> new inputs`,
             arrays in, tuple of arrays out; stores `value` through the view into its inputs.
         dtypes: "same": all inputs must have one dtype; "any": no rule beyond `infer`.
@@ -83,7 +81,7 @@ class OpDef:
     lower: Callable[..., Any] | None = None
     infer: InferRule | None = None
     grad: GradRule | NoGrad | None = None
-    execute: Callable[[Machine, Node, Sequence[Any]], Sequence[Any]] | None = None
+    execute: Callable[..., Sequence[Any]] | None = None
     view_write: Callable[..., Any] | None = None
     dtypes: Literal["same", "any"] = "any"
     regions: Callable[[Op], Iterable[Region]] | None = None

@@ -7,100 +7,103 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from popxl.tensor import Tensor
+TensorT = TypeVar("TensorT")  # the class of tensors
 
 ops: Any = None  # the module popxl.ops
 _getitem: Any = None
 
 
-def attach(module: ModuleType, getitem: Callable[[Tensor, Any], Tensor]) -> None:
+def attach(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
     """Say which ops the operators stand for, and what `tensor[key]` does."""
     global ops, _getitem
     ops, _getitem = module, getitem
 
 
-_Method = Callable[["Operators", Any], "Tensor"]
+def _operator(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
+    """The operator of an op."""
+    return lambda self, other: getattr(ops, name)(self, self._ensure_tensor(other))
 
 
-def _both(name: str) -> tuple[_Method, _Method]:
-    """The operator of an op, and its reflection."""
-
-    def operator(self: Operators, other: Any) -> Tensor:
-        return getattr(ops, name)(self, self._ensure_tensor(other))
-
-    def reflected(self: Operators, other: Any) -> Tensor:
-        return getattr(ops, name)(self._ensure_tensor(other), self)
-
-    return operator, reflected
+def _reflected(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
+    """The operator of an op, for what has a tensor on its right."""
+    return lambda self, other: getattr(ops, name)(self._ensure_tensor(other), self)
 
 
-class Operators:
+class Operators(Generic[TensorT]):
     """A tensor as far as it is written with operators."""
 
-    def _ensure_tensor(self, other: Any) -> Tensor:
+    def _ensure_tensor(self, other: Any) -> TensorT:
         """`other` itself, or a constant of this tensor's dtype."""
         raise NotImplementedError
 
     # ---- shape methods --------------------------------------------------------------------------
-    def transpose(self, permutation: Iterable[int] | None = None) -> Tensor:
+    def transpose(self, permutation: Iterable[int] | None = None) -> TensorT:
         """Permute the axes; default: reverse them."""
         return ops.transpose(self, _tuple_or_none(permutation))
 
-    def transpose_(self, permutation: Iterable[int] | None = None) -> Tensor:
+    def transpose_(self, permutation: Iterable[int] | None = None) -> TensorT:
         """As `transpose`, as a view."""
         return ops.transpose_(self, _tuple_or_none(permutation))
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 - as in numpy
+    def T(self) -> TensorT:  # noqa: N802 - as in numpy
         return self.transpose()
 
     @property
-    def T_(self) -> Tensor:  # noqa: N802
+    def T_(self) -> TensorT:  # noqa: N802
         return self.transpose_()
 
-    def reshape(self, shape: Iterable[int]) -> Tensor:
+    def reshape(self, shape: Iterable[int]) -> TensorT:
         return ops.reshape(self, tuple(shape))
 
-    def reshape_(self, shape: Iterable[int]) -> Tensor:
+    def reshape_(self, shape: Iterable[int]) -> TensorT:
         return ops.reshape_(self, tuple(shape))
 
-    def flatten(self) -> Tensor:
+    def flatten(self) -> TensorT:
         return ops.flatten(self)
 
-    def flatten_(self) -> Tensor:
+    def flatten_(self) -> TensorT:
         return ops.flatten_(self)
 
-    def detach(self) -> Tensor:
+    def detach(self) -> TensorT:
         return ops.detach(self)
 
-    def detach_(self) -> Tensor:
+    def detach_(self) -> TensorT:
         return ops.detach_(self)
 
     # ---- operators ------------------------------------------------------------------------------
-    __add__, __radd__ = _both("add")
-    __sub__, __rsub__ = _both("sub")
-    __mul__, __rmul__ = _both("mul")
-    __truediv__, __rtruediv__ = _both("div")
-    __pow__, __rpow__ = _both("pow")
-    __mod__, __rmod__ = _both("fmod")
-    __matmul__, __rmatmul__ = _both("matmul")
-    __and__, __rand__ = _both("logical_and")
-    __or__, __ror__ = _both("logical_or")
+    __add__ = _operator("add")
+    __radd__ = _reflected("add")
+    __sub__ = _operator("sub")
+    __rsub__ = _reflected("sub")
+    __mul__ = _operator("mul")
+    __rmul__ = _reflected("mul")
+    __truediv__ = _operator("div")
+    __rtruediv__ = _reflected("div")
+    __pow__ = _operator("pow")
+    __rpow__ = _reflected("pow")
+    __mod__ = _operator("fmod")
+    __rmod__ = _reflected("fmod")
+    __matmul__ = _operator("matmul")
+    __rmatmul__ = _reflected("matmul")
+    __and__ = _operator("logical_and")
+    __rand__ = _reflected("logical_and")
+    __or__ = _operator("logical_or")
+    __ror__ = _reflected("logical_or")
 
-    def __iadd__(self, other: Any) -> Tensor:
+    def __iadd__(self, other: Any) -> TensorT:
         """In place: this tensor's value changes."""
         return ops.add_(self, self._ensure_tensor(other))
 
-    def __invert__(self) -> Tensor:
+    def __invert__(self) -> TensorT:
         return ops.logical_not(self)
 
-    def __neg__(self) -> Tensor:
+    def __neg__(self) -> TensorT:
         return ops.negate(self)
 
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: Any) -> TensorT:
         """Integers and slices slice; an integer tensor or array gathers along axis 0; a bool
         mask of this tensor's shape keeps the chosen elements and sets the others to 0."""
         return _getitem(self, key)

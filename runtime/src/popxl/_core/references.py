@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from popxl._core.aliases import Views, numbered
+from popxl._core.attached import attach
 from popxl._core.functional import functionalise
 from popxl._core.regions import Region, regions
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from popxl.tensor import Tensor
 
 
+@attach
 def changed_inputs(op: Op, region: Region) -> set[int]:
     """Indices of the inputs of the region's graph that it changes, and whose changes reach what
     `op` passes."""

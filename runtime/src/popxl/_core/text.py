@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from popxl._core.attached import attach
+
 if TYPE_CHECKING:
     from popxl._core.functional import Functional, Node, Value
     from popxl._core.op import Op
@@ -32,6 +34,7 @@ def _value(value: Any) -> str:
     return str(value)
 
 
+@attach
 def op_text(op: Op) -> str:
     """`%y: float32[2, 2] = matmul(%x, %w)` with attributes and hints."""
     left = ", ".join(_declared(t) for t in op.outputs)
@@ -44,6 +47,7 @@ def op_text(op: Op) -> str:
     return f"{left + ' = ' if left else ''}{op.name}({args}){attrs}{modified}{hint}"
 
 
+@attach
 def graph_text(graph: Graph) -> str:
     """A graph with its inputs, variables, constants, ops and outputs."""
     from popxl.tensor import Shard, Variable
@@ -70,6 +74,7 @@ def _initial(t: Any) -> str:
     return f"{t._grouping!r} {t._retrieval}{where}{' sharded' if t._sharded else ''}"
 
 
+@attach
 def ir_text(ir: Ir) -> str:
     """The whole program: header, buffers, streams, graphs."""
     header = f"replicas={ir.replication_factor} host_transfers={ir.num_host_transfers}"
@@ -86,6 +91,7 @@ def first_line(error: BaseException) -> str:
 
 
 # ---- the functional form ------------------------------------------------------------------------
+@attach
 def node_text(node: Node) -> str:
     """`%v'1 = add_(%v, %c)`, with what it runs."""
     left = ", ".join(map(_bound, node.outputs))
@@ -105,6 +111,7 @@ def _bound(value: Value) -> str:
     return f"{value!r}: {spec_text(value.spec)}"
 
 
+@attach
 def functional_text(form: Functional) -> str:
     """The functional form of a graph."""
     ins = ", ".join(map(_bound, form.inputs))

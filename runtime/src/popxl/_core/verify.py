@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from popxl._core.functional import functionalise
 from popxl._core.infer import infer_specs
 from popxl._core.references import check_references
 from popxl._core.regions import Region, regions
@@ -109,7 +110,7 @@ def check_transfers(ir: Ir) -> None:
     Raises:
         popart_exception: one is used more often than `ir.num_host_transfers`.
     """
-    for stream, n in ir.main_graph.functional.transfers.items():
+    for stream, n in functionalise(ir.main_graph).transfers.items():
         if n > ir.num_host_transfers:
             raise popart_exception(
                 f"stream {stream.tensor_id!r} is used {n} times in a run, but "

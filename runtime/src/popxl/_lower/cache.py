@@ -23,10 +23,11 @@ from popxl._core.log import logger
 from popxl._lower.compile import compile_lowered
 from popxl._lower.executable import LoadedSegment, Specs, serialize, signature
 from popxl._lower.fingerprint import Uncacheable, segment_key
-from popxl._lower.segment import Segment, lower_segment
+from popxl._lower.segment import Segment
+from popxl._lower.segment_function import lower_segment
 
 if TYPE_CHECKING:
-    from popxl._lower.program import Program
+    from popxl._lower.target import Target
     from popxl.ir import Ir
 
 _FORMAT = "popxl executable 2"
@@ -95,7 +96,7 @@ class Stopwatch:
 class SegmentCache:
     """Loads or compiles the segments of one program; may be used by several threads."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Target) -> None:
         self._program = program
         self._folder = cache_folder(program.ir)
         self._lock = Lock()

@@ -24,11 +24,11 @@ from popxl._lower.traffic import EntryFile, Traffic
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
 
+    from popxl._lower.schedule import Index
     from popxl.remote_buffer import RemoteBuffer
     from popxl.tensor import Variable
 
 _FIRST = 4096  # bytes that tell nearly all values from zeros
-Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
 
 
 class Entries:
@@ -67,7 +67,9 @@ class Entries:
         if traffic is None or not count:
             return None
         dtype = self.buffer.tensor_dtype.as_jax()
-        memory = EntryMemory(self._shape, self._rows, dtype, self._host, traffic)
+        memory = EntryMemory(
+            self._shape, self._rows, dtype, self._host, traffic.scratch, traffic.recycled
+        )
         file = EntryFile(traffic, count, memory)
         self._closed = weakref.finalize(self, file.close)
         return file

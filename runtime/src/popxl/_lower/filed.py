@@ -14,7 +14,8 @@ from popxl._lower.cpu import memory_of
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
-    from popxl._lower.traffic import Traffic
+    from popxl._lower.cpu import Recycled
+    from popxl._lower.disk import Scratch
 
 Room = tuple[list[np.ndarray], Callable[[], jax.Array]]
 
@@ -38,11 +39,12 @@ class EntryMemory:
         rows: int,
         dtype: Any,
         sharding: NamedSharding,
-        traffic: Traffic,
+        scratch: Scratch,
+        recycled: Recycled,
     ) -> None:
         self._whole, self._part = shape, (rows, *shape[1:])
         self._rows, self._dtype, self._sharding = max(rows, 1), dtype, sharding
-        self._scratch, self._recycled = traffic.scratch, traffic.recycled
+        self._scratch, self._recycled = scratch, recycled
         found = sharding.addressable_devices_indices_map(shape)
         at = {self._replica(index): device for device, index in found.items() if index is not None}
         self._replicas = sorted(at)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from popxl._core.functional import Functional, Node, Value
     from popxl._core.op import Op
     from popxl._core.opdef import OpDef
-    from popxl._lower.program import Program
+    from popxl._lower.target import Target
 
 _OURS = ("popxl", "popxl_addons")
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -55,7 +55,7 @@ class Uncacheable(Exception):
     """The program has a part whose meaning cannot be written down; the message says which."""
 
 
-def segment_key(program: Program, segment: Segment) -> str:
+def segment_key(program: Target, segment: Segment) -> str:
     """SHA-256 of all that determines the executable of `segment`, in hexadecimal. Equal segments
     have equal keys, wherever in a program they are.
 
@@ -71,7 +71,7 @@ def segment_key(program: Program, segment: Segment) -> str:
 
 
 # ---- the machine and the software ---------------------------------------------------------------
-def _machine(program: Program) -> Iterator[str]:
+def _machine(program: Target) -> Iterator[str]:
     devices = list(program.mesh.devices.flat)
     client = devices[0].client
     yield f"sources {_source_digest()}"
@@ -113,7 +113,7 @@ def _source_digest() -> str:
 
 
 # ---- the segment --------------------------------------------------------------------------------
-def segment_lines(program: Program, segment: Segment) -> Iterator[str]:
+def segment_lines(program: Target, segment: Segment) -> Iterator[str]:
     """The segment as lines of text; equal lines mean equal segments on one machine."""
     if segment.effects.impure:
         raise Uncacheable("it calls back to Python (print_tensor)")

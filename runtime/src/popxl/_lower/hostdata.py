@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from popxl._core.hostarray import device_view
 from popxl._lower.cpu import not_adopted
 from popxl._lower.devices import global_shape
 
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
-
-
-def device_view(x: np.ndarray) -> np.ndarray:
-    """Host data in the dtype that the device uses (float8 is a record on the host)."""
-    from popxl import dtypes
-
-    return x.view(dtypes.dtype.as_dtype(x.dtype).as_jax()) if x.dtype.names else x
 
 
 def put(x: np.ndarray, sharding: Sharding) -> jax.Array:

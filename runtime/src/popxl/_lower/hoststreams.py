@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 import popdist
+from popxl._core.hostarray import device_view
 from popxl._lower.devices import per_replica
-from popxl._lower.hostdata import device_view, own_part, put_parts
+from popxl._lower.hostdata import own_part, put_parts
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import HostScalarTensor
 from popxl.utils import to_numpy

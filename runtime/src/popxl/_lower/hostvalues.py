@@ -21,7 +21,6 @@ from popxl.utils import to_numpy
 
 if TYPE_CHECKING:
     from popxl._lower.hostdata import VariablePart
-    from popxl._lower.program import State
     from popxl.ir import Ir
 
 Source = Callable[[], np.ndarray]
@@ -35,12 +34,12 @@ class Borrowed:
     belongs to both, until the program that borrows it stores to it.
 
     Attributes:
-        state: gives that session's state, or None.
+        state: gives that session's `State`, or None.
         read: gives the value.
     """
 
     variable: Variable
-    state: Callable[[], State | None]
+    state: Callable[[], Any]
     read: Callable[[], np.ndarray]
 
     def __call__(self) -> np.ndarray:

@@ -26,7 +26,7 @@ from popxl._lower.schedule import (
 )
 
 if TYPE_CHECKING:
-    from popxl._lower.entries import Index
+    from popxl._lower.schedule import Index
 
 Numbers = list[Any]  # by position; None: no number that the host knows
 

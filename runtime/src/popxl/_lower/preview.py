@@ -11,7 +11,7 @@ from popxl._lower.schedule import Load, Run, Schedule, Store
 from popxl._lower.transit import Transit
 
 if TYPE_CHECKING:
-    from popxl._lower.entries import Index
+    from popxl._lower.schedule import Index
     from popxl.remote_buffer import RemoteBuffer
 
 

@@ -25,13 +25,14 @@ from jax.sharding import Mesh
 
 import popdist
 from popxl._core.effects import Effects, program_effects
+from popxl._core.hostarray import device_view
 from popxl._lower.build import build_schedule
 from popxl._lower.cache import SegmentCache
 from popxl._lower.devices import global_shape, per_replica, replicated
 from popxl._lower.donation import is_exclusive
 from popxl._lower.entries import Entries
 from popxl._lower.exchange import numbers
-from popxl._lower.hostdata import device_view, put
+from popxl._lower.hostdata import put
 from popxl._lower.lookahead import Fetched, upcoming
 from popxl._lower.moving import Direct, InFlight
 from popxl._lower.platforms import platform_named

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Slot = int
 
+Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
+
 
 @dataclass(eq=False, kw_only=True)
 class Step:

@@ -2,7 +2,7 @@
 
 A segment is a list of nodes of a functional graph, the values that they take, and those that later
 steps ask for. Its function takes and returns flat lists of arrays, of which each replica sees its
-part.
+part (`popxl._lower.segment_function`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from typing import TYPE_CHECKING
 
 from popxl import dtypes
 from popxl._core.effects import Effects
 from popxl._core.functional import count_updates, effects_of
-from popxl._lower.machine import Machine
-from popxl.ops._collective import AXIS
-from popxl.ops._folds import tracing_for
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
@@ -166,7 +159,7 @@ def _collect_constants(
                 _collect_constants(graph.nodes, found, seen)
 
 
-# ---- the function -------------------------------------------------------------------------------
+# ---- its function, as data -----------------------------------------------------------------------
 def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
     """Spec of each argument, with whether each replica has its own: arguments, data and positions
     of streams, constants, fault, seed and number of updates."""
@@ -196,75 +189,3 @@ def donated(segment: Segment) -> tuple[int, ...]:
     first = len(segment.args)
     sinks = [first + i for i, s in enumerate(segment.streams) if s in segment.sinks]
     return (*segment.donated, *sinks)
-
-
-def replica_function(segment: Segment) -> Any:
-    """The function of one replica: flat arguments to flat results, as their specs say."""
-
-    def run(*given: Any) -> tuple[Any, ...]:
-        values = list(given)
-
-        def take(count: int) -> list[Any]:
-            taken, values[:count] = values[:count], []
-            return taken
-
-        arguments = take(len(segment.args))
-        machine = Machine(checks=facts_of(segment).checks)
-        machine.streams.update(zip(segment.streams, take(len(segment.streams)), strict=True))
-        machine.positions.update(zip(segment.streams, take(len(segment.streams)), strict=True))
-        machine.constants.update(zip(segment.constants, take(len(segment.constants)), strict=True))
-        if segment.is_checked:
-            (machine.fault,) = take(1)
-        if segment.is_rounded:
-            machine.seed, machine.updates = take(2)
-        found = dict(zip(segment.args, arguments, strict=True))
-        for node in segment.nodes:
-            machine.execute(node, found)
-        results = [machine.read(v, found) for v in segment.results]
-        results += [machine.streams[s] for s in segment.sinks]
-        results += [jnp.asarray(machine.positions[s], jnp.int32) for s in segment.streams]
-        if segment.is_checked:
-            results.append(jnp.asarray(machine.fault, jnp.int32))
-        return tuple(results)
-
-    return run
-
-
-def global_function(segment: Segment, mesh: Any) -> Any:
-    """The function of all replicas, on arrays as `global_shape` says."""
-    local = replica_function(segment)
-    specs = argument_specs(segment)
-    own = [private for _, private in specs]
-    scalars = [private and not spec.shape for spec, private in specs]
-
-    def per_replica(*given: Any) -> tuple[Any, ...]:
-        results = local(*(x[0] if s else x for x, s in zip(given, scalars, strict=True)))
-        return tuple(x if x.ndim else x[None] for x in results)
-
-    split, whole = PartitionSpec(AXIS), PartitionSpec()
-    return jax.shard_map(
-        per_replica,
-        mesh=mesh,
-        in_specs=tuple(split if private else whole for private in own),
-        out_specs=split,
-        check_vma=False,
-    )
-
-
-def lower_segment(segment: Segment, mesh: Any, specs: Any, target: str | None = None) -> Any:
-    """Trace and lower: a `jax.stages.Lowered`.
-
-    Args:
-        specs: `ShapeDtypeStruct`s with shardings of the arguments.
-        target: platform to lower for ("cpu", "cuda", "tpu"); default: that of the mesh.
-    """
-    mapped = global_function(segment, mesh)
-
-    def popxl_segment(*args: Any) -> Any:
-        return mapped(*args)
-
-    # Unused arguments are kept, so that the executable's arguments are exactly the segment's.
-    jitted = jax.jit(popxl_segment, donate_argnums=donated(segment), keep_unused=True)
-    with tracing_for(target or facts_of(segment).platform):
-        traced = jitted.trace(*specs)
-    return traced.lower(lowering_platforms=None if target is None else (target,))

@@ -17,8 +17,8 @@ from popxl._lower.moving import EntriesOf, is_there, wait_for
 from popxl._lower.schedule import Load, Run, Store
 
 if TYPE_CHECKING:
-    from popxl._lower.entries import Index
     from popxl._lower.lookahead import Event
+    from popxl._lower.schedule import Index
     from popxl.remote_buffer import RemoteBuffer
 
 _EVENTS = 4096  # steps that the look-ahead may be in front of the walker

@@ -142,12 +142,11 @@ from popxl.ops.vision import roi_align as roi_align
 
 from popxl.ops import collectives as collectives  # isort: skip
 from popxl.ops import fp8 as fp8  # isort: skip
+from popxl.ops import utils as utils  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
 from popxl._compat import paths as _paths  # isort: skip
 
 _paths.register(__name__)
-
-from popxl.ops import utils as utils  # noqa: E402 - it uses the names above
 
 __all__ = [*_exported(globals()), "collectives", "fp8", "var_updates"]
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from popxl import dtypes
-
-if TYPE_CHECKING:
-    from popxl.tensor import Tensor
+from popxl.ops.gathering import gather
+from popxl.ops.logic import where
+from popxl.ops.shape import squeeze
+from popxl.ops.slicing import slice as slice_of
+from popxl.tensor import Tensor, constant
 
 
 def getitem(t: Tensor, key: Any) -> Tensor:
     """See `Tensor.__getitem__`."""
-    from popxl.tensor import Tensor
-
     if isinstance(key, (bool, np.bool_)):
         raise TypeError(
             f"a tensor cannot be indexed with {key!r}: masks are bool tensors or arrays"
@@ -27,8 +27,6 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     if isinstance(key, Tensor):
         return _mask(t, key) if key.dtype is dtypes.bool else _gather(t, key)
     array = np.asarray(key)
-    from popxl.tensor import constant
-
     if array.dtype == np.bool_:
         return _mask(t, constant(array))
     if np.issubdtype(array.dtype, np.integer):
@@ -37,23 +35,16 @@ def getitem(t: Tensor, key: Any) -> Tensor:
 
 
 def _gather(t: Tensor, indices: Tensor) -> Tensor:
-    from popxl import ops
-
     if not indices.dtype.is_int:
         raise TypeError(f"index tensors must be integer or bool, but {indices.id!r} is not")
-    return ops.gather(t, indices)
+    return gather(t, indices)
 
 
 def _mask(t: Tensor, mask: Tensor) -> Tensor:
-    from popxl import ops
-    from popxl.tensor import constant
-
-    return ops.where(mask, t, constant(0, t.dtype))
+    return where(mask, t, constant(0, t.dtype))
 
 
 def _slices(t: Tensor, key: tuple[Any, ...]) -> Tensor:
-    from popxl import ops
-
     if any(k is Ellipsis for k in key):
         at = key.index(Ellipsis)
         key = key[:at] + (slice(None),) * (t.rank - len(key) + 1) + key[at + 1 :]
@@ -81,5 +72,5 @@ def _slices(t: Tensor, key: tuple[Any, ...]) -> Tensor:
         axes.append(axis)
         for values, value in zip((starts, stops, steps), part, strict=True):
             values.append(value)
-    out = ops.slice(t, starts, stops, steps, axes) if axes else t
-    return ops.squeeze(out, dropped) if dropped else out
+    out = slice_of(t, starts, stops, steps, axes) if axes else t
+    return squeeze(out, dropped) if dropped else out

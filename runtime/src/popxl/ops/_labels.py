@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-import popxl
-from popxl import ops
-from popxl._core.op import Op, emit
+from popxl import dtypes
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
+from popxl.ops.logic import equal, where
+from popxl.ops.shape import reshape
+from popxl.tensor import constant
 
 if TYPE_CHECKING:
     from popxl.tensor import Tensor
@@ -26,9 +29,9 @@ def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     """By comparison, which is fused with the gradient of the exponentials."""
     t, _, indices = op.inputs
     n, classes = t.shape
-    columns = popxl.constant(np.arange(classes)[None], popxl.int32, "classes")
-    chosen = ops.equal(columns, ops.reshape(ctx.fwd(indices), (n, 1)))
-    return [ops.where(chosen, ops.reshape(dy, (n, 1)), popxl.constant(0, dy.dtype)), None, None]
+    columns = constant(np.arange(classes)[None], dtypes.int32, "classes")
+    chosen = equal(columns, reshape(ctx.fwd(indices), (n, 1)))
+    return [where(chosen, reshape(dy, (n, 1)), constant(0, dy.dtype)), None, None]
 
 
 _PICKED = define("cross_entropy_label", _picked, grad=_picked_grad)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from popxl._core.op import emit
+from popxl._core.emit import emit
 
 if TYPE_CHECKING:
     from popxl._core.opdef import OpDef

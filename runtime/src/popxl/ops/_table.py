@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from popxl._core.op import emit
+from popxl._core.emit import emit
 
 if TYPE_CHECKING:
     from popxl._core.opdef import OpDef

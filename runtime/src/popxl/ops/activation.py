@@ -7,21 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import define
 from popxl.ops._args import axis_of
 from popxl.ops._folds import max_over, sum_over
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_floating, floats, numbers, widen
 from popxl.ops._table import ELEMENTWISE, unary
+from popxl.ops.logic import greater, where
 from popxl.tensor import Tensor
 
 
 def _relu_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     # From the output, which `relu_` leaves, and not the input, which it overwrites.
     zero = scalar_like(0, dy)
-    return [ops.where(ops.greater(ctx.fwd(op.outputs[0]), zero), dy, zero)]
+    return [where(greater(ctx.fwd(op.outputs[0]), zero), dy, zero)]
 
 
 _RELU = define("relu", numbers(jax.nn.relu), grad=_relu_grad, tags=ELEMENTWISE)
@@ -43,7 +43,7 @@ swish_ = unary(_SWISH, "As `swish`, in place.", inplace=0)
 
 def _tanh_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     y = ctx.fwd(op.outputs[0])
-    return [ops.mul(dy, ops.sub(scalar_like(1, y), ops.mul(y, y)))]
+    return [dy * (scalar_like(1, y) - y * y)]
 
 
 tanh = unary(

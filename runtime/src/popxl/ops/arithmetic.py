@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
-from popxl.ops._grads import sum_to
 from popxl.ops._numerics import check_arithmetic, numbers, widen
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops._table import ELEMENTWISE, binary
+from popxl.ops.elementwise import negate
+from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _sub_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     lhs, rhs = op.inputs
     return [
         sum_to(dy, lhs.shape) if ctx.needs(op, 0) else None,
-        ops.negate(sum_to(dy, rhs.shape)) if ctx.needs(op, 1) else None,
+        negate(sum_to(dy, rhs.shape)) if ctx.needs(op, 1) else None,
     ]
 
 
@@ -55,8 +55,8 @@ sub = binary(
 def _mul_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     lhs, rhs = op.inputs
     return [
-        sum_to(ops.mul(dy, ctx.fwd(rhs)), lhs.shape) if ctx.needs(op, 0) else None,
-        sum_to(ops.mul(dy, ctx.fwd(lhs)), rhs.shape) if ctx.needs(op, 1) else None,
+        sum_to(mul(dy, ctx.fwd(rhs)), lhs.shape) if ctx.needs(op, 0) else None,
+        sum_to(mul(dy, ctx.fwd(lhs)), rhs.shape) if ctx.needs(op, 1) else None,
     ]
 
 
@@ -68,10 +68,10 @@ mul = binary(
 
 def _div_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     lhs, rhs = op.inputs
-    scaled = ops.div(dy, ctx.fwd(rhs))
+    scaled = div(dy, ctx.fwd(rhs))
     return [
         sum_to(scaled, lhs.shape) if ctx.needs(op, 0) else None,
-        ops.negate(sum_to(ops.mul(scaled, ctx.fwd(op.outputs[0])), rhs.shape))
+        negate(sum_to(mul(scaled, ctx.fwd(op.outputs[0])), rhs.shape))
         if ctx.needs(op, 1)
         else None,
     ]

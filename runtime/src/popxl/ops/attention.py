@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
-from popxl.ops._grads import sum_to_like
 from popxl.ops.fused_attention import FUSED_ATTENTION
+from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor
 
 Pair = tuple[Tensor, Tensor]

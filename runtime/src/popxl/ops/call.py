@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 from popxl._core.references import check_references
 from popxl._core.regions import Region

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from popxl import context, dtypes
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 from popxl._core.regions import Region
 from popxl.graph import Graph

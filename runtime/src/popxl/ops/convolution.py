@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
+from popxl._core.emit import emit
 from popxl._core.infer import abstract_outputs
-from popxl._core.op import Op, emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._numerics import check_floating, is_float8
 from popxl.ops._windows import (

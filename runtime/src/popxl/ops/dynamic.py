@@ -8,12 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops._folds import apart_on_cpu
 from popxl.ops.gathering import check_indices
+from popxl.ops.placement import init
 from popxl.tensor import Tensor
 
 
@@ -36,7 +36,7 @@ def _dynamic_slice(
 
 def _dynamic_slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     t, index = op.inputs
-    zeros = ops.init(t.shape, t.dtype)
+    zeros = init(t.shape, t.dtype)
     return [emit(_DYNAMIC_UPDATE, [zeros, ctx.fwd(index), dy], op.attrs)[0], None]
 
 
@@ -99,7 +99,7 @@ def _dynamic_update(
 
 def _dynamic_update_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     index, update = ctx.fwd(op.inputs[1]), op.inputs[2]
-    zeros = ops.init(update.shape, update.dtype)
+    zeros = init(update.shape, update.dtype)
     return [
         emit(_DYNAMIC_UPDATE, [dy, index, zeros], op.attrs)[0],
         None,

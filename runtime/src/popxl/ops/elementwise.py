@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl import dtypes, ops
-from popxl._core.op import emit
+from popxl import dtypes
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._numerics import floats, numbers
 from popxl.ops._table import ELEMENTWISE, unary
@@ -24,11 +24,11 @@ _BOOLEAN = NoGrad("boolean output")
 
 # ---- arithmetic ---------------------------------------------------------------------------------
 def _abs_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [ops.mul(dy, ops.sign(ctx.fwd(op.inputs[0])))]
+    return [dy * sign(ctx.fwd(op.inputs[0]))]
 
 
 def _negate_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [ops.negate(dy)]
+    return [negate(dy)]
 
 
 abs = unary(
@@ -78,11 +78,11 @@ clamp = clip
 
 # ---- roots, exponentials, trigonometry ----------------------------------------------------------
 def _sqrt_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [ops.div(dy * 0.5, ctx.fwd(op.outputs[0]))]
+    return [dy * 0.5 / ctx.fwd(op.outputs[0])]
 
 
 def _exp_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [ops.mul(dy, ctx.fwd(op.outputs[0]))]
+    return [dy * ctx.fwd(op.outputs[0])]
 
 
 sqrt = unary(
@@ -117,7 +117,7 @@ isfinite = unary(
 # ---- the same value -----------------------------------------------------------------------------
 def _cast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     source = op.inputs[0].dtype
-    return [ops.cast(dy, source) if source.is_floating_point else None]
+    return [cast(dy, source) if source.is_floating_point else None]
 
 
 _CAST = define(

@@ -10,12 +10,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl import dtypes, ops
-from popxl._core.op import emit
+from popxl import dtypes
+from popxl._core.emit import emit
 from popxl._core.opdef import RuntimeCheck, define
 from popxl.ops._args import hint
 from popxl.ops._numerics import check_floating, is_float8
 from popxl.ops.linalg import matmul_flops, matmul_grads
+from popxl.ops.placement import init
 from popxl.tensor import Tensor
 
 FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
@@ -137,7 +138,7 @@ def _matmul_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     scaled = emit(_SCALE, [dy, ctx.fwd(op.inputs[2])], {"dtype": dy.dtype})[0]
 
     def unscaled(t: Tensor) -> Tensor:
-        zero = ops.init((), dtypes.int32)
+        zero = init((), dtypes.int32)
         return pow2scale_cast_from_fp8(ctx.fwd(t), zero, dy.dtype)
 
     return [*matmul_grads(ctx, op, scaled, unscaled), None]

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
-from popxl.ops._grads import sum_to_like
 from popxl.ops._numerics import check_floating
+from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor
 
 __all__ = [

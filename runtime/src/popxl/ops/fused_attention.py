@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._attention import (
     Settings,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._core.effects import Effects
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl._core.text import spec_text
 from popxl.errors import SpecError
@@ -16,7 +16,7 @@ from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
     from popxl._core.functional import Node
-    from popxl._lower.machine import Machine
+    from popxl._core.machine import Machine
 
 
 def _execute_load(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -8,11 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl import context, dtypes, ops
-from popxl._core.op import Op, emit
+from popxl import context, dtypes
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
-from popxl.ops._grads import sum_to
 from popxl.ops._numerics import check_arithmetic, factors
+from popxl.ops.elementwise import cast
+from popxl.ops.reduction import sum_to
+from popxl.ops.shape import reshape, transpose
 from popxl.tensor import Tensor
 
 
@@ -36,7 +39,7 @@ def matmul_flops(op: Op) -> int:
 
 
 def _matmul_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    dc = dy if dy.dtype is op.inputs[0].dtype else ops.cast(dy, op.inputs[0].dtype)
+    dc = dy if dy.dtype is op.inputs[0].dtype else cast(dy, op.inputs[0].dtype)
     return matmul_grads(ctx, op, dc, ctx.fwd)
 
 
@@ -55,22 +58,22 @@ def matmul_grads(
     dc = _reshaped(dy, (*batch, a_shape[-2], b_shape[-1]))
     da = db = None
     if ctx.needs(op, 0):
-        product = ops.matmul(dc, _swapped(_reshaped(value(b), b_shape)))
+        product = matmul(dc, _swapped(_reshaped(value(b), b_shape)))
         da = _reshaped(sum_to(product, a_shape), a.shape)
     if ctx.needs(op, 1):
         x = _reshaped(value(a), a_shape)
         if len(b_shape) == 2:  # one contraction over batch and rows, not a sum of products
             x, dc = (_reshaped(t, (math.prod(t.shape[:-1]), t.shape[-1])) for t in (x, dc))
-        db = _reshaped(sum_to(ops.matmul(_swapped(x), dc), b_shape), b.shape)
+        db = _reshaped(sum_to(matmul(_swapped(x), dc), b_shape), b.shape)
     return [da, db]
 
 
 def _reshaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return t if t.shape == tuple(shape) else ops.reshape(t, shape)
+    return t if t.shape == tuple(shape) else reshape(t, shape)
 
 
 def _swapped(t: Tensor) -> Tensor:
-    return ops.transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
+    return transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
 
 
 _MATMUL = define("matmul", _matmul, grad=_matmul_grad, dtypes="same", flops=matmul_flops)

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
-from popxl.ops._grads import scalar_like, sum_to
+from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_same_dtype
 from popxl.ops._table import ELEMENTWISE, binary, unary
+from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
 
 _BOOLEAN = NoGrad("boolean output")
@@ -53,8 +53,8 @@ def _where_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     mask, zero = ctx.fwd(condition), scalar_like(0, dy)
     return [
         None,
-        sum_to(ops.where(mask, dy, zero), lhs.shape) if ctx.needs(op, 1) else None,
-        sum_to(ops.where(mask, zero, dy), rhs.shape) if ctx.needs(op, 2) else None,
+        sum_to(where(mask, dy, zero), lhs.shape) if ctx.needs(op, 1) else None,
+        sum_to(where(mask, zero, dy), rhs.shape) if ctx.needs(op, 2) else None,
     ]
 
 

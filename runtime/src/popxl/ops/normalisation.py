@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import lax
 
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import define
 from popxl.ops._folds import mean_over
 from popxl.ops._numerics import floats

@@ -13,7 +13,8 @@ from jax import lax
 
 from popxl import context, dtypes
 from popxl._core.effects import Effects
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
 from popxl._core.sharding import MetaShape
 from popxl.ops._folds import traced_for
@@ -21,7 +22,7 @@ from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from popxl._core.functional import Node
-    from popxl._lower.machine import Machine
+    from popxl._core.machine import Machine
     from popxl.graph import Graph
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._numerics import check_floating, widen
 from popxl.tensor import Tensor

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, OpDef, define
 from popxl.ops._args import Axes, axes_of, axis_of
 from popxl.ops._folds import max_over, mean_over, sum_over
 from popxl.ops._grads import divided
 from popxl.ops._numerics import check_arithmetic, floats, widen
 from popxl.ops._table import making, unary
-from popxl.ops.shape import broadcast_to
+from popxl.ops.elementwise import cast
+from popxl.ops.shape import reshape
 
 if TYPE_CHECKING:
     from popxl.tensor import Tensor
@@ -49,12 +49,49 @@ def _reducing(defn: OpDef, doc: str) -> Reduction:
     return making(defn, op, doc)
 
 
+# ---- broadcasting, which is a sum backwards -----------------------------------------------------
+def _broadcast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
+    return [sum_to(dy, op.inputs[0].shape)]
+
+
+_BROADCAST_TO = define(
+    "broadcast_to",
+    lambda x, shape: jnp.broadcast_to(x, shape),
+    grad=_broadcast_grad,
+    tags=("movement",),
+)
+
+
+def broadcast_to(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """`t` repeated to `shape` by numpy's rules; `t` itself if it has that shape."""
+    if t.shape == tuple(shape):
+        return t
+    return emit(_BROADCAST_TO, [t], {"shape": tuple(shape)})[0]
+
+
+def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
+    """Undo broadcasting: sum `grad` over the axes along which `shape` was broadcast."""
+    shape = tuple(shape)
+    if grad.shape == shape:
+        return grad
+    extra = grad.rank - len(shape)
+    axes = list(range(extra))
+    axes += [extra + i for i, n in enumerate(shape) if n == 1 and grad.shape[extra + i] != 1]
+    total = sum(grad, axes, keepdims=False) if axes else grad
+    return total if total.shape == shape else reshape(total, shape)
+
+
+def sum_to_like(grad: Tensor, t: Tensor) -> Tensor:
+    """As `sum_to`, in the shape and dtype of `t`."""
+    return sum_to(grad if grad.dtype is t.dtype else cast(grad, t.dtype), t.shape)
+
+
 # ---- sums ---------------------------------------------------------------------------------------
 def _spread(op: Any, dy: Tensor) -> Tensor:
     """The gradient of a reduced tensor, repeated along the axes that were reduced."""
     x = op.inputs[0]
     kept = tuple(1 if i in op.attrs["axes"] else n for i, n in enumerate(x.shape))
-    return broadcast_to(dy if dy.shape == kept else ops.reshape(dy, kept), x.shape)
+    return broadcast_to(dy if dy.shape == kept else reshape(dy, kept), x.shape)
 
 
 def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl import context
 from popxl._core.effects import Effects
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.errors import SpecError
 from popxl.remote_buffer import RemoteBuffer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from popxl._core.functional import Node
-    from popxl._lower.machine import Machine
+    from popxl._core.machine import Machine
 
 
 def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:

@@ -7,7 +7,8 @@ from operator import index
 from typing import Any
 
 from popxl import context
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 from popxl._core.text import spec_text
 from popxl.errors import SpecError

@@ -14,18 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl import ops
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import define
 from popxl.errors import popart_exception
 from popxl.ops._args import axis_of
-from popxl.ops._grads import sum_to, zeros_like
+from popxl.ops._grads import zeros_like
 from popxl.tensor import Tensor
 
 
 # ---- reshape ------------------------------------------------------------------------------------
 def _reshape_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [ops.reshape(dy, op.inputs[0].shape)]
+    return [reshape(dy, op.inputs[0].shape)]
 
 
 _RESHAPE = define(
@@ -102,32 +101,13 @@ def squeeze(t: Tensor, axes: list[int] | None = None) -> Tensor:
     return reshape(t, tuple(n for i, n in enumerate(t.shape) if i not in drop))
 
 
-def _broadcast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [sum_to(dy, op.inputs[0].shape)]
-
-
-_BROADCAST_TO = define(
-    "broadcast_to",
-    lambda x, shape: jnp.broadcast_to(x, shape),
-    grad=_broadcast_grad,
-    tags=("movement",),
-)
-
-
-def broadcast_to(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """`t` repeated to `shape` by numpy's rules; `t` itself if it has that shape."""
-    if t.shape == tuple(shape):
-        return t
-    return emit(_BROADCAST_TO, [t], {"shape": tuple(shape)})[0]
-
-
 # ---- transpose ----------------------------------------------------------------------------------
 def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argsort(permutation))
 
 
 def _transpose_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [ops.transpose(dy, _inverse(op.attrs["permutation"]))]
+    return [transpose(dy, _inverse(op.attrs["permutation"]))]
 
 
 _TRANSPOSE = define(
@@ -179,7 +159,7 @@ def _parts(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
 
 def _concat_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     axis = op.attrs["axis"]
-    return ops.split(dy, [t.shape[axis] for t in op.inputs], axis)
+    return split(dy, [t.shape[axis] for t in op.inputs], axis)
 
 
 _CONCAT = define(
@@ -216,7 +196,7 @@ def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
 
 def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
     known = [zeros_like(y) if dy is None else dy for y, dy in zip(op.outputs, dys, strict=True)]
-    return [ops.concat(known, op.attrs["axis"])]
+    return [concat(known, op.attrs["axis"])]
 
 
 _SPLIT = define(

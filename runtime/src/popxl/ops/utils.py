@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl import ops
-from popxl._core.op import check_in_graph as _check_tensors
-from popxl._core.op import check_placement
+from popxl._core.emit import check_in_graph as _check_tensors
+from popxl._core.emit import check_placement
 from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.ops._args import axis_of
+from popxl.ops.elementwise import cast
 from popxl.tensor import Tensor
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 
 def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
     """`t` itself if it has that dtype, otherwise `ops.cast(t, data_type)`."""
-    return t if t.dtype == data_type else ops.cast(t, data_type)
+    return t if t.dtype == data_type else cast(t, data_type)
 
 
 def check_in_graph(graph: Graph, *args: Any, **tensors: Tensor) -> None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from popxl.plan.records import Collective
-
-if TYPE_CHECKING:
-    from popxl.plan.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +59,3 @@ class Rates:
     def _link(self, collective: Collective) -> float:
         span = collective.group_size if collective.consecutive else self.replicas
         return self.link if self.devices is None or span <= self.devices else self.network
-
-    def seconds(self, work: Work) -> float:
-        """Lower bound on the time of some work: the largest of what it takes of each resource
-        (Williams, Waterman and Patterson, "Roofline", 2009)."""
-        collectives = (
-            Collective(*key, found["count"], found["nbytes"])
-            for key, found in work.collectives.items()
-        )
-        return max(
-            self.compute(work.flops, work.float8_flops),
-            work.traffic / self.bandwidth,
-            self.exchange(collectives),
-        )

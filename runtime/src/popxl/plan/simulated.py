@@ -33,7 +33,7 @@ from popxl._lower.walker import Globals
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
-    from popxl._lower.entries import Index
+    from popxl._lower.schedule import Index
     from popxl._lower.segment import Segment
     from popxl.remote_buffer import RemoteBuffer
 

@@ -94,7 +94,7 @@ def timeline(
 ) -> Timeline:
     """Simulate a run: the walker drives a device that is not there (see `popxl.plan.simulated`).
 
-    A segment takes the time of its slowest resource (`Rates.seconds`); what the timeline adds is
+    A segment takes the time of its slowest resource (`Work.seconds`); what the timeline adds is
     what transfers and dispatching leave exposed. Numbers that only devices know are taken to be 0,
     and streams are on the device.
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._lower.segment import argument_specs, facts_of, replica_function
+from popxl._lower.segment import argument_specs, facts_of
+from popxl._lower.segment_function import replica_function
 from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.plan.estimate import Memory
 from popxl.plan.flat import Flat, Node, flatten
 from popxl.plan.primitives import COLLECTIVES, arithmetic_of, flops_of, is_float8, kind_of, nbytes
+from popxl.plan.records import Collective
 
 if TYPE_CHECKING:
     from popxl._lower.segment import Segment
@@ -48,6 +50,19 @@ class Work:
             for what, n in found.items():
                 mine[what] += times * n
 
+    def seconds(self, rates: Rates) -> float:
+        """Lower bound on its time: the largest of what it takes of each resource
+        (Williams, Waterman and Patterson, "Roofline", 2009)."""
+        collectives = (
+            Collective(*key, found["count"], found["nbytes"])
+            for key, found in self.collectives.items()
+        )
+        return max(
+            rates.compute(self.flops, self.float8_flops),
+            self.traffic / rates.bandwidth,
+            rates.exchange(collectives),
+        )
+
 
 @dataclass(frozen=True)
 class SegmentWork:
@@ -62,8 +77,8 @@ class SegmentWork:
     temporaries: int
 
     def seconds(self, rates: Rates) -> float:
-        """A lower bound on its time; see `Rates.seconds`."""
-        return sum(map(rates.seconds, self.parts.values()))
+        """A lower bound on its time; see `Work.seconds`."""
+        return sum(work.seconds(rates) for work in self.parts.values())
 
 
 def work_of(segment: Segment) -> SegmentWork:

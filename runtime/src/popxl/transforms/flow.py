@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl._core.effects import op_effects
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, define
 from popxl._core.regions import Region, regions
 from popxl.errors import popart_exception
@@ -27,8 +28,8 @@ from popxl.transforms.gradients import observed_tensors, of_inputs
 
 if TYPE_CHECKING:
     from popxl._core.functional import Functional, Node
-    from popxl._lower.machine import Machine
-    from popxl.transforms.autodiff import GradContext, GradGraphInfo
+    from popxl._core.machine import Machine
+    from popxl.transforms.connections import GradGraphInfo
 
 # An input of a gradient graph: the value of a tensor of the body, or the gradient of one that it
 # returns, which is the sum of those of the outputs by which it does.
@@ -162,7 +163,7 @@ REPEAT_GRAD = define(
 )
 
 
-def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradient of a `repeat` that changes no state.
 
     Raises:
@@ -189,7 +190,7 @@ def loop_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[
     return of_inputs(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
 
 
-def _needed_in_loop(ctx: GradContext, op: Op) -> set[int]:
+def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
     """Inputs whose gradient an iteration has to find: those wanted, and carried values that
     depend on them in some iteration."""
     body, carried = op.attrs["graph"], op.attrs["carried"]
@@ -256,7 +257,7 @@ CONDITIONAL_GRAD = define(
 )
 
 
-def branch_grad(ctx: GradContext, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradient of a `conditional` that changes no state.
 
     Raises:

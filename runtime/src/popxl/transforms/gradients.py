@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from popxl._core.emit import emit
 from popxl._core.infer import freeze
-from popxl._core.op import Op, emit
+from popxl._core.op import Op
 from popxl._core.opdef import NoGrad, OpDef, define, registry
 from popxl._core.regions import regions
 from popxl.graph import Graph

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from popxl._core.functional import Outlined
-from popxl.graph import Graph
+from popxl.graph import Graph, Outlined
 from popxl.tensor import Tensor
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 from popxl.ops._numerics import widen
 from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
+from popxl.ops.placement import init
 from popxl.tensor import Tensor
 
 _FOLD = {
@@ -43,11 +45,9 @@ def _grad(ctx: Any, op: Op, *dys: Tensor | None) -> Sequence[Tensor | None]:
         raise NotImplementedError(f"all_reduce with op={op.attrs['op']!r} has no gradient")
     if not op.attrs["backward"]:
         return list(dys)
-    from popxl import ops
-
     return all_reduce(
         [
-            dy if dy is not None else ops.init(t.shape, t.dtype)
+            dy if dy is not None else init(t.shape, t.dtype)
             for dy, t in zip(dys, op.outputs, strict=True)
         ]
     )

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import define
 from popxl._core.sharding import MetaShape, shard_count, shard_elements
 from popxl.ops import _collective as collective

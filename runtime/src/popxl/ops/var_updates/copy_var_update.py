@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import define
 from popxl.tensor import Tensor
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import popxl
 from popxl import TensorSpec
-from popxl._core.op import emit
+from popxl._core.emit import emit
 from popxl._core.opdef import NoGrad, define
 from popxl.ops._numerics import rounded
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
-from popxl._core.op import Op, emit
+from popxl._core.emit import emit
+from popxl._core.op import Op
 from popxl._core.opdef import OpDef, define
 from popxl.ops.collectives.collectives import (
     CollectiveOps,

@@ -1,0 +1,20 @@
+"""What classes of the IR do by analyses, which are a layer above them.
+
+An analysis attaches itself when it is imported, as `popxl.ops` attaches the operators of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+analyses = SimpleNamespace()
+
+
+def attach(analysis: F) -> F:
+    """Let the IR call a function as an attribute of `analyses`, by its name."""
+    setattr(analyses, analysis.__name__, analysis)
+    return analysis

@@ -1,0 +1,114 @@
+"""Gradient graphs as programs get them: what their inputs and outputs are connected to."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from popxl.graph import Graph
+from popxl.ops.call import CallSiteInfo
+from popxl.tensor import Tensor
+from popxl.transforms.gradients import observed_tensors, total
+
+
+class ExpectedConnectionType(Enum):
+    """What an input or output of a gradient graph stands for."""
+
+    Fwd = "Fwd"  # a tensor of the forward graph
+    FwdGrad = "FwdGrad"  # the gradient of a tensor of the forward graph
+
+
+class _Made:
+    """What programs get, and never create."""
+
+    def __init__(self) -> None:
+        raise TypeError(f"Cannot create {type(self).__name__} instances; autodiff makes them")
+
+    @classmethod
+    def _make(cls, *fields: Any) -> Any:
+        self = object.__new__(cls)
+        self.__dict__.update(zip(cls.__annotations__, fields, strict=True))
+        return self
+
+
+class ExpectedConnection(_Made):
+    """What an input or output of a gradient graph must be connected to.
+
+    Attributes:
+        fwd_tensor: a tensor of the forward graph.
+        connection_type: whether the tensor itself or its gradient is meant.
+    """
+
+    fwd_tensor: Tensor
+    connection_type: ExpectedConnectionType
+
+    def __repr__(self) -> str:
+        return f"({self.connection_type.name}, {self.fwd_tensor!r})"
+
+
+class GradGraphInfo(_Made):
+    """A gradient graph, and how its inputs and outputs relate to the forward graph.
+
+    Attributes:
+        graph: the gradient graph.
+        forward_graph: the forward graph.
+        expected_inputs: what each input of the gradient graph must be given.
+        expected_outputs: what each output of the gradient graph is the gradient of.
+    """
+
+    graph: Graph
+    forward_graph: Graph
+    expected_inputs: tuple[ExpectedConnection, ...]
+    expected_outputs: tuple[ExpectedConnection, ...]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Tensors of the forward graph that the inputs stand for."""
+        return tuple(c.fwd_tensor for c in self.expected_inputs)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Tensors of the forward graph whose gradients the outputs are."""
+        return tuple(c.fwd_tensor for c in self.expected_outputs)
+
+    def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
+        """Inputs of the gradient graph that a call of the forward graph provides.
+
+        Use as `inputs_dict` of `ops.call`; the gradients remain as positional inputs.
+        """
+        return {
+            self.graph.inputs[i]: fwd_call_info.graph_to_parent(c.fwd_tensor)
+            for i, c in enumerate(self.expected_inputs)
+            if c.connection_type is ExpectedConnectionType.Fwd
+        }
+
+    def fwd_graph_ins_to_grad_parent_outs(
+        self, grad_call_info: CallSiteInfo
+    ) -> dict[Tensor, Tensor]:
+        """Tensor of the forward graph -> its gradient, an output of the gradient call."""
+        return {t: grad_call_info.parent_output(i) for i, t in enumerate(self.outputs)}
+
+    def fwd_parent_ins_to_grad_parent_outs(
+        self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
+    ) -> dict[Tensor, Tensor]:
+        """Input of the forward call -> its gradient, an output of the gradient call.
+
+        A tensor that the forward call was given several times gets the sum of the gradients, which
+        this function appends to the graph of the gradient call.
+        """
+        by_input: dict[Tensor, dict[Tensor, Tensor]] = {}
+        for t, g in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items():
+            by_input.setdefault(fwd_call_info.graph_to_parent(t), {})[t] = g
+        observed = observed_tensors(self.forward_graph)
+        with grad_call_info._op.graph:
+            return {
+                mine: total(list(terms.values()), is_maximum=not observed.isdisjoint(terms))
+                for mine, terms in by_input.items()
+            }
+
+    def __repr__(self) -> str:
+        return (
+            f"GradGraphInfo[\n  graph={self.graph!r}\n"
+            f"  expected_inputs={list(self.expected_inputs)}\n"
+            f"  expected_outputs={list(self.expected_outputs)}\n]"
+        )
