@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import popxl_addons as addons
 from config.sections import RunConfig
-from popxl.ops.fp8 import ScaleRule
+from popxl.ops.fp8_e4m3_e5m2 import ScaleRule
 from popxl_addons.fp8 import Recipe
 
 

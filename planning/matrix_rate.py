@@ -8,7 +8,7 @@ import numpy as np
 
 import popxl
 from popxl import ops
-from popxl.ops.fp8 import OPERANDS
+from popxl.ops.fp8_e4m3_e5m2 import OPERANDS
 from popxl.session import DeviceDesc
 
 

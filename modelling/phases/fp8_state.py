@@ -12,7 +12,7 @@ import popxl_addons as addons
 from modelling.fp8 import recipe_of
 from modelling.phases.settings import Settings
 from popxl import ops
-from popxl.ops.fp8 import OPERANDS
+from popxl.ops.fp8_e4m3_e5m2 import OPERANDS
 from popxl_addons.fp8 import SCALE, DelayedScaling, fp8_products
 from popxl_addons.remote import (
     NamedRemoteBuffers,

@@ -20,7 +20,7 @@ from typing import Any
 
 import popxl_addons.ops
 from popxl import ops
-from popxl._core.opdef import NoGrad, OpDef, registry
+from popxl._ir.opdef import NoGrad, OpDef, registry
 from runtime.tools.compare_api import absent
 
 PAGE = Path(__file__).parents[2] / "docs" / "supported_ops.md"

@@ -15,7 +15,7 @@ from benchmarks.device_record import in_a_process, record, tasks
 from config.errors import UserError
 from config.machines import machine
 from modelling.memory import NotEnoughMemoryError
-from popxl._lower import platforms
+from popxl._compile import platforms
 
 TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]
 FIELDS = ("training.global_batch_size=2", "execution.micro_batch_size=1", "execution.update=behind")

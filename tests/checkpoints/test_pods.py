@@ -24,8 +24,8 @@ from config.sections import RunConfig
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from modelling.weights import HeldParts
-from popxl._lower import placed
-from popxl._lower.hostdata import stored_entry
+from popxl._run import device_variables
+from popxl._storage.replica_arrays import stored_entry
 
 DEVICES_OF_A_HOST = 8
 SMALL = {"model": {"hidden_size": 64, "attention": {"heads": 16}, "sequence_length": 16}}
@@ -53,7 +53,7 @@ def listed(config: RunConfig, processes: int):
     program = build_training(config, family.layout, False, table)
     mesh = mesh_of(config.replicas, processes)
     held = HeldParts(
-        lambda v: placed.parts_of(mesh, v),
+        lambda v: device_variables.parts_of(mesh, v),
         lambda v, part: np.zeros(part.size, v.dtype.as_numpy()),
     )
     return table.to_logical(lambda v: np.zeros(0), program.variables, True, held)
@@ -164,7 +164,7 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
         mesh, held = mesh_of(config.replicas, processes), 0
         read.clear()
         for variable, source in sources.items():
-            own = placed._own_parts(placed.parts_of(mesh, variable), process)
+            own = device_variables._own_parts(device_variables.parts_of(mesh, variable), process)
             source.some(own)
             held += sum(part.size for part in own) * variable.dtype.itemsize
         assert len(set(read)) == len(read)
@@ -210,7 +210,7 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     for process in (0, 5):
         tensors.taken = held = 0
         for variable, source in sources.items():
-            own = placed._own_parts(placed.parts_of(mesh, variable), process)
+            own = device_variables._own_parts(device_variables.parts_of(mesh, variable), process)
             whole, some = source(), source.some(own)
             held += sum(part.size for part in own)
             for replica in range(8 * process, 8 * process + 8):

@@ -23,7 +23,8 @@ from config.sections import RunConfig
 from modelling.phases.training import NOTHING, TrainingProgram
 from modelling.residence import Build
 from modelling.sessions import training as sessions
-from popxl._lower import platforms, program
+from popxl._compile import platforms
+from popxl._run import program
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
 

@@ -15,7 +15,7 @@ from config.families import config_class_of
 from config.presets import load_config, preset_data
 from jax.sharding import Mesh
 from planning.needs import finetuning_needs
-from popxl._lower.program import Program
+from popxl._run.program import Program
 
 config = load_config(config_class_of(preset_data("finetuning", "{0}"), "{0}"), "finetuning", "{0}")
 needs = finetuning_needs(config, "gpu")

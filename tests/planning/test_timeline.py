@@ -19,7 +19,7 @@ from config.machines import machine
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
-from popxl._lower.lookahead import window_of
+from popxl._schedule.lookahead import window_of
 from popxl.plan.simulated import drive
 from tests.planning.test_against_references import preset
 from tests.popxl.threads import ThreadDevice

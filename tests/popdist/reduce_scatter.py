@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import popdist
 import popxl
-from popxl._lower.devices import per_replica, replica_mesh
+from popxl._devices.mesh import per_replica, replica_mesh
 from popxl.ops import _collective
 
 ELEMENTS, ARRAYS = 2**22, 4  # 16 MiB each

@@ -21,7 +21,7 @@ import popdist
 popdist.init()
 import popxl
 from popxl import ops
-from popxl._lower import placed
+from popxl._run import device_variables
 
 client = popdist._joined._client._client
 kept = lambda: len(client.key_value_dir_get("popdist/main"))

@@ -55,7 +55,7 @@ folder = Path(sys.argv[1]) / str(popdist.getInstanceIndex())
 os.environ["POPXL_CACHE_DIR"] = str(folder)
 import popxl
 from popxl import ops
-from popxl._lower.cache import statistics
+from popxl._compile.cache import statistics
 
 def started():
     ir = popxl.Ir(replication=2)

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax._src import compiler
 from jax._src.lib import _jax
-from popxl._lower.platforms import Gpu
+from popxl._compile.platforms import Gpu
 from tests.popxl.h100 import ROOT
 
 target = (ROOT / "tests/popxl/h100.txtpb").read_text()

@@ -9,7 +9,7 @@ import numpy as np
 
 import popxl
 from popxl import ops
-from popxl._core.verify import verify_ir
+from popxl._analysis.verify import verify_ir
 
 Build = Callable[..., Any]
 

@@ -10,10 +10,10 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core import effects
-from popxl._core.effects import graph_effects, program_effects
-from popxl._core.functional import _GraphPass
-from popxl._core.op import Op
+from popxl._analysis import effects
+from popxl._analysis.effects import graph_effects, program_effects
+from popxl._analysis.functional import _GraphPass
+from popxl._ir.op import Op
 from popxl.errors import popart_exception
 from popxl.transforms import autodiff
 from popxl_addons.transforms.repeat_graph import repeat_graph

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from popxl._core.opdef import registry
+from popxl._ir.opdef import registry
 from popxl.ops._attention import Settings
 from popxl.ops._folds import tracing_for
 from tests.popxl.h100 import compiled_for_an_h100, needs_the_compiler

@@ -10,7 +10,7 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl._core.verify import verify_ir
+from popxl._analysis.verify import verify_ir
 from popxl.errors import popart_exception
 from popxl.transforms import ExpectedConnectionType, GradGraphInfo, autodiff
 from popxl.transforms import gradients as gradients_module

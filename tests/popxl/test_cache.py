@@ -17,11 +17,11 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.emit import emit
-from popxl._core.opdef import define
-from popxl._lower import cache
-from popxl._lower.cache import statistics
-from popxl._lower.executable import LoadedSegment
+from popxl._compile import cache
+from popxl._compile.cache import statistics
+from popxl._compile.executable import LoadedSegment
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from tests.popxl.compiled import executables, optimised, temporary_bytes
 
 REPLICAS = 8
@@ -176,7 +176,7 @@ import json
 import numpy as np
 from tests.popxl.test_cache import _training_like
 import popxl
-from popxl._lower.cache import statistics
+from popxl._compile.cache import statistics
 ir, names = _training_like()
 with popxl.Session(ir) as session:
     y = session.run({names["x"]: np.full((2, 8, 16), 0.3, np.float32)})[names["y"]]

@@ -10,7 +10,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.sharding import shard_elements
+from popxl._ir.sharding import shard_elements
 from popxl.ops.collectives import (
     replica_sharded_slice,
     replicated_all_gather,

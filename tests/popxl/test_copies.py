@@ -12,7 +12,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import cpu
+from popxl._devices import cpu
 from tests.popxl.compiled import executables, optimised, temporary_bytes
 
 ROWS, WIDTH = 6, 2**16

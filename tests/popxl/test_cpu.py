@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from popxl._lower import cpu
+from popxl._devices import cpu
 
 LARGE = cpu._WORTHWHILE
 
@@ -81,7 +81,7 @@ def test_memory_given_away_is_overwritten_after_everybody_has_read_it():
 
 HOLES = """
 import ctypes
-from popxl._lower import cpu
+from popxl._devices import cpu
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

@@ -7,7 +7,7 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl._core.verify import verify_ir
+from popxl._analysis.verify import verify_ir
 from popxl.transforms import autodiff, decompose_sum
 from tests.popxl.programs import f32, run_ir, store
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import popxl
-from popxl._lower.devices import platform_of, replica_mesh
+from popxl._devices.mesh import platform_of, replica_mesh
 
 MORE_DEVICES = """
 import numpy as np, popxl

@@ -22,11 +22,12 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import disk, platforms, traffic
-from popxl._lower.devices import per_replica, replica_mesh
-from popxl._lower.filed import EntryMemory
-from popxl._lower.lookahead import Event
-from popxl._lower.schedule import Load, Store
+from popxl._compile import platforms
+from popxl._devices.mesh import per_replica, replica_mesh
+from popxl._schedule.lookahead import Event
+from popxl._schedule.schedule import Load, Store
+from popxl._storage import disk, disk_traffic
+from popxl._storage.entry_memory import EntryMemory
 from popxl.errors import DiskError
 
 ROWS, SIZE = 6, 3000  # no whole number of pages
@@ -93,7 +94,7 @@ def test_what_is_slow_to_be_written_comes_from_memory(tmp_path, monkeypatch):
         write(self, *args)
 
     monkeypatch.setattr(disk.ScratchFile, "write", slowly)
-    monkeypatch.setattr(traffic, "BEHIND", 5 * 4096)
+    monkeypatch.setattr(disk_traffic, "BEHIND", 5 * 4096)
     for found, wanted in zip(values_of(tmp_path, ROWS), values_of(None, 0), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -103,9 +104,9 @@ def test_runs_read_ahead(tmp_path, runs):
     """What is loaded, threads have read before; the schedule says what the first run will load."""
     ir, _ = program(ROWS, size=2**16)
     asked: list[bool] = []
-    taken = traffic.Traffic.taken
+    taken = disk_traffic.Traffic.taken
 
-    def noted(self: traffic.Traffic, *key: object) -> object:
+    def noted(self: disk_traffic.Traffic, *key: object) -> object:
         found = taken(self, *key)
         asked.append(found is not None)
         return found
@@ -114,7 +115,7 @@ def test_runs_read_ahead(tmp_path, runs):
         for _ in range(runs):
             session.run()
         session._state.traffic.settle()
-        patch.setattr(traffic.Traffic, "taken", noted)
+        patch.setattr(disk_traffic.Traffic, "taken", noted)
         before = session.disk_traffic.read
         session.run()
         assert sum(asked) >= ROWS
@@ -164,13 +165,13 @@ def test_reads_ahead_follow_the_order_of_each_run(tmp_path, monkeypatch, moves):
 def noted_late(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each load of an entry that is in a file, whether nobody had begun to read it."""
     late: list[bool] = []
-    load = traffic.EntryFile.load
+    load = disk_traffic.EntryFile.load
 
-    def noted(self: traffic.EntryFile, index: int, donates: bool = False) -> object:
+    def noted(self: disk_traffic.EntryFile, index: int, donates: bool = False) -> object:
         late.append((self, index) not in self.traffic._reading and self.is_written(index))
         return load(self, index, donates)
 
-    monkeypatch.setattr(traffic.EntryFile, "load", noted)
+    monkeypatch.setattr(disk_traffic.EntryFile, "load", noted)
     return late
 
 
@@ -216,8 +217,8 @@ def test_zeros_are_not_written(tmp_path):
 
 def test_nothing_is_read_ahead_past_a_store(tmp_path):
     """Also not while the store is being made, when the file still has what was there before."""
-    behind = traffic.Traffic.opened(tmp_path, 0)
-    file = traffic.EntryFile(behind, 2, memory_of_entries(behind))
+    behind = disk_traffic.Traffic.opened(tmp_path, 0)
+    file = disk_traffic.EntryFile(behind, 2, memory_of_entries(behind))
     buffer = object()
     held = SimpleNamespace(may_be_filed=True, in_file=lambda index: (file, index))
     steps = Store(value=0, buffer=buffer, at=0), Load(out=0, buffer=buffer, at=0)
@@ -236,7 +237,7 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
     behind.close()
 
 
-def memory_of_entries(of: traffic.Traffic) -> EntryMemory:
+def memory_of_entries(of: disk_traffic.Traffic) -> EntryMemory:
     """Of entries of 1,024 numbers on one device."""
     sharding = per_replica(replica_mesh("cpu", 1))
     return EntryMemory((1024,), 1024, np.float32, sharding, of.scratch, of.recycled)
@@ -248,8 +249,8 @@ def pointer(array: jax.Array) -> int:
 
 def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
     """Unless somebody still has the array; and programs take it without a copy."""
-    behind = traffic.Traffic.opened(tmp_path, 0)
-    file = traffic.EntryFile(behind, 3, memory_of_entries(behind))
+    behind = disk_traffic.Traffic.opened(tmp_path, 0)
+    file = disk_traffic.EntryFile(behind, 3, memory_of_entries(behind))
     kept, array = (jax.block_until_ready(jnp.full(1024, value)) for value in (1.0, 2.0))
     before = pointer(kept), pointer(array)
     file.store(0, kept)
@@ -274,7 +275,7 @@ def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
 
 def test_programs_that_still_read_keep_the_memory(tmp_path):
     """What is read there waits for them."""
-    behind = traffic.Traffic.opened(tmp_path, 0)
+    behind = disk_traffic.Traffic.opened(tmp_path, 0)
     memory = memory_of_entries(behind)
     product = jnp.ones((2000, 2000))
 
@@ -301,7 +302,7 @@ def test_who_waits_for_an_entry_hears_what_went_wrong(where):
 
     found: Future[jax.Array] = Future()
     requests = [lambda: None, fails if where == "request" else lambda: None]
-    reading = traffic._Reading(found, fails, requests)
+    reading = disk_traffic._Reading(found, fails, requests)
     for request in requests:
         assert not found.done()
         reading.do(request)

@@ -11,9 +11,9 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.emit import emit
-from popxl._core.opdef import OpDef
+from popxl._ir.opdef import OpDef
 from popxl.errors import SpecError, popart_exception
+from popxl.ops._emit import emit
 
 A = popxl.TensorSpec((2, 3), popxl.float32)
 B = popxl.TensorSpec((3, 2), popxl.float32)

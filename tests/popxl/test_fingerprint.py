@@ -7,12 +7,12 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.emit import emit
-from popxl._core.opdef import define
-from popxl._lower import fingerprint
-from popxl._lower.devices import replica_mesh
-from popxl._lower.fingerprint import Uncacheable, segment_key, segment_lines
-from popxl._lower.program import Program
+from popxl._compile import fingerprint
+from popxl._compile.fingerprint import Uncacheable, segment_key, segment_lines
+from popxl._devices.mesh import replica_mesh
+from popxl._ir.opdef import define
+from popxl._run.program import Program
+from popxl.ops._emit import emit
 from popxl.transforms import autodiff
 
 

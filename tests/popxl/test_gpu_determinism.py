@@ -19,7 +19,7 @@ for other in ({}, {"xla_gpu_exclude_nondeterministic_ops": False}):
 
 POOLING = """
 import jax
-from popxl._lower.compile import compile_lowered
+from popxl._compile.compile import compile_lowered
 from tests.popxl.test_gpu_determinism import pooling_gradient
 
 mesh = jax.sharding.Mesh(np.array(devices), ("r",))

@@ -17,8 +17,8 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower.hostside import _FOLDED
-from popxl._lower.schedule import Compute, Fetch
+from popxl._schedule.index_arithmetic import _FOLDED
+from popxl._schedule.schedule import Compute, Fetch
 from popxl.custom import jax_op
 from popxl.transforms import autodiff
 from tests.popxl.programs import store

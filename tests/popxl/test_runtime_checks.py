@@ -10,7 +10,7 @@ import pytest
 import popart
 import popxl
 from popxl import ops
-from popxl._lower.cache import statistics
+from popxl._compile.cache import statistics
 
 OPTION = "throwIfLog2ScaleTensorNotInRange"
 

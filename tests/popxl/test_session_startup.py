@@ -9,7 +9,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import cache
+from popxl._compile import cache
 from popxl.session import Startup
 
 

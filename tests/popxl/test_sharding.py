@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.sharding import MetaShape, common, shard_count, shard_elements
+from popxl._ir.sharding import MetaShape, common, shard_count, shard_elements
 
 
 def test_the_number_of_shards_goes_with_the_shape_of_the_whole():

@@ -9,10 +9,10 @@ import pytest
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl._lower.devices import replica_mesh
-from popxl._lower.fingerprint import segment_key
-from popxl._lower.program import Program
-from popxl._lower.segment_function import lower_segment
+from popxl._compile.fingerprint import segment_key
+from popxl._compile.segment_function import lower_segment
+from popxl._devices.mesh import replica_mesh
+from popxl._run.program import Program
 from popxl.ops.var_updates._rounding import _halves, to_neighbour
 
 HALF = [np.float16, ml_dtypes.bfloat16]

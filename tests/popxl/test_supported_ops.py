@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from popxl import ops
-from popxl._core.opdef import registry
+from popxl._ir.opdef import registry
 from runtime.tools import supported_ops
 
 PAGE = supported_ops.PAGE.read_text("utf-8")

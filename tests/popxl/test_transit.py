@@ -16,9 +16,9 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import entries as entries_module
-from popxl._lower import platforms
-from popxl._lower.lookahead import window_of
+from popxl._compile import platforms
+from popxl._schedule.lookahead import window_of
+from popxl._storage import entries as entries_module
 from popxl.ops.var_updates import accumulate_
 from tests.popxl.programs import f32, store
 

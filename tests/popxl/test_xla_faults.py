@@ -19,7 +19,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._lower import cpu
+from popxl._devices import cpu
 from popxl.ops import slicing
 from tests.popxl.compiled import optimised
 from tests.popxl.programs import run
@@ -66,7 +66,8 @@ def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatc
 
 RANK_7 = """
 import sys, jax, jax.numpy as jnp, numpy as np
-from popxl._lower import compile as c, cpu
+from popxl._compile import compile as c
+from popxl._devices import cpu
 if sys.argv[1] == "off":
     del cpu.SWITCHES["xla_cpu_experimental_ynn_fusion_type"]
 shape = (3, 1, 2, 2, 8, 8, 8)
@@ -145,7 +146,7 @@ def test_dynamic_updates_then_a_reshape_are_right():
 MANY_SEGMENTS = """
 import sys, numpy as np, popxl
 from popxl import ops
-from popxl._lower import cpu
+from popxl._devices import cpu
 if sys.argv[1] == "off":
     cpu._UNFINISHED = 10**9
 ir, count = popxl.Ir(replication=2), 400

@@ -14,7 +14,7 @@ from threading import BoundedSemaphore, Event, Thread
 from types import TracebackType
 from typing import Any
 
-from popxl._lower.segment import Segment, nbytes_of, result_specs
+from popxl._schedule.segment import Segment, nbytes_of, result_specs
 from popxl.plan import Rates
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 import popxl
-from popxl._core.verify import verify_ir
+from popxl._analysis.verify import verify_ir
 
 
 def replicas_run(

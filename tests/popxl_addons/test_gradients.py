@@ -8,7 +8,7 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl._core.verify import verify_ir
+from popxl._analysis.verify import verify_ir
 from popxl_addons import (
     GraphWithNamedArgs,
     Module,

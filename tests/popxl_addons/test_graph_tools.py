@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._core.verify import verify_ir
+from popxl._analysis.verify import verify_ir
 from popxl_addons import NamedTensors, autodiff, pipelined_execution
 from popxl_addons.ops.replicated_strided_collectives import (
     replicated_all_gather_strided,

@@ -65,7 +65,7 @@ from popxl.tensorlocation import TensorLocation as TensorLocation
 from popxl.tensorlocation import TensorStorage as TensorStorage
 from popxl.tensorlocation import TileSet as TileSet
 
-from popxl._core import create_graph as _create_graph  # noqa: F401 # isort: skip - it attaches itself
+from popxl._ir import create_graph as _create_graph  # noqa: F401 # isort: skip - it attaches itself
 from popxl import custom as custom  # isort: skip
 from popxl import fp8_utils as fp8_utils  # isort: skip
 from popxl import ops as ops  # isort: skip

@@ -15,7 +15,7 @@ from contextlib import ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from popxl._core.op import Op
+    from popxl._ir.op import Op
     from popxl.graph import Graph
     from popxl.ir import Ir
 

@@ -9,8 +9,8 @@ from typing import Any, overload
 
 import jax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, OpDef, define, registry
+from popxl._ir.opdef import NoGrad, OpDef, define, registry
+from popxl.ops._emit import emit
 from popxl.tensor import Tensor
 
 __all__ = ["jax_op"]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
-from popxl._core.attached import analyses
-from popxl._core.regions import regions
+from popxl._ir.attached import analyses
+from popxl._ir.regions import regions
 from popxl.errors import SpecError
 from popxl.tensor import Constant, Shard, Tensor, TensorSpec, Variable
 
 if TYPE_CHECKING:
-    from popxl._core.op import Op
+    from popxl._ir.op import Op
     from popxl.ir import Ir
 
 
@@ -37,7 +37,7 @@ class Graph:
     _call_sites: list[Op]  # ops that run this graph
     _users: dict[Graph, None]  # graphs that run this one, or differentiate it
     _routed: dict[tuple[Tensor, bool], Tensor]  # inputs for tensors of callers; by reference or not
-    _known: dict[Any, Any]  # what analyses found: see `_core.known`
+    _known: dict[Any, Any]  # what analyses found: see `_analysis.known`
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
     _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
@@ -158,7 +158,7 @@ class Graph:
 
     def _add_output(self, tensor: Tensor) -> int:
         """Append an output; call sites that exist already gain it too. Returns its index."""
-        from popxl._core.op import add_outputs
+        from popxl._ir.op import add_outputs
 
         if self is self.main_graph:
             raise ValueError("the main graph has no outputs: use ops.host_store")

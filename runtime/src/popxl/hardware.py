@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from popxl._lower.devices import replica_mesh
+from popxl._devices.mesh import replica_mesh
 
 
 def platform(device_desc: str) -> str:

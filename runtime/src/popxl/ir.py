@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from popxl._compat.options import IrHandle
-from popxl._core.attached import analyses
+from popxl._ir.attached import analyses
 from popxl.graph import Graph
 from popxl.module import Module
 from popxl.replica_grouping import ReplicaGrouping

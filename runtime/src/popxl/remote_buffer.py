@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from popxl import context, dtypes
-from popxl._core.sharding import MetaShape, shard_elements
+from popxl._ir.sharding import MetaShape, shard_elements
 
 if TYPE_CHECKING:
     from popxl.tensor import Tensor, Variable

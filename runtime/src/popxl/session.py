@@ -13,9 +13,8 @@ import jax
 import numpy as np
 
 import popdist
-from popxl._compat.handles import DeviceInfo, SessionHandle
-from popxl._core.dot import FINAL, checkpoint
-from popxl._core.verify import (
+from popxl._analysis.dot import FINAL, checkpoint
+from popxl._analysis.verify import (
     check_calls,
     check_remote_variables,
     check_replicas,
@@ -23,23 +22,25 @@ from popxl._core.verify import (
     check_widths,
     verify_if_asked,
 )
-from popxl._lower import hostdata, placed
-from popxl._lower.cache import Startup as Startup
-from popxl._lower.cache import Stopwatch
-from popxl._lower.cpu import backend_epoch
-from popxl._lower.devices import replica_mesh, replicated
-from popxl._lower.exchange import of_all_processes
-from popxl._lower.hostdata import VariablePart as VariablePart
-from popxl._lower.hoststreams import HostStreams
-from popxl._lower.hoststreams import d2hStreamBufferMaps as d2hStreamBufferMaps
-from popxl._lower.hoststreams import h2dStreamBufferMaps as h2dStreamBufferMaps
-from popxl._lower.hostvalues import Borrowed, HostValues, place
-from popxl._lower.hostvalues import OnDemand as OnDemand
-from popxl._lower.program import Program, State
-from popxl._lower.schedule import Schedule
-from popxl._lower.timing import PartTimes as PartTimes
-from popxl._lower.timing import Timing as Timing
-from popxl._lower.timing import Work as Work
+from popxl._compat.handles import DeviceInfo, SessionHandle
+from popxl._compile.cache import Startup as Startup
+from popxl._compile.cache import Stopwatch
+from popxl._devices.cpu import backend_epoch
+from popxl._devices.mesh import replica_mesh, replicated
+from popxl._run import device_variables
+from popxl._run.exchange import of_all_processes
+from popxl._run.program import Program, State
+from popxl._run.stream_data import HostStreams
+from popxl._run.stream_data import d2hStreamBufferMaps as d2hStreamBufferMaps
+from popxl._run.stream_data import h2dStreamBufferMaps as h2dStreamBufferMaps
+from popxl._run.timing import PartTimes as PartTimes
+from popxl._run.timing import Timing as Timing
+from popxl._run.timing import Work as Work
+from popxl._schedule.schedule import Schedule
+from popxl._storage import replica_arrays
+from popxl._storage.replica_arrays import VariablePart as VariablePart
+from popxl._storage.variable_values import Borrowed, HostValues, place
+from popxl._storage.variable_values import OnDemand as OnDemand
 from popxl.errors import popart_exception, poplar_application_runtime_error
 from popxl.ir import Ir
 from popxl.plan import MemoryUse as MemoryUse
@@ -228,7 +229,7 @@ class Session:
         targets = self._streams.checked_outputs(outputs or {})
         # The program takes the state over. If it stops, the state is gone.
         seed, state = self._next_seed(), self._state
-        self._values.begin(placed.may_change(self._program))
+        self._values.begin(device_variables.may_change(self._program))
         self._state = None
         with self._together():
             try:
@@ -268,7 +269,7 @@ class Session:
     def _keep(self, state: State) -> None:
         """Take the state back after a run, and note what it has changed."""
         self._state = state
-        self._values.end(placed.changes(self._program, state))
+        self._values.end(device_variables.changes(self._program, state))
 
     def _seed_random_numbers(self, seed: int) -> None:
         """Let the following runs round as the first ones with `seed`, of 64 bits, do."""
@@ -280,7 +281,7 @@ class Session:
         """The seed of a run for rounding at random; None if the program has no use for one."""
         if not self._program.rounds:
             return None
-        return hostdata.put(next(self._seeds), replicated(self._program.mesh))
+        return replica_arrays.put(next(self._seeds), replicated(self._program.mesh))
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
@@ -332,7 +333,7 @@ class Session:
 
     def _upload(self, what: str) -> None:
         self._values.check_complete(what)
-        self._state = placed.upload(self._program, self._values, self._disk)
+        self._state = device_variables.upload(self._program, self._values, self._disk)
         self._values.stale.clear()
 
     def _download(self, variables: Iterable[Variable]) -> None:
@@ -344,7 +345,7 @@ class Session:
         """The value on the devices; it may be a view of their memory."""
         assert self._state is not None
         with self._together():
-            return placed.fetched(self._program, self._state, var)
+            return device_variables.fetched(self._program, self._state, var)
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
@@ -410,7 +411,7 @@ class Session:
             TypeError, ValueError: as for `get_tensors_data`.
         """
         self._values.check(variable, Variable)
-        return placed.parts_of(self._program, variable)
+        return device_variables.parts_of(self._program, variable)
 
     def read_variable_part(self, variable: Variable, part: VariablePart) -> np.ndarray:
         """The elements [size] of one of the variable's parts that this process holds.
@@ -419,7 +420,7 @@ class Session:
         """
         self._check_readable(variable)
         if self._state is not None and variable in self._values.stale:
-            found = placed.part_here(self._program, self._state, variable, part.replicas)
+            found = device_variables.part_here(self._program, self._state, variable, part.replicas)
         else:
             found = self._values.on_replica(variable, part.replicas[0])
         return np.array(found.reshape(-1)[: part.size]).view(variable.dtype.as_numpy())
@@ -459,7 +460,7 @@ class Session:
             values.write(var, data, concurrent)
         if self._state is not None:
             values.begin(converted)  # if this stops, the devices hold something else than the host
-            for var in placed.put_each(self._program, self._state, converted, values):
+            for var in device_variables.put_each(self._program, self._state, converted, values):
                 values.lost.discard(var)
 
     def borrowed(self, variable: Variable) -> Callable[[], np.ndarray]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from popxl import context, dtypes
-from popxl._core import operators
-from popxl._core.log import logger
-from popxl._core.regions import regions
-from popxl._core.sharding import MetaShape, shard_count, shard_elements
+from popxl._ir import operators
+from popxl._ir.log import logger
+from popxl._ir.regions import regions
+from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 from popxl.errors import UndefinedValue
 from popxl.typing_ import HostScalarTensor as HostScalarTensor
 from popxl.typing_ import HostTensor as HostTensor
@@ -22,7 +22,7 @@ from popxl.typing_ import host_tensor_types as host_tensor_types
 from popxl.utils import downcast_np_dtypes, to_numpy
 
 if TYPE_CHECKING:
-    from popxl._core.op import Op
+    from popxl._ir.op import Op
     from popxl.graph import Graph
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer

@@ -16,7 +16,7 @@ import numpy as np
 
 import popxl
 from popxl import ops
-from popxl.ops.fp8 import EXACT, OPERANDS, AmaxOf, ScaleRule
+from popxl.ops.fp8_e4m3_e5m2 import EXACT, OPERANDS, AmaxOf, ScaleRule
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory

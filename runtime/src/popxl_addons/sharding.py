@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from popxl import TensorSpec, dtype
-from popxl._core.sharding import MetaShape, shard_count, shard_elements
+from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 
 
 def effective_shards(shape: Iterable[int], shards: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 import popxl
 from popxl import ReplicaGrouping, dtypes, ops
-from popxl._core.sharding import MetaShape
+from popxl._ir.sharding import MetaShape
 from popxl.tensor import HostScalarTensor, HostTensor, host_tensor_types
 from popxl.utils import to_numpy
 from popxl_addons.dot_tree import DotTree

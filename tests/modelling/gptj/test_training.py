@@ -60,7 +60,7 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
 
 
 def test_the_program_is_verified() -> None:
-    from popxl._core.verify import verify_ir
+    from popxl._analysis.verify import verify_ir
 
     verify_ir(build_training(small_config(2, 2), FAMILY.layout).ir)
 

@@ -179,7 +179,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
 
 # ---- the program ---------------------------------------------------------------------------------
 def test_the_program_is_verified() -> None:
-    from popxl._core.verify import verify_ir
+    from popxl._analysis.verify import verify_ir
 
     verify_ir(build_training(our_config(2, 2), FAMILY.layout).ir)
 

@@ -18,7 +18,7 @@ import torch
 
 import popxl
 from popxl import ops
-from popxl._core.verify import verify_ir
+from popxl._analysis.verify import verify_ir
 from popxl.transforms import autodiff
 
 # Half types: a few roundings of the inputs' own precision, on values of about 1.

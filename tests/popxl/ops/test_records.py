@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from popxl._core.opdef import registry
+from popxl._ir.opdef import registry
 from tests.popxl.ops.harness import Case, cases_of, check, run_cases
 
 FAMILIES = sorted(p.stem for p in (Path(__file__).parent / "records").glob("*.py"))

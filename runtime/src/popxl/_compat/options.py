@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl._core.log import logger
+from popxl._ir.log import logger
 
 MEANINGFUL = {
     "enableDistributedReplicatedGraphs",

@@ -22,10 +22,11 @@ _PATHS = {
     "dynamic": "dynamic_slice dynamic_update",
     "elementwise": "abs ceil clip cos detach exp floor identity isfinite isinf isnan log negate "
     "sign sin sqrt",
-    "elementwise float8": "cast",
+    "elementwise float8_143_152": "cast",
+    "fp8_e4m3_e5m2": "fp8",
     "gathering": "gather onehot scatter topk",
     "host": "host_load host_store",
-    "linalg float8": "matmul",
+    "linalg float8_143_152": "matmul",
     "logic": "equal greater logical_and logical_not logical_or where",
     "loss": "negative_log_likelihood",
     "normalisation": "batch_norm group_norm",

@@ -2,8 +2,8 @@
 
 import sys as _sys
 
-from popxl._core import operators as _operators
-from popxl._core.exports import exported as _exported
+from popxl._ir import operators as _operators
+from popxl._ir.exports import exported as _exported
 from popxl.ops._indexing import getitem as _getitem
 from popxl.ops._windows import PadType as PadType
 from popxl.ops.activation import gelu as gelu
@@ -63,9 +63,9 @@ from popxl.ops.elementwise import rename as rename
 from popxl.ops.elementwise import sign as sign
 from popxl.ops.elementwise import sin as sin
 from popxl.ops.elementwise import sqrt as sqrt
-from popxl.ops.float8 import matmul_pow2scaled as matmul_pow2scaled
-from popxl.ops.float8 import pow2scale_cast_from_fp8 as pow2scale_cast_from_fp8
-from popxl.ops.float8 import pow2scale_cast_to_fp8 as pow2scale_cast_to_fp8
+from popxl.ops.float8_143_152 import matmul_pow2scaled as matmul_pow2scaled
+from popxl.ops.float8_143_152 import pow2scale_cast_from_fp8 as pow2scale_cast_from_fp8
+from popxl.ops.float8_143_152 import pow2scale_cast_to_fp8 as pow2scale_cast_to_fp8
 from popxl.ops.gathering import gather as gather
 from popxl.ops.gathering import groupedgather as groupedgather
 from popxl.ops.gathering import onehot as onehot
@@ -141,7 +141,7 @@ from popxl.ops.vision import interpolate as interpolate
 from popxl.ops.vision import roi_align as roi_align
 
 from popxl.ops import collectives as collectives  # isort: skip
-from popxl.ops import fp8 as fp8  # isort: skip
+from popxl.ops import fp8_e4m3_e5m2 as fp8  # isort: skip
 from popxl.ops import utils as utils  # isort: skip
 from popxl.ops import var_updates as var_updates  # isort: skip
 from popxl._compat import paths as _paths  # isort: skip

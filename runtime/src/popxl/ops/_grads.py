@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import floats
 from popxl.ops.placement import init
 from popxl.tensor import Constant, constant

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from popxl import dtypes
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import define
+from popxl._ir.op import Op
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from popxl.ops.logic import equal, where
 from popxl.ops.shape import reshape
 from popxl.tensor import constant

@@ -26,7 +26,7 @@ def widen(x: Any) -> Any:
 
 def factors(*operands: Any) -> tuple[Any, ...]:
     """Operands of a product that is accumulated in float32. XLA's CPU backend widens halves itself,
-    but has faster products for what is float32 (see `popxl._lower.cpu.switches_for`)."""
+    but has faster products for what is float32 (see `popxl._devices.cpu.switches_for`)."""
     return tuple(map(widen, operands)) if traced_for() == "cpu" else operands
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from popxl._core.emit import emit
+from popxl.ops._emit import emit
 
 if TYPE_CHECKING:
-    from popxl._core.opdef import OpDef
+    from popxl._ir.opdef import OpDef
     from popxl.tensor import Tensor
 
 

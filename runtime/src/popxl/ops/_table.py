@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from popxl._core.emit import emit
+from popxl.ops._emit import emit
 
 if TYPE_CHECKING:
-    from popxl._core.opdef import OpDef
+    from popxl._ir.opdef import OpDef
     from popxl.tensor import Tensor
 
 ELEMENTWISE = ("elementwise",)

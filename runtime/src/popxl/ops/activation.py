@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
 from popxl.ops._args import axis_of
+from popxl.ops._emit import emit
 from popxl.ops._folds import max_over, sum_over
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_floating, floats, numbers, widen

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import check_arithmetic, numbers, widen
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops._table import ELEMENTWISE, binary

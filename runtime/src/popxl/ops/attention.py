@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, define
 from popxl.ops._attention import Settings, attention_grads, attention_of, sorted_inputs
+from popxl.ops._emit import emit
 from popxl.ops.fused_attention import FUSED_ATTENTION
 from popxl.ops.reduction import sum_to_like
 from popxl.tensor import Tensor

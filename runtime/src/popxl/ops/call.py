@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import define
-from popxl._core.references import check_references
-from popxl._core.regions import Region
-from popxl._core.text import spec_text
+from popxl._analysis.references import check_references
+from popxl._analysis.text import spec_text
+from popxl._ir.op import Op
+from popxl._ir.opdef import define
+from popxl._ir.regions import Region
 from popxl.errors import SpecError
 from popxl.graph import Graph
+from popxl.ops._emit import emit
 from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from popxl import context, dtypes
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import define
-from popxl._core.regions import Region
+from popxl._ir.op import Op
+from popxl._ir.opdef import define
+from popxl._ir.regions import Region
 from popxl.graph import Graph
+from popxl.ops._emit import emit
 from popxl.ops.call import CallSiteInfo, _check_index, gather_inputs
 from popxl.tensor import Tensor, TensorSpec
 

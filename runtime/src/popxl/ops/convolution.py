@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._core.emit import emit
-from popxl._core.infer import abstract_outputs
-from popxl._core.op import Op
-from popxl._core.opdef import NoGrad, define
+from popxl._analysis.infer import abstract_outputs
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, is_float8
 from popxl.ops._windows import (
     PadType,
@@ -24,7 +24,7 @@ from popxl.ops._windows import (
     padding_pairs,
     per_axis,
 )
-from popxl.ops.float8 import SCALE_CHECK, check_float8, check_scale, times_pow2
+from popxl.ops.float8_143_152 import SCALE_CHECK, check_float8, check_scale, times_pow2
 from popxl.tensor import Tensor, TensorSpec
 
 _FLOAT8 = NoGrad("float8 convolutions are for inference")

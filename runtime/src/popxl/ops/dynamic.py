@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import OpDef, define
+from popxl._ir.opdef import OpDef, define
 from popxl.ops._args import axis_of
+from popxl.ops._emit import emit
 from popxl.ops._folds import apart_on_cpu
 from popxl.ops.gathering import check_indices
 from popxl.ops.placement import init

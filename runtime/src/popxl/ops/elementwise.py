@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import floats, numbers
 from popxl.ops._table import ELEMENTWISE, unary
 from popxl.utils import downcast_np_dtypes

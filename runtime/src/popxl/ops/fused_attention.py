@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, define
 from popxl.ops._attention import (
     Settings,
     attention_grads,
@@ -26,6 +25,7 @@ from popxl.ops._attention import (
     sorted_inputs,
     visible,
 )
+from popxl.ops._emit import emit
 from popxl.ops._folds import traced_for
 from popxl.tensor import Tensor
 

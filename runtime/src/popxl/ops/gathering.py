@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, hint
+from popxl.ops._emit import emit
 from popxl.ops._numerics import widen
 from popxl.tensor import Tensor
 

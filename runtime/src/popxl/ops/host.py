@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
-from popxl._core.effects import Effects
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
-from popxl._core.text import spec_text
+from popxl._analysis.effects import Effects
+from popxl._analysis.text import spec_text
+from popxl._ir.opdef import NoGrad, define
 from popxl.errors import SpecError
+from popxl.ops._emit import emit
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Tensor
 
 if TYPE_CHECKING:
-    from popxl._core.functional import Node
-    from popxl._core.machine import Machine
+    from popxl._analysis.functional import Node
+    from popxl._analysis.machine_protocol import Machine
 
 
 def _execute_load(machine: Machine, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:

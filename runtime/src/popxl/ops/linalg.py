@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from popxl import context, dtypes
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import define
+from popxl._ir.op import Op
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import check_arithmetic, factors
 from popxl.ops.elementwise import cast
 from popxl.ops.reduction import sum_to

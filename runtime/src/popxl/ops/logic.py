@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_same_dtype
 from popxl.ops._table import ELEMENTWISE, binary, unary

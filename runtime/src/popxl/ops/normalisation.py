@@ -6,8 +6,8 @@ from typing import Any
 
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from popxl.ops._folds import mean_over
 from popxl.ops._numerics import floats
 from popxl.tensor import Tensor

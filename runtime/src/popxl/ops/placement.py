@@ -12,17 +12,17 @@ import numpy as np
 from jax import lax
 
 from popxl import context, dtypes
-from popxl._core.effects import Effects
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import NoGrad, define
-from popxl._core.sharding import MetaShape
+from popxl._analysis.effects import Effects
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, define
+from popxl._ir.sharding import MetaShape
+from popxl.ops._emit import emit
 from popxl.ops._folds import traced_for
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from popxl._core.functional import Node
-    from popxl._core.machine import Machine
+    from popxl._analysis.functional import Node
+    from popxl._analysis.machine_protocol import Machine
     from popxl.graph import Graph
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import OpDef, define
+from popxl._ir.opdef import OpDef, define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import floats
 from popxl.ops._windows import (
     PadType,

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from popxl import dtypes
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, widen
 from popxl.tensor import Tensor
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, OpDef, define
+from popxl._ir.opdef import NoGrad, OpDef, define
 from popxl.ops._args import Axes, axes_of, axis_of
+from popxl.ops._emit import emit
 from popxl.ops._folds import max_over, mean_over, sum_over
 from popxl.ops._grads import divided
 from popxl.ops._numerics import check_arithmetic, floats, widen

@@ -6,18 +6,18 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from popxl import context
-from popxl._core.effects import Effects
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
+from popxl._analysis.effects import Effects
+from popxl._ir.opdef import NoGrad, define
 from popxl.errors import SpecError
+from popxl.ops._emit import emit
 from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from popxl._core.functional import Node
-    from popxl._core.machine import Machine
+    from popxl._analysis.functional import Node
+    from popxl._analysis.machine_protocol import Machine
 
 
 def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:

@@ -7,12 +7,12 @@ from operator import index
 from typing import Any
 
 from popxl import context
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import define
-from popxl._core.text import spec_text
+from popxl._analysis.text import spec_text
+from popxl._ir.op import Op
+from popxl._ir.opdef import define
 from popxl.errors import SpecError
 from popxl.graph import Graph
+from popxl.ops._emit import emit
 from popxl.ops.call import (
     CallSiteInfo,
     gather_inputs,

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.opdef import NoGrad, define
 from popxl.ops._args import axis_of
+from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, widen
 from popxl.ops.gathering import check_groups, check_indices, element_index
 from popxl.tensor import Tensor

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
 from popxl.errors import popart_exception
 from popxl.ops._args import axis_of
+from popxl.ops._emit import emit
 from popxl.ops._grads import zeros_like
 from popxl.tensor import Tensor
 

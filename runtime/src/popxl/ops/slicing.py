@@ -13,9 +13,9 @@ from typing import Any
 
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, same_length
+from popxl.ops._emit import emit
 from popxl.ops._folds import apart_on_cpu
 from popxl.tensor import Tensor
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl._core.emit import check_in_graph as _check_tensors
-from popxl._core.emit import check_placement
 from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.ops._args import axis_of
+from popxl.ops._emit import check_in_graph as _check_tensors
+from popxl.ops._emit import check_placement
 from popxl.ops.elementwise import cast
 from popxl.tensor import Tensor
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import floats
 from popxl.tensor import Tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend.core import Literal
 
-from popxl._lower.machine import PART
+from popxl._compile.machine import PART
 from popxl.ops.fused_attention import KERNELS
 
 _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp_call "

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from popxl._lower.lookahead import expected
-from popxl._lower.schedule import Load, Run, Schedule
+from popxl._schedule.lookahead import expected
+from popxl._schedule.schedule import Load, Run, Schedule
 
 if TYPE_CHECKING:
-    from popxl._lower.segment import Segment
+    from popxl._schedule.segment import Segment
     from popxl.remote_buffer import RemoteBuffer
 
 _STAGES = 1000  # about so many at most

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from popxl._lower.schedule import Routine, Transfer, calls
+from popxl._schedule.schedule import Routine, Transfer, calls
 from popxl.plan.flow import Entry, Flow
 from popxl.plan.rates import Rates
 from popxl.plan.timeline import Timeline

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from popxl._core.effects import program_effects
-from popxl._lower.build import build_schedule
-from popxl._lower.program import Program, facts_of_program
-from popxl._lower.schedule import Schedule
-from popxl._lower.segment import Segment, is_argument
+from popxl._analysis.effects import program_effects
+from popxl._run.program import Program, facts_of_program
+from popxl._schedule.build import build_schedule
+from popxl._schedule.schedule import Schedule
+from popxl._schedule.segment import Segment, is_argument
 from popxl.ir import Ir
 from popxl.plan.flow import Flow
 from popxl.plan.rates import Rates

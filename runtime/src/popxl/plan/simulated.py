@@ -10,7 +10,7 @@ The rules are those of XLA's GPU client (StreamExecutor):
 - The host dispatches; each dispatch takes it some time. So many executions may wait to run.
 - Entries on disk are read in the order of their loads, ahead of them by a number of bytes, and
   written once they are in host memory; of the two, what can begin first does
-  (`popxl._lower.traffic`).
+  (`popxl._storage.disk_traffic`).
 - Device memory is taken when something is dispatched, and free again when the host drops it; what
   is copied to the host stays until it has arrived.
 """
@@ -23,18 +23,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from popxl._lower.lookahead import Fetched, upcoming
-from popxl._lower.schedule import Fetch, Schedule, Step, Transfer
-from popxl._lower.segment import nbytes_of, result_specs
-from popxl._lower.timing import Do, LabelledWalker
-from popxl._lower.traffic import AHEAD, BEHIND, has_room
-from popxl._lower.transit import Transit
-from popxl._lower.walker import Globals
+from popxl._run.timing import Do, LabelledWalker
+from popxl._run.walker import Globals
+from popxl._schedule.lookahead import Fetched, upcoming
+from popxl._schedule.schedule import Fetch, Schedule, Step, Transfer
+from popxl._schedule.segment import nbytes_of, result_specs
+from popxl._storage.disk_traffic import AHEAD, BEHIND, has_room
+from popxl._storage.transit import Transit
 from popxl.plan.rates import Rates
 
 if TYPE_CHECKING:
-    from popxl._lower.schedule import Index
-    from popxl._lower.segment import Segment
+    from popxl._schedule.schedule import Index
+    from popxl._schedule.segment import Segment
     from popxl.remote_buffer import RemoteBuffer
 
 Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
@@ -307,7 +307,7 @@ class Driven(Protocol):
 
 
 class SimulatedEntries:
-    """Entries of a buffer without values; see `popxl._lower.entries.Entries`."""
+    """Entries of a buffer without values; see `popxl._storage.entries.Entries`."""
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: Driven) -> None:
         self._resident, self._device = buffer.residents, device

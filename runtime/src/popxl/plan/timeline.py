@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from popxl._lower.lookahead import window_of
-from popxl._lower.schedule import Schedule
-from popxl._lower.segment import Segment
+from popxl._schedule.lookahead import window_of
+from popxl._schedule.schedule import Schedule
+from popxl._schedule.segment import Segment
 from popxl.plan.rates import Rates
 from popxl.plan.simulated import Device, Span, Stream, drive
 from popxl.plan.work import SegmentWork, work_of
@@ -44,7 +44,7 @@ class Timeline:
             computed any more is under the part that was last.
         peak: most bytes of device memory that are taken at a time, besides variables and host
             streams: resident entries, intermediate values, entries and rows on their way.
-        window: bytes that loads might be ahead (see `popxl._lower.transit`).
+        window: bytes that loads might be ahead (see `popxl._storage.transit`).
         spans: what each stream did.
     """
 

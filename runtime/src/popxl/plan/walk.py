@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from popxl._lower.lookahead import accesses
-from popxl._lower.schedule import (
+from popxl._schedule.lookahead import accesses
+from popxl._schedule.schedule import (
     Branch,
     Load,
     Loop,
@@ -25,8 +25,8 @@ from popxl.plan.records import Collective, Part
 from popxl.plan.work import SegmentWork, Work
 
 if TYPE_CHECKING:
-    from popxl._core.functional import Node
-    from popxl._lower.segment import Segment
+    from popxl._analysis.functional import Node
+    from popxl._schedule.segment import Segment
 
 _HOST_OPS = {Load: "remote_load", Store: "remote_store"}
 _WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_written")}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from popxl._lower.segment import argument_specs, facts_of
-from popxl._lower.segment_function import replica_function
+from popxl._compile.segment_function import replica_function
+from popxl._schedule.segment import argument_specs, facts_of
 from popxl.ops._collective import AXIS
 from popxl.ops._folds import tracing_for
 from popxl.plan.estimate import Memory
@@ -18,7 +18,7 @@ from popxl.plan.primitives import COLLECTIVES, arithmetic_of, flops_of, is_float
 from popxl.plan.records import Collective
 
 if TYPE_CHECKING:
-    from popxl._lower.segment import Segment
+    from popxl._schedule.segment import Segment
     from popxl.plan.rates import Rates
 
 Key = tuple[str, int, bool]  # of collectives: kind, size of the group, whether it is consecutive

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import NoGrad
-from popxl._core.verify import verify_if_asked
+from popxl._analysis.verify import verify_if_asked
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad
 from popxl.errors import popart_exception
 from popxl.graph import Graph
+from popxl.ops._emit import emit
 from popxl.ops.call import CALL, CallSiteInfo
 from popxl.ops.placement import init
 from popxl.tensor import Constant, Tensor, constant

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from popxl._core.op import Op
-from popxl._core.opdef import registry
-from popxl._core.verify import verify_if_asked
+from popxl._analysis.verify import verify_if_asked
+from popxl._ir.op import Op
+from popxl._ir.opdef import registry
 from popxl.graph import Graph
 from popxl.tensor import Tensor
 from popxl.transforms.gradients import GRAD_SUM

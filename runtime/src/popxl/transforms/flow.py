@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.effects import op_effects
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import NoGrad, define
-from popxl._core.regions import Region, regions
+from popxl._analysis.effects import op_effects
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, define
+from popxl._ir.regions import Region, regions
 from popxl.errors import popart_exception
 from popxl.graph import Graph
+from popxl.ops._emit import emit
 from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
 from popxl.transforms.gradients import observed_tensors, of_inputs
 
 if TYPE_CHECKING:
-    from popxl._core.functional import Functional, Node
-    from popxl._core.machine import Machine
+    from popxl._analysis.functional import Functional, Node
+    from popxl._analysis.machine_protocol import Machine
     from popxl.transforms.connections import GradGraphInfo
 
 # An input of a gradient graph: the value of a tensor of the body, or the gradient of one that it

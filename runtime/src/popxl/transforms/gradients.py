@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from popxl._core.emit import emit
-from popxl._core.infer import freeze
-from popxl._core.op import Op
-from popxl._core.opdef import NoGrad, OpDef, define, registry
-from popxl._core.regions import regions
+from popxl._analysis.infer import freeze
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, OpDef, define, registry
+from popxl._ir.regions import regions
 from popxl.graph import Graph
+from popxl.ops._emit import emit
 from popxl.tensor import Tensor, TensorSpec
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from popxl._core.op import Op
+from popxl._ir.op import Op
 
 _CHEAP = frozenset(("elementwise", "reduction", "movement"))
 _DEAR = frozenset(("dropout",))  # random bits cost more than the memory they would take

@@ -8,7 +8,7 @@ import popxl
 from popxl import dtypes
 from popxl.custom import jax_op
 from popxl.fp8_utils import max_scaling_bias, min_scaling_bias
-from popxl.ops.fp8 import ScaleRule
+from popxl.ops.fp8_e4m3_e5m2 import ScaleRule
 from popxl_addons.ops.fp8_utils import fp8_def
 
 __all__ = ["fp8_amax_scale"]

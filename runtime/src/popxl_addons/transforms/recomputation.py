@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import popxl
 from popxl import ops
-from popxl._core.aliases import owners
-from popxl._core.effects import op_effects
-from popxl._core.op import Op
+from popxl._analysis.aliases import owners
+from popxl._analysis.effects import op_effects
+from popxl._ir.op import Op
 from popxl.transforms import GradGraphInfo
 from popxl_addons.grad_info import Connection, fwd, fwd_grad, is_fwd, make_grad_graph_info
 from popxl_addons.graph import GraphWithNamedArgs

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import define
+from popxl._ir.op import Op
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import widen
 from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
 from popxl.ops.placement import init

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import define
-from popxl._core.sharding import MetaShape, shard_count, shard_elements
+from popxl._ir.op import Op
+from popxl._ir.opdef import define
+from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 from popxl.ops import _collective as collective
+from popxl.ops._emit import emit
 from popxl.ops._grads import divided
 from popxl.ops.collectives.collectives import (
     SUMS,

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
 from popxl.ops._args import axis_of
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.gathering import check_indices

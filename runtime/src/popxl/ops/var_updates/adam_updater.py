@@ -10,8 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from popxl._core.emit import emit
-from popxl._core.opdef import OpDef, define
+from popxl._ir.opdef import OpDef, define
+from popxl.ops._emit import emit
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops.var_updates._store import NO_GRAD, wide
 from popxl.tensor import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from popxl._core.emit import emit
-from popxl._core.opdef import define
+from popxl._ir.opdef import define
+from popxl.ops._emit import emit
 from popxl.tensor import Tensor
 
 

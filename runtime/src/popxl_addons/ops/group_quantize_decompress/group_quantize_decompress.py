@@ -13,8 +13,8 @@ import numpy as np
 
 import popxl
 from popxl import TensorSpec
-from popxl._core.emit import emit
-from popxl._core.opdef import NoGrad, define
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
 from popxl.ops._numerics import rounded
 
 __all__ = [

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
-from popxl._core.emit import emit
-from popxl._core.op import Op
-from popxl._core.opdef import OpDef, define
+from popxl._ir.op import Op
+from popxl._ir.opdef import OpDef, define
+from popxl.ops._emit import emit
 from popxl.ops.collectives.collectives import (
     CollectiveOps,
     group_or_all,

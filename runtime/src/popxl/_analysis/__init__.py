@@ -1,0 +1,1 @@
+"""What is found out about graphs: effects, aliases, the functional form, text."""

@@ -1,0 +1,97 @@
+"""Which tensors share storage: results in place are other tensors, views show parts of owners.
+
+Chains of changes and of views are as long as a program makes them, so nothing here recurses along
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.tensor import Tensor
+
+
+class Views:
+    """What is known of the storage of a program's tensors.
+
+    Attributes:
+        instead: for some views, an op that does the same as theirs.
+    """
+
+    def __init__(self) -> None:
+        self.instead: dict[Tensor, Op] = {}
+        self._roots: dict[Tensor, Tensor] = {}
+
+    def root(self, t: Tensor) -> Tensor:
+        """The tensor that `t` is, if `t` is the result of ops in place: not one itself."""
+        passed = []
+        while t not in self._roots:
+            op = t._producer
+            if op is None or op.inplace is None or op.outputs[0] is not t:
+                self._roots[t] = t
+                break
+            passed.append(t)
+            t = op.inputs[op.inplace]
+        self._roots.update(dict.fromkeys(passed, self._roots[t]))
+        return self._roots[t]
+
+    # ---- of tensors that are no results in place ------------------------------------------------
+    def op(self, t: Tensor) -> Op | None:
+        """The op by which `t` is a view; None: it owns its storage."""
+        op = self.instead.get(t, t._producer)
+        return op if op is not None and op.view else None
+
+    def parents(self, t: Tensor) -> list[Tensor]:
+        """What `t` is a view of; empty if it owns its storage."""
+        op = self.op(t)
+        return [] if op is None else list(map(self.root, op.inputs))
+
+    def chain(self, t: Tensor) -> Iterator[Tensor]:
+        """`t` and all that it is a view of, each once and after what it is a view of."""
+        waiting, done = [(t, False)], set()
+        while waiting:
+            t, is_ready = waiting.pop()
+            if is_ready:
+                yield t
+            elif t not in done:
+                done.add(t)
+                waiting.append((t, True))
+                waiting += [(p, False) for p in self.parents(t)]
+
+    def owners(self, t: Tensor) -> list[Tensor]:
+        """The owners of the storage of `t`."""
+        return [part for part in self.chain(self.root(t)) if self.op(part) is None]
+
+    def shown(self, t: Tensor, own: Callable[[Tensor], np.ndarray]) -> np.ndarray:
+        """What `t` shows of numbers of its owners' elements.
+
+        Args:
+            own: an owner's numbers, int32 of its shape.
+        """
+        found: dict[Tensor, np.ndarray] = {}
+        with jax.ensure_compile_time_eval():
+            for part in self.chain(t):
+                op = self.op(part)
+                if op is None:
+                    found[part] = own(part)
+                else:
+                    assert op.defn.lower is not None
+                    inputs = [found[p] for p in self.parents(part)]
+                    found[part] = np.asarray(op.defn.lower(*inputs, **op.attrs))
+        return found[t]
+
+
+def numbered(t: Tensor, first: int = 0) -> np.ndarray:
+    """Numbers of the elements of `t`, int32."""
+    return np.arange(first, first + t.nelms, dtype=np.int32).reshape(t.shape)
+
+
+def owners(t: Tensor) -> list[Tensor]:
+    """The owners of the storage of `t`."""
+    return Views().owners(t)

@@ -1,0 +1,77 @@
+"""The state a graph reads and writes, directly and through the graphs it calls.
+
+State is remote buffers and stream positions (variables reach graphs as by-reference inputs). The
+lowering threads exactly this state through loops and branches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from popxl._analysis.known import found_once
+from popxl._ir.attached import attach
+from popxl._ir.regions import regions
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.streams import DeviceToHostStream, HostToDeviceStream
+
+
+@dataclass
+class Effects:
+    """Ordered sets (dicts with None values) of the state touched."""
+
+    reads: dict[RemoteBuffer, None] = field(default_factory=dict)
+    writes: dict[RemoteBuffer, None] = field(default_factory=dict)
+    loads: dict[HostToDeviceStream, None] = field(default_factory=dict)
+    stores: dict[DeviceToHostStream, None] = field(default_factory=dict)
+    impure: bool = False  # acts on the outside world, such as printing
+    checks: dict[Op, None] = field(default_factory=dict)  # no state: ops that may stop the run
+
+    def add(self, other: Effects) -> None:
+        self.reads.update(other.reads)
+        self.writes.update(other.writes)
+        self.loads.update(other.loads)
+        self.stores.update(other.stores)
+        self.impure |= other.impure
+        self.checks.update(other.checks)
+
+    def __bool__(self) -> bool:
+        return bool(self.reads or self.writes or self.loads or self.stores or self.impure)
+
+
+def own_effects(op: Op) -> Effects:
+    """State touched by one op itself."""
+    found = Effects()
+    if op.defn.effects is not None:
+        found.add(op.defn.effects(op))
+    if op.defn.check is not None:
+        found.checks[op] = None
+    return found
+
+
+def op_effects(op: Op) -> Effects:
+    """State touched by one op, called graphs included."""
+    found = own_effects(op)
+    for region in regions(op):
+        found.add(graph_effects(region.graph))
+    return found
+
+
+@found_once
+def graph_effects(graph: Graph) -> Effects:
+    """State touched by running `graph` once."""
+    found = Effects()
+    for op in graph._ops:
+        found.add(op_effects(op))
+    return found
+
+
+@attach
+def program_effects(ir: Ir) -> Effects:
+    """State touched by a run of the whole program."""
+    return graph_effects(ir.main_graph)

@@ -1,0 +1,192 @@
+"""The checker of graphs: run after each transform in tests, and when POPXL_VERIFY is set."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from popxl._analysis.functional import functionalise
+from popxl._analysis.infer import infer_specs
+from popxl._analysis.references import check_references
+from popxl._ir.regions import Region, regions
+from popxl._ir.sharding import shard_elements
+from popxl.errors import popart_exception
+from popxl.replica_grouping import ReplicaGrouping
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.graph import Graph
+    from popxl.ir import Ir
+    from popxl.tensor import Tensor
+
+
+class VerificationError(popart_exception):
+    """A graph breaks a rule of the IR; the message shows the op."""
+
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
+
+
+def verify_if_asked(ir: Ir) -> None:
+    """Verify when the environment variable POPXL_VERIFY is set and not 0."""
+    if os.environ.get("POPXL_VERIFY", "0") not in ("", "0"):
+        verify_ir(ir)
+
+
+def verify_ir(ir: Ir) -> None:
+    """Verify all graphs of `ir`."""
+    for graph in ir._graphs:
+        verify(graph)
+
+
+def verify(graph: Graph) -> None:
+    """Check that each tensor is bound once and defined before use, that specs are as inferred,
+    and that calls fit the graphs they call.
+
+    Raises:
+        VerificationError: with the text of the offending op.
+    """
+    defined: set[Tensor] = set(graph._inputs)
+    defined.update((*graph._resident, *graph.variables, *graph.constants))
+    for op in graph._ops:
+        _check(op.graph is graph, op, "is listed in another graph")
+        for t in op.inputs:
+            _check(t in defined, op, f"uses %{t.name} before it is defined")
+        for t in op.outputs:
+            _check(t not in defined, op, f"defines %{t.name} a second time")
+            _check(t._producer is op, op, f"is not the recorded producer of %{t.name}")
+            defined.add(t)
+        _check(op.inplace is None or 0 <= op.inplace < len(op.inputs), op,
+               f"overwrites its input {op.inplace}, which it does not have")  # fmt: skip
+        _check(not op.view or op.defn.view_write is not None, op,
+               "is a view, but has no rule to write through")  # fmt: skip
+        for region in regions(op):
+            if region.kind != "derivative":
+                _check_region(op, region)
+        got, want = _recorded(op), _inferred(op)
+        _check(got == want, op, f"has outputs {got}, but its inputs give {want}")
+    for t in graph._outputs:
+        if t not in defined:
+            raise VerificationError(f"graph {graph.id!r} returns %{t.name}, which nothing defines")
+
+
+def check_replicas(ir: Ir) -> None:
+    """Check that the groupings of variables and ops are for as many replicas as the Ir has now.
+
+    Raises:
+        ValueError: the number was changed after a grouping, or a shape, was made from it.
+    """
+    count = ir.replication_factor
+    for var in ir.main_graph.variables:
+        _check_grouping(var._grouping, f"variable {var.id!r}", count)
+    for graph in ir._graphs:
+        for op in graph._ops:
+            groupings = [v for v in op.attrs.values() if isinstance(v, ReplicaGrouping)]
+            for grouping in groupings:
+                _check_grouping(grouping, f"{op.name} at {op.location}", count)
+            if groupings and _inferred(op) != _recorded(op):
+                raise ValueError(
+                    f"{op.name} at {op.location} was written for another number of replicas than "
+                    f"{count}, on which its shape depends: set ir.replication_factor before"
+                )
+
+
+def check_calls(ir: Ir) -> None:
+    """Check what a graph may have come to do after it was called: see `check_references`.
+
+    Raises:
+        ValueError: as it does.
+    """
+    for graph in ir._graphs:
+        for op in graph._ops:
+            if op.called_graphs():
+                check_references(op)
+
+
+def check_transfers(ir: Ir) -> None:
+    """Check that no stream is used more often in a run than the host provides for.
+
+    Raises:
+        popart_exception: one is used more often than `ir.num_host_transfers`.
+    """
+    for stream, n in functionalise(ir.main_graph).transfers.items():
+        if n > ir.num_host_transfers:
+            raise popart_exception(
+                f"stream {stream.tensor_id!r} is used {n} times in a run, but "
+                f"ir.num_host_transfers is {ir.num_host_transfers}: set it to {n}"
+            )
+
+
+def check_remote_variables(ir: Ir) -> None:
+    """Check that the entries of remote buffers can hold the variables in them.
+
+    Raises:
+        ValueError: an entry has another number of elements than the variable, or its shard.
+    """
+    for var in ir.main_graph.variables:
+        if var._remote is None:
+            continue
+        buffer, offset = var._remote
+        elements = shard_elements(var.shape, var._shards)
+        if math.prod(buffer.tensor_shape) != elements:
+            raise ValueError(
+                f"variable {var.id!r} needs {elements} elements in each replica, but entry "
+                f"{offset} of {buffer!r} has another number"
+            )
+
+
+def check_widths(ir: Ir) -> None:
+    """Check that no variable and no tensor of an op has elements of 64 bits.
+
+    Raises:
+        popart_exception: one has; devices compute with 32 bits, and would change its values.
+    """
+    for graph in ir._graphs:
+        used = (t for op in graph._ops for t in (*op.inputs, *op.outputs))
+        for t in (*graph.variables, *used):
+            if t.dtype.name in _WIDE:
+                where = "" if t._producer is None else f" at {t._producer.location}"
+                raise popart_exception(
+                    f"{t.id!r}{where} is {t.dtype.name}, but devices have no elements of 64 bits: "
+                    "leave `downcast` at True, or name a dtype of 32 bits"
+                )
+
+
+def _check_grouping(grouping: ReplicaGrouping, whose: str, count: int) -> None:
+    made_for = len(grouping.assignment)
+    if made_for != count:
+        raise ValueError(
+            f"the grouping of {whose} is for {made_for} replicas, but the Ir has {count}: set "
+            "ir.replication_factor before making groupings"
+        )
+
+
+def _recorded(op: Op) -> list[Any]:
+    return [(t.shape, t.dtype) for t in op.outputs]
+
+
+def _inferred(op: Op) -> list[Any]:
+    return [(s.shape, s.dtype) for s in infer_specs(op)]
+
+
+def _check_region(op: Op, region: Region) -> None:
+    called, last = region.graph, max((at for at in region.inputs if at is not None), default=-1)
+    _check(last < len(op.inputs), op, f"passes too little to @{called.id}")
+    _check_same(op, called, "passes", "takes", called._inputs,
+                [op.inputs[region.position(i)] for i in range(len(region.inputs))])  # fmt: skip
+    _check_same(op, called, "returns", "returns", called._outputs,
+                [op.outputs[at] for at in region.outputs if at is not None])  # fmt: skip
+
+
+def _check_same(
+    op: Op, called: Graph, does: str, wants: str, theirs: list[Tensor], ours: list[Tensor]
+) -> None:
+    got = [(t.shape, t.dtype) for t in ours]
+    want = [(t.shape, t.dtype) for t in theirs]
+    _check(got == want, op, f"{does} {got}, but @{called.id} {wants} {want}")
+
+
+def _check(ok: bool, op: Op, problem: str) -> None:
+    if not ok:
+        raise VerificationError(f"graph {op.graph.id!r}: `{op}` ({op.location}) {problem}")

@@ -1,0 +1,1 @@
+"""From segments to executables."""

@@ -1,0 +1,22 @@
+"""What segments are compiled for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from popxl._schedule.segment import Segment
+    from popxl.ir import Ir
+
+
+class Target(Protocol):
+    """A program on its devices, as far as compiling it asks: a `Program`."""
+
+    ir: Ir
+    mesh: Mesh
+    platform: str
+
+    def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
+        """`ShapeDtypeStruct`s with shardings of a segment's arguments and results."""

@@ -1,1 +1,0 @@
-"""The IR as data: op definitions, ops, effects, checking, text."""

@@ -1,0 +1,1 @@
+"""The devices that run a program, and what only a CPU needs."""

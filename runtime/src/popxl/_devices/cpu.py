@@ -1,0 +1,252 @@
+"""What only XLA's CPU backend needs: other devices take none of this.
+
+- Replicas are virtual devices; to make more of them the backend has to be started anew.
+- What the compiler may do depends on what the program holds.
+- The host's memory is the device's: XLA adopts arrays of the host, and the host sees XLA's.
+- Executables are launched by turns from several threads, or only so many at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from popxl._ir.log import logger
+
+# ---- virtual devices ----------------------------------------------------------------------------
+_epoch = 0
+
+
+def backend_epoch() -> int:
+    """Counts restarts of the backend: what was compiled before one is void."""
+    return _epoch
+
+
+def are_given() -> bool:
+    """Whether the user has set the number of virtual devices; then it stays."""
+    return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+
+
+def make_devices(replicas: int) -> None:
+    """Ask for virtual devices; has an effect only before the first use of the backend.
+
+    There is one for each processor that this process may use, at most 64, or for each replica. XLA
+    has a thread for each processor or, if there are more, for each device, whether a program uses
+    it or not: with more threads than processors a large product takes up to three times as long.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    processors = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    count = max(min(processors, 64), replicas)
+    if are_given():
+        return
+    try:
+        if jax.config.jax_num_cpu_devices < count:
+            jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass  # the backend runs already
+
+
+def restart(count: int) -> list[Any]:
+    """Start the backend anew with more devices; compiled programs are rebuilt on next use."""
+    global _epoch
+    from jax.extend import backend
+
+    for array in jax.live_arrays():  # the backend must not go while it computes
+        array.block_until_ready()
+    logger.info("restarting the CPU backend with %d virtual devices", count)
+    backend.clear_backends()
+    _epoch += 1
+    jax.config.update("jax_num_cpu_devices", count)
+    return jax.devices("cpu")
+
+
+# ---- compiling ----------------------------------------------------------------------------------
+_LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
+SWITCHES: dict[str, Any] = {
+    # YNNPACK fusions give wrong values for some multiply-reduce shapes (jax#39103, #40412).
+    _LIBRARY: "",
+}
+_CONTROL_FLOW = re.compile(r"stablehlo\.(while|case|if)\b")
+_PRODUCT = re.compile(r"stablehlo\.dot_general.*")
+_FLOAT32_PRODUCT = re.compile(r": \(tensor<[\dx]*f32>, tensor<[\dx]*f32>\) -> tensor<[\dx]*f32>")
+
+
+def switches_for(stablehlo: str) -> dict[str, Any]:
+    """Compiler options besides `SWITCHES` for a program."""
+    options: dict[str, Any] = {}
+    products = _PRODUCT.findall(stablehlo)
+    if products and all(map(_FLOAT32_PRODUCT.search, products)):
+        # YNNPACK's matrix products by themselves are right, and faster than Eigen's. Some of 16
+        # bits fail when they run, so code with any of those gets none.
+        options[_LIBRARY] = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+    if _CONTROL_FLOW.search(stablehlo):
+        # Whole models, such as a loop that generates. The default order of kernels lets
+        # independent ones run at once, and so makes all layers' weights ready in advance.
+        options["xla_cpu_scheduler_type"] = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+    else:
+        # Saves copies of donated arrays that several kernels read. With loops it may overwrite
+        # an array before a loop that reads it has run.
+        options["xla_cpu_copy_insertion_use_region_analysis"] = True
+    return options
+
+
+# ---- memory -------------------------------------------------------------------------------------
+def return_free_memory() -> None:
+    """Give the heap's free pages back to the system, where the C library can.
+
+    glibc keeps what lies between blocks that are in use: after values were made and copied, some
+    hundred megabytes that nothing of their size fits into later.
+    """
+    with suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+# ---- arrays -------------------------------------------------------------------------------------
+_ADOPTED = 64  # bytes
+
+
+def not_adopted(x: np.ndarray) -> np.ndarray:
+    """The same values in memory that XLA will copy.
+
+    XLA adopts a host array that happens to lie on an `_ADOPTED` boundary, even if asked not to
+    alias; adopted memory cannot be donated, so that the program would copy it instead.
+    """
+    x = np.asarray(x, order="C")
+    if x.ctypes.data % _ADOPTED or not x.nbytes:
+        return x
+    memory = np.empty(x.nbytes + 2 * _ADOPTED, np.uint8)
+    start = -memory.ctypes.data % _ADOPTED + x.dtype.itemsize
+    out = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    out[...] = x
+    return out
+
+
+def memory_of(array: jax.Array) -> np.ndarray:
+    """The bytes of an array of one device, which has to outlive them: XLA does not know of them."""
+    array.block_until_ready()
+    if not array.nbytes:
+        return np.empty(0, np.uint8)
+    at = array.unsafe_buffer_pointer()
+    return np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(at))
+
+
+class Recycled:
+    """Arrays of one device that nobody has any more, for what is read into their memory."""
+
+    def __init__(self, kept: int) -> None:
+        """Args: `kept`: bytes of free arrays that are kept at most."""
+        self._free: dict[tuple[Any, ...], list[jax.Array]] = defaultdict(list)
+        self._kept, self._nbytes, self._lock = kept, 0, threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
+        """An array of any content."""
+        key = shape, np.dtype(dtype), device, _epoch
+        with self._lock:
+            if self._free[key]:
+                array = self._free[key].pop()
+                self._nbytes -= array.nbytes
+                return array
+        return _made(*key)().block_until_ready()
+
+    def give(self, array: jax.Array) -> None:
+        """Take an array that the caller alone has, and that programs may still read."""
+        key = array.shape, array.dtype, array.device, _epoch
+        # Starts when all that read the array are done, and is the same memory.
+        same = _passed_on(*key)(array)
+        with self._lock:
+            if self._nbytes + same.nbytes <= self._kept:
+                self._nbytes += same.nbytes
+                self._free[key].append(same)
+
+
+@cache
+def _made(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
+    place = jax.sharding.SingleDeviceSharding(device)
+    made = jax.jit(partial(jax.lax.empty, shape, dtype), out_shardings=place)
+    return made.lower().compile()
+
+
+@cache
+def _passed_on(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
+    place = jax.sharding.SingleDeviceSharding(device)
+    spec = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    return jax.jit(lambda x: x, donate_argnums=0).lower(spec).compile()
+
+
+# ---- launching ----------------------------------------------------------------------------------
+_HELPERS = 2  # threads that launch by turns with the caller's
+_WORTHWHILE = 4 * 2**20  # bytes: reading them takes longer than handing over a launch
+_UNFINISHED = 8  # executables of a program of replicas
+
+
+class Launcher:
+    """Launches the executables of a program.
+
+    One replica: from several threads by turns. XLA runs what one thread launches one after the
+    other, whether or not it depends on each other: cores that an executable leaves idle stay idle.
+    What different threads launch is ordered by its data alone. So with n threads each executable
+    waits for what it takes and for the n-th before it, and up to n run at a time.
+
+    Several replicas: what one thread launches overlaps already, and only so much may be on its way.
+    Collectives of replicas block a thread each, and starting a 33rd executable on a device blocks
+    one too: with no thread left for the replica that all wait for, the program would stand still.
+    Collectives of several processes (gloo) are told apart by their order alone, and would be mixed
+    up: there one executable is on its way.
+    """
+
+    def __init__(self, replicas: int, processes: int) -> None:
+        self._by_turns = replicas == 1
+        self._limit = 0 if processes > 1 else _UNFINISHED
+        self._count = 0
+        self._unfinished: deque[jax.Array] = deque()
+
+    def __call__(
+        self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
+    ) -> Sequence[jax.Array]:
+        """Launch an executable.
+
+        Args:
+            nbytes: of arguments and results. What moves little is launched by the caller at once.
+        """
+        if self._by_turns:
+            return self._in_turn(executable, arguments, nbytes)
+        results: Sequence[jax.Array] = executable(*arguments)
+        if not self._limit:
+            jax.block_until_ready(results)
+        elif results:
+            self._unfinished.append(results[0])
+            if len(self._unfinished) > self._limit:
+                oldest = self._unfinished.popleft()
+                jax.block_until_ready(results[0] if oldest.is_deleted() else oldest)
+        return results
+
+    def _in_turn(
+        self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
+    ) -> Sequence[jax.Array]:
+        if nbytes >= _WORTHWHILE:
+            self._count += 1
+            turn = self._count % (_HELPERS + 1)
+            if turn:
+                return _helpers()[turn - 1].submit(executable, *arguments).result()
+        return executable(*arguments)
+
+    def settle(self) -> None:
+        """Let go of arrays, which would keep their memory."""
+        self._unfinished.clear()
+
+
+@cache
+def _helpers() -> list[ThreadPoolExecutor]:
+    """One thread each; all programs of the process share them."""
+    return [ThreadPoolExecutor(1, thread_name_prefix="popxl-launch") for _ in range(_HELPERS)]

@@ -1,0 +1,145 @@
+"""Which devices run the replicas, and the mesh they form; what XLA reads when it starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import popdist
+from popxl._devices import cpu
+from popxl.errors import DeviceError
+from popxl.ops._collective import AXIS
+
+
+def platform_of(device_desc: str) -> str:
+    """JAX platform of a device description.
+
+    "cpu" and "ipu_model": CPU. "gpu", "tpu": that. "ipu_hw": the best platform present.
+
+    Raises:
+        ValueError: an unknown description.
+    """
+    if device_desc in ("cpu", "ipu_model"):
+        return "cpu"
+    if device_desc in ("gpu", "cuda", "tpu"):
+        return "gpu" if device_desc == "cuda" else device_desc
+    if device_desc == "ipu_hw":
+        return jax.default_backend() if jax.default_backend() in ("gpu", "tpu") else "cpu"
+    raise ValueError(
+        f"unknown device_desc {device_desc!r}: use 'ipu_hw', 'ipu_model', 'cpu', 'gpu' or 'tpu'"
+    )
+
+
+def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
+    """A mesh of one device for each replica.
+
+    Args:
+        instances: processes that share the replicas equally, in order; with 1, this process alone.
+
+    Raises:
+        DeviceError: a process has fewer devices than its replicas, or none of the platform.
+        DistributedError: there are not so many processes.
+    """
+    prepare_environment()
+    if instances > 1:
+        return _mesh_over_processes(device_desc, replicas, instances)
+    cpu.make_devices(replicas)
+    devices = _devices(device_desc, replicas, jax.local_devices)
+    may_restart = devices[0].platform == "cpu" and jax.process_count() == 1
+    if len(devices) < replicas and may_restart and not cpu.are_given():
+        devices = cpu.restart(replicas)
+    if len(devices) < replicas:
+        raise _too_few(devices, replicas, "there are")
+    return Mesh(np.asarray(devices[:replicas]), (AXIS,))
+
+
+def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mesh:
+    """The mesh of a program that all processes run."""
+    popdist.init()
+    if popdist.getNumInstances() != instances or replicas % instances:
+        raise popdist.DistributedError(
+            f"the program has {replicas} replicas for {instances} processes, but there are "
+            f"{popdist.getNumInstances()}: each process needs the same number of replicas"
+        )
+    each = replicas // instances
+    cpu.make_devices(max(each, popdist.getNumLocalReplicas()))
+    found = _devices(device_desc, replicas, jax.devices)
+    chosen: list[Any] = []
+    for process in range(instances):
+        own = [d for d in found if d.process_index == process]
+        if len(own) < each:
+            raise _too_few(own, each, f"for process {process} of {instances} there are")
+        chosen += own[:each]
+    return Mesh(np.asarray(chosen), (AXIS,))
+
+
+def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) -> list[Any]:
+    """The devices of a platform, of which there is at least one."""
+    platform = "cpu" if device_desc == "ipu_hw" else platform_of(device_desc)
+    try:
+        platform = platform_of(device_desc)
+        return find(backend=platform)
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform starts
+        raise DeviceError(
+            f"the session needs {replicas} {platform} device(s), but JAX finds none: install the "
+            f"JAX plugin for {platform}, use device_desc='cpu', or unset JAX_PLATFORMS",
+            platform,
+            replicas,
+            found=0,
+        ) from error
+
+
+def _too_few(devices: Sequence[Any], needed: int, there_are: str) -> DeviceError:
+    platform = devices[0].platform if devices else "cpu"
+    return DeviceError(
+        f"the program has {needed} replicas, but {there_are} {len(devices)} {platform} "
+        "device(s): lower data_parallel x tensor_parallel (the replication factor), or use a "
+        "machine with more devices, or device_desc='cpu' for virtual ones",
+        platform,
+        needed,
+        len(devices),
+    )
+
+
+def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of an array of which each replica has a part of `shape`: the parts one after the other
+    along the first axis, so that a replica's part is just its value; numbers side by side."""
+    return (replicas * shape[0], *shape[1:]) if shape else (replicas,)
+
+
+def per_replica(mesh: Mesh, memory: str = "device") -> NamedSharding:
+    """Sharding of an array whose first axis is divided among the replicas."""
+    return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind=memory)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding of an array that each replica has whole."""
+    return NamedSharding(mesh, PartitionSpec(), memory_kind="device")
+
+
+# ---- the environment ----------------------------------------------------------------------------
+_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+
+
+def prepare_environment() -> None:
+    """Settings XLA reads once, when a backend starts. Values the user has set stay."""
+    # The pinned host memory pool of a GPU is 64 GB by default; ours holds the whole model state.
+    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(_host_memory_gb()))
+    # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
+    # end the process after 40 s.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1800".strip()
+
+
+def _host_memory_gb() -> int:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 64
+    return max(64, total // 2**30)

@@ -1,0 +1,1 @@
+"""The IR as data: ops, their definitions, and what graphs and tensors are made of."""

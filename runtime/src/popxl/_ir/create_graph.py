@@ -1,0 +1,95 @@
+"""How `ir.create_graph` turns a Python callable and its arguments into a graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from popxl._ir.attached import attach
+from popxl.graph import Graph
+from popxl.module import Module
+from popxl.tensor import Tensor, TensorSpec
+from popxl.typing_ import is_alias
+
+if TYPE_CHECKING:
+    from popxl.ir import Ir
+
+
+@attach
+def build_graph(
+    ir: Ir, fn: Callable[..., Any] | Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Graph:
+    """See `Ir.create_graph`."""
+    graph = ir._new_graph(_graph_name(ir, fn))
+    target = fn.build if isinstance(fn, Module) else fn
+    try:
+        bound = inspect.signature(target).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"the arguments do not fit those of graph {graph.id!r}: {error}") from None
+    with graph:
+        for name, parameter in bound.signature.parameters.items():
+            if name in bound.arguments:
+                by_ref = is_alias(parameter.annotation, "TensorByRef")
+                bound.arguments[name] = _to_inputs(
+                    graph, bound.arguments[name], name, by_ref, parameter.kind
+                )
+        outputs = fn(*bound.args, **bound.kwargs)
+        for tensor in _as_tensors(outputs, graph):
+            graph._add_output(tensor)
+    return graph
+
+
+def _graph_name(ir: Ir, fn: Callable[..., Any] | Module) -> str:
+    owner = type(fn) if isinstance(fn, Module) else fn
+    name = getattr(owner, "__qualname__", type(fn).__qualname__).replace("<locals>.", "")
+    return f"{name}_subgraph({ir._next(name)})"
+
+
+def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = None) -> Any:
+    """Replace the tensors and specs in `value` by inputs of `graph`."""
+    if isinstance(value, Tensor):
+        if value.ir is not graph.ir:
+            raise ValueError(f"tensor {value.id!r} belongs to another Ir ({value.ir!r})")
+        return graph._add_input(value.spec, name, by_ref)
+    if isinstance(value, TensorSpec):
+        return graph._add_input(value, name, by_ref)
+    if isinstance(value, (list, tuple)) and _has_tensors(value):
+        _check_unmixed(value, name)
+        items = [_to_inputs(graph, v, f"{name}_{i}", by_ref) for i, v in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if kind is inspect.Parameter.VAR_KEYWORD:
+        return {k: _to_inputs(graph, v, k, by_ref) for k, v in value.items()}
+    return value
+
+
+def _has_tensors(items: Iterable[Any]) -> bool:
+    return any(
+        isinstance(v, (Tensor, TensorSpec)) or (isinstance(v, (list, tuple)) and _has_tensors(v))
+        for v in items
+    )
+
+
+def _check_unmixed(items: Iterable[Any], name: str) -> None:
+    """Raise TypeError if there is anything but tensors and specs."""
+    for item in items:
+        nested = isinstance(item, (list, tuple)) and _has_tensors(item)
+        if not (nested or isinstance(item, (Tensor, TensorSpec))):
+            raise TypeError(
+                f"argument {name!r} holds tensors, which become inputs of the graph, and {item!r}: "
+                "pass them as arguments of their own"
+            )
+
+
+def _as_tensors(outputs: Any, graph: Graph) -> list[Tensor]:
+    if outputs is None:
+        return []
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    tensors = list(outputs) if isinstance(outputs, Iterable) else [outputs]
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise ValueError(
+                f"the function of graph {graph.id!r} must return tensors, but returned {t!r}"
+            )
+    return tensors

@@ -1,0 +1,109 @@
+"""`Op`: one node of a graph. `popxl.ops._emit` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from popxl import context, dtypes
+from popxl._ir.attached import analyses
+from popxl._ir.opdef import OpDef
+from popxl._ir.regions import regions
+
+if TYPE_CHECKING:
+    from popxl.graph import Graph
+    from popxl.tensor import Tensor
+
+
+_ROUNDED = (dtypes.float16, dtypes.bfloat16)
+
+
+class Op:
+    """A use of an `OpDef` in a graph.
+
+    Attributes:
+        defn: the definition.
+        graph: the graph it belongs to.
+        inputs, outputs: its tensors.
+        attrs: keyword arguments of the definition's rules; values must be hashable.
+        inplace: index of the input that the result overwrites, or None. Output 0 aliases it.
+        view: whether output 0 is a view of the inputs (reads and writes go through to them).
+        location: `file:line` of the user's code.
+        ipu, io, in_sequence: placement and ordering hints at creation.
+        part: label of the part of the program it belongs to in plans; "": that of the caller.
+    """
+
+    __slots__ = (
+        "attrs", "defn", "graph", "in_sequence", "inplace", "inputs", "io", "ipu", "location",
+        "outputs", "part", "site_modified", "view",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        defn: OpDef,
+        graph: Graph,
+        inputs: Sequence[Tensor],
+        attrs: Mapping[str, Any],
+        inplace: int | None = None,
+        view: bool = False,
+    ) -> None:
+        ctx = context.get_current_context()
+        self.defn, self.graph = defn, graph
+        self.inputs: list[Tensor] = list(inputs)
+        self.outputs: list[Tensor] = []
+        self.attrs = dict(attrs)
+        self.inplace, self.view = inplace, view
+        self.site_modified: set[int] = set()  # inputs a call site was told it modifies
+        self.location = context.get_source_location()
+        self.ipu = ctx.ipu_id
+        self.io = ctx.io_tile_set
+        self.in_sequence = ctx.in_sequence
+        self.part = ctx.part
+
+    @property
+    def name(self) -> str:
+        """Name as printed: in-place ops and views end in `_`."""
+        return self.defn.name + ("_" if self.inplace is not None or self.view else "")
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it rounds a float32 value to the 16-bit type of the variable it updates.
+
+        With the session option `enableStochasticRounding` that is at random. Every such update of a
+        run has a number, the same on all replicas; with the seed of the run it selects a stream of
+        random bits. Numbers are known before anything runs (a loop takes as many in each
+        iteration), so loops carry nothing, and branches that replicas take differently leave them
+        at the same number.
+        """
+        return self.defn.rounds and self.inputs[0].dtype in _ROUNDED
+
+    def modified_inputs(self) -> set[int]:
+        """Indices of the inputs whose value this op changes."""
+        found = set() if self.inplace is None else {self.inplace}
+        for region in regions(self):
+            found.update(map(region.position, analyses.changed_inputs(self, region)))
+        return found
+
+    def called_graphs(self) -> tuple[Graph, ...]:
+        """Graphs this op runs."""
+        found = (r.graph for r in regions(self) if r.kind != "derivative")
+        return tuple(dict.fromkeys(found))
+
+    def __str__(self) -> str:
+        return analyses.op_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name} at {self.location}>"
+
+
+def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str | None] = ()) -> list[Tensor]:
+    """Give `op` further outputs of the given specs; returns them."""
+    from popxl.tensor import Tensor
+
+    added = []
+    for i, spec in enumerate(specs):
+        name = names[i] if i < len(names) else None
+        tensor = Tensor._make(op.graph, spec, name, producer=op)
+        op.outputs.append(tensor)
+        added.append(tensor)
+    return added

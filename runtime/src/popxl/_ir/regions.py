@@ -1,0 +1,57 @@
+"""What an op that runs graphs runs, as data.
+
+Everything that walks a program (effects, the functional form, plans, the verifier) walks regions;
+nothing else has to know which ops run graphs, or how they name them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.graph import Graph
+    from popxl.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Region:
+    """A graph that an op runs.
+
+    Attributes:
+        graph: the graph.
+        inputs: for each input of the graph, the position among the op's inputs of the tensor that
+            it is given; None: the op makes the value itself.
+        outputs: for each output of the graph, its position among the op's outputs, or None.
+        carried: how many outputs become the first inputs of the next iteration.
+        count: how often it runs.
+        kind: "always"; "branch": of all regions of this kind one runs, the first if the op's first
+            input is true; "derivative": values reach the graph in ways that only the op knows, and
+            it changes no state.
+        also: tensors of the graph whose values the op wants besides its outputs.
+    """
+
+    graph: Graph
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...] = ()
+    carried: int = 0
+    count: int = 1
+    kind: Literal["always", "branch", "derivative"] = "always"
+    also: tuple[Tensor, ...] = ()
+
+    def position(self, index: int) -> int:
+        """Position among the op's inputs of the tensor that input `index` of the graph is given."""
+        at = self.inputs[index]
+        assert at is not None, f"input {index} of {self.graph!r} is given by the op itself"
+        return at
+
+    def reaches(self, op: Op, index: int) -> bool:
+        """Whether changes of input `index` of the graph reach the tensor that `op` gives it."""
+        at = self.inputs[index]
+        return at is not None and (self.graph._inputs[index]._by_ref or at in op.site_modified)
+
+
+def regions(op: Op) -> tuple[Region, ...]:
+    """The regions of `op`, in the order in which they run."""
+    return () if op.defn.regions is None else tuple(op.defn.regions(op))

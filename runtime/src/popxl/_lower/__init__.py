@@ -1,1 +1,0 @@
-"""From an Ir to one compiled XLA program."""

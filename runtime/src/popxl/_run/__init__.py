@@ -1,0 +1,1 @@
+"""A compiled program, and the walk over its schedule that runs it."""

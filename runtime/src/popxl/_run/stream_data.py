@@ -1,0 +1,140 @@
+"""Data of host streams: what a user gives and gets, and the arrays of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+import popdist
+from popxl._devices.mesh import per_replica
+from popxl._ir.host_array import device_view
+from popxl._storage.replica_arrays import own_part, put_parts
+from popxl.streams import DeviceToHostStream, HostToDeviceStream
+from popxl.tensor import HostScalarTensor
+from popxl.utils import to_numpy
+
+if TYPE_CHECKING:
+    from popxl._run.program import Program
+
+d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
+h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
+
+
+class HostStreams:
+    """The streams of a program. With several processes, their data is that of the replicas here."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._ir = program.ir
+
+    @property
+    def _transfers(self) -> int:
+        return self._ir.num_host_transfers
+
+    @property
+    def _replicas(self) -> int:
+        return self._ir.instance_replication_factor
+
+    def full_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
+        return (*(n for n in (self._transfers, self._replicas) if n > 1), *shape)
+
+    def outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
+        """Arrays of zeros for the program's results."""
+        return {
+            s: np.zeros(self.full_shape(s.shape), s.dtype.as_numpy()) for s in self._program.d2h
+        }
+
+    def fetch(
+        self,
+        results: Mapping[DeviceToHostStream, jax.Array],
+        targets: Mapping[DeviceToHostStream, np.ndarray],
+    ) -> None:
+        """Write the results of a run into the user's arrays."""
+        for stream, target in targets.items():
+            shape = (self._replicas, self._transfers, *stream.shape)
+            value = np.moveaxis(own_part(results[stream]).reshape(shape), 0, 1)
+            target[...] = value.reshape(target.shape).view(target.dtype)
+
+    def to_devices(
+        self, inputs: h2dStreamBufferMaps, downcast: bool
+    ) -> dict[HostToDeviceStream, jax.Array]:
+        """What `Program.run` takes.
+
+        Raises:
+            ValueError: inputs are missing, unexpected or do not fit.
+        """
+        expected = self._program.h2d
+        missing = [s.tensor_id for s in expected if s not in inputs]
+        unexpected = [getattr(s, "tensor_id", s) for s in inputs if s not in expected]
+        if missing or unexpected:
+            raise ValueError(
+                f"run: missing inputs {missing}, unexpected inputs {unexpected}; the program "
+                f"loads {[s.tensor_id for s in expected]}"
+            )
+        sharding = per_replica(self._program.mesh)
+        out = {}
+        first = popdist.getInstanceIndex() * self._replicas if self._ir._instances > 1 else 0
+        for stream in expected:
+            array = self._normalise(stream, inputs[stream], downcast)
+            parts = device_view(np.moveaxis(array, 1, 0))
+            own = dict(enumerate(parts, first))
+            out[stream] = put_parts(own.__getitem__, parts[0], sharding)
+        return out
+
+    def _normalise(
+        self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
+    ) -> np.ndarray:
+        """Data of shape (host_transfers, replicas, *shape) in the stream's dtype."""
+        array = to_numpy(data, downcast=downcast, copy=False)
+        wanted = stream.dtype.as_numpy()
+        if array.dtype != wanted:
+            is_python = not hasattr(data, "dtype")
+            if not is_python or not _fits(array, wanted):
+                raise ValueError(
+                    f"input {stream.tensor_id!r} has dtype {array.dtype}, but the stream is "
+                    f"{stream.dtype!r}"
+                )
+            array = array.astype(wanted)
+        t, r = self._transfers, self._replicas
+        shape = stream.shape
+        leading = {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
+                   () if t == r == 1 else (t, r)}  # fmt: skip
+        # What has one element in each transfer may have any shape of one element.
+        long = tuple(n for n in array.shape if n != 1) == tuple(n for n in (t, r) if n != 1)
+        if array.shape in {(*dims, *shape) for dims in leading} or (math.prod(shape) == 1 and long):
+            return array.reshape(t, r, *shape)
+        raise ValueError(
+            f"input {stream.tensor_id!r} has shape {array.shape}, but {(t, r, *shape)} = "
+            "(host_transfers, replicas, *stream shape) is needed (dimensions equal to 1 in front "
+            "may be left out)"
+        )
+
+    def checked_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
+        """The arrays for the program's results.
+
+        Raises:
+            ValueError: one is missing or has the wrong shape or dtype.
+        """
+        t, r = self._transfers, self._replicas
+        for s in self._program.d2h:
+            if s not in outputs:
+                raise ValueError(f"run: no array for the output stream {s.tensor_id!r}")
+            shapes = {self.full_shape(s.shape), (t, r, *s.shape)}
+            if outputs[s].shape not in shapes or outputs[s].dtype != s.dtype.as_numpy():
+                raise ValueError(
+                    f"the array for output stream {s.tensor_id!r} is {outputs[s].dtype}"
+                    f"{outputs[s].shape}, but {s.dtype.as_numpy()}"
+                    f"{self.full_shape(s.shape)} is needed"
+                )
+        return {s: outputs[s] for s in self._program.d2h}
+
+
+def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether numbers written in Python can stand for elements of `dtype`."""
+    counts = array.dtype.kind == "i" and dtype.kind == "u" and bool((array >= 0).all())
+    return counts or np.can_cast(array.dtype, dtype, "same_kind")

@@ -1,0 +1,68 @@
+"""Whole numbers that the host knows: counters of loops and offsets into buffers.
+
+The host folds sums, differences, products and remainders (of rings of entries) of counters and
+constants, which wrap around as on the device. XLA computes everything else, and the host waits for
+it. Such values have one element, and are Python ints.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from popxl.tensor import Constant
+
+if TYPE_CHECKING:
+    from popxl._ir.op import Op
+    from popxl.tensor import Tensor, TensorSpec
+
+Rule = Callable[..., tuple[int, ...]]
+
+
+def _remainder(x: int, y: int) -> int:
+    """With the sign of `x`, as XLA has it; by zero: `x`."""
+    return x if y == 0 else (abs(x) % abs(y)) * (1 if x >= 0 else -1)
+
+
+_FOLDED: dict[str, Callable[..., int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "fmod": _remainder,
+    "negate": operator.neg,
+    "cast": operator.pos,
+    "reshape": operator.pos,
+    "identity": operator.pos,
+}
+
+
+def is_host_kind(spec: TensorSpec) -> bool:
+    """Whether a value of that spec can be one that the host knows."""
+    return math.prod(spec.shape) == 1 and np.dtype(spec.dtype.as_jax()).kind in "iub"
+
+
+def host_constant(t: Tensor) -> int | None:
+    """The number that a constant holds; None if it is no constant, or no number."""
+    return int(t._data.item()) if isinstance(t, Constant) and is_host_kind(t.spec) else None
+
+
+def host_rule(op: Op) -> Rule | None:
+    """A function from the op's inputs to its outputs as ints; None if the host has none."""
+    meaning = _FOLDED.get(op.defn.name)
+    if meaning is None or op.inplace is not None or op.view:
+        return None
+    if not all(is_host_kind(t.spec) for t in (*op.inputs, *op.outputs)):
+        return None
+    (out,) = op.outputs
+    dtype = np.dtype(out.dtype.as_jax())
+    return None if dtype.kind == "b" else partial(_wrapped, meaning, np.iinfo(dtype))
+
+
+def _wrapped(meaning: Callable[..., int], of: Any, *numbers: int) -> tuple[int, ...]:
+    """`meaning`, in the integers that there are."""
+    return ((meaning(*numbers) - of.min) % 2**of.bits + of.min,)

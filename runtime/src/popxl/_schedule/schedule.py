@@ -1,0 +1,345 @@
+"""What the host does in a run, as plain data: `print(session.schedule)` shows it.
+
+A program becomes a `Routine` for its main graph, with one more for each graph that holds steps of
+the host. A routine's steps act on numbered slots, which are resolved when it is built: arrays on
+the devices, or numbers that the host knows. Every slot is given a value once in an activation of
+the routine; a tensor that is changed in place moves on to another slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from popxl._analysis.functional import Functional
+    from popxl._schedule.index_arithmetic import Rule
+    from popxl._schedule.segment import Segment
+    from popxl.remote_buffer import RemoteBuffer
+    from popxl.tensor import TensorSpec
+
+Slot = int
+
+Index = int | tuple[int, ...]  # of an entry; one for each replica where they differ
+
+
+@dataclass(eq=False, kw_only=True)
+class Step:
+    """Something the host does.
+
+    Attributes:
+        last: slots whose value nothing needs after this step, and that it does not give away.
+        part: label of the part of the program it belongs to (see `popxl.plan.part`).
+    """
+
+    last: tuple[Slot, ...] = ()
+    part: str = ""
+
+    def reads(self) -> Iterator[Slot]:
+        """Slots whose values it takes."""
+        yield from ()
+
+    def writes(self) -> Iterator[Slot]:
+        """Slots to which it gives values."""
+        yield from ()
+
+
+@dataclass(eq=False, kw_only=True)
+class Transfer(Step):
+    """Move entry `at` of a remote buffer."""
+
+    buffer: RemoteBuffer
+    at: Slot
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the entry on one replica."""
+        return math.prod(self.buffer.tensor_shape) * self.buffer.tensor_dtype.itemsize
+
+
+@dataclass(eq=False, kw_only=True)
+class Load(Transfer):
+    """Bring entry `at` of a remote buffer to the device.
+
+    Attributes:
+        donates: the entry donates its memory: a later step stores to it before anything else
+            looks at the buffer, and a run in between donates it.
+        copies: the value must not share memory with the entry.
+    """
+
+    out: Slot
+    donates: bool = False
+    copies: bool = False
+
+    def reads(self) -> Iterator[Slot]:
+        yield self.at
+
+    def writes(self) -> Iterator[Slot]:
+        yield self.out
+
+
+@dataclass(eq=False, kw_only=True)
+class Store(Transfer):
+    """Make an array entry `at` of a remote buffer.
+
+    Attributes:
+        copies: the entry must not share memory with the array, which somebody else has as well.
+    """
+
+    value: Slot
+    copies: bool = False
+
+    def reads(self) -> Iterator[Slot]:
+        yield from (self.value, self.at)
+
+
+@dataclass(eq=False, kw_only=True)
+class Compute(Step):
+    """Compute numbers on the host."""
+
+    name: str
+    rule: Rule
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.ins
+
+    def writes(self) -> Iterator[Slot]:
+        yield from self.outs
+
+
+@dataclass(eq=False, kw_only=True)
+class Fetch(Step):
+    """Wait for a number that only the devices know."""
+
+    value: Slot
+    out: Slot
+
+    def reads(self) -> Iterator[Slot]:
+        yield self.value
+
+    def writes(self) -> Iterator[Slot]:
+        yield self.out
+
+
+@dataclass(eq=False, kw_only=True)
+class Run(Step):
+    """Let the devices run a segment.
+
+    Attributes:
+        args: for each argument of the segment its slot.
+        outs: for each result of the segment its slot.
+        updates: random roundings of the routine's activation before this step.
+    """
+
+    segment: Segment
+    args: tuple[Slot, ...]
+    outs: tuple[Slot, ...] = ()
+    updates: int = 0
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.args
+
+    def writes(self) -> Iterator[Slot]:
+        yield from self.outs
+
+
+@dataclass(eq=False, kw_only=True)
+class Passed:
+    """How an activation of a routine gets its inputs, and what comes back.
+
+    Attributes:
+        args: slot for each input of the routine.
+        outs: slot for each output; None: nobody wants it, or it is what the caller passed.
+        copies: inputs that get a copy, because the routine donates them and the caller needs them
+            afterwards.
+        donated: slots that the caller donates: it needs them no more.
+    """
+
+    routine: Routine
+    args: tuple[Slot, ...]
+    outs: tuple[Slot | None, ...] = ()
+    copies: frozenset[int] = frozenset()
+    donated: tuple[Slot, ...] = ()
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.args
+
+    def writes(self) -> Iterator[Slot]:
+        yield from (out for out in self.outs if out is not None)
+
+
+@dataclass(eq=False, kw_only=True)
+class Loop(Step):
+    """Run a routine `count` times; a call is a loop of one iteration.
+
+    Attributes:
+        carried: pairs of an output and the input that it is in the next iteration.
+        copies: inputs of the next iteration that get a copy (see `Passed.copies`).
+        updates: random roundings before this step, and in each iteration.
+    """
+
+    body: Passed
+    count: int = 1
+    carried: tuple[tuple[int, int], ...] = ()
+    copies: frozenset[int] = frozenset()
+    updates: tuple[int, int] = (0, 0)
+
+    def reads(self) -> Iterator[Slot]:
+        yield from self.body.reads()
+
+    def writes(self) -> Iterator[Slot]:
+        yield from self.body.writes()
+
+
+@dataclass(eq=False, kw_only=True)
+class Branch(Step):
+    """Run one of two routines.
+
+    Attributes:
+        condition: slot of a number; not 0: the first.
+        outs: slot for each output of the branches; None: both pass on what the caller passed.
+    """
+
+    condition: Slot
+    branches: tuple[Passed, ...]
+    outs: tuple[Slot | None, ...]
+    updates: int = 0
+
+    def reads(self) -> Iterator[Slot]:
+        yield self.condition
+        for branch in self.branches:
+            yield from branch.reads()
+
+    def writes(self) -> Iterator[Slot]:
+        yield from (out for out in self.outs if out is not None)
+
+
+def calls(step: Step) -> tuple[Passed, ...]:
+    """The activations of other routines that a step makes."""
+    if isinstance(step, Loop):
+        return (step.body,)
+    return step.branches if isinstance(step, Branch) else ()
+
+
+@dataclass(eq=False)
+class Routine:
+    """The steps of a graph.
+
+    Attributes:
+        title: for people.
+        inputs: slot of each input.
+        outputs: slot of each output; that of an input, if it is passed on.
+        steps: in order.
+        start: values of slots that are known before anything runs: numbers of constants.
+        specs: of arrays, by slot, on one replica; slots of numbers have none.
+        size: number of slots.
+        consumed: inputs that the routine donates, or stores without a copy.
+        memory: for each output the memory that it may be in (see `donation`).
+        sharing: for slots that are not alone in their memory, all that may be in it.
+    """
+
+    title: str
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    steps: list[Step]
+    start: dict[Slot, int]
+    specs: dict[Slot, TensorSpec]
+    size: int
+    consumed: frozenset[int] = frozenset()
+    memory: tuple[frozenset[Any], ...] = ()
+    sharing: Mapping[Slot, Set[Slot]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Schedule:
+    """What the host does in a run of a program.
+
+    Attributes:
+        graph: the main graph in functional form: its inputs are the variables on the device.
+        main: its routine.
+        routines: all of them; those that others call come first.
+        segments: what the devices run.
+        window: bytes on one replica of loads that are dispatched before the runs that precede them,
+            and of stores on their way; None: host and device share their memory.
+        preview: says of runs which loads are dispatched before them; for people.
+    """
+
+    graph: Functional
+    main: Routine
+    routines: Sequence[Routine]
+    segments: Sequence[Segment]
+    window: int | None = None
+    preview: Callable[[Schedule], Mapping[Run, str]] = lambda _: {}
+
+    def __str__(self) -> str:
+        ahead = self.preview(self)
+        routines = ["\n".join(_routine_lines(r, ahead)) for r in reversed(self.routines)]
+        return "\n\n".join([*_window_line(self.window), *routines])
+
+
+# ---- text ---------------------------------------------------------------------------------------
+def _window_line(window: int | None) -> Iterator[str]:
+    if window is not None:
+        yield f"loads are dispatched ahead of the runs before them, within {window:,} bytes"
+
+
+def _routine_lines(routine: Routine, ahead: Mapping[Run, str]) -> Iterator[str]:
+    yield f"routine {routine.title}:"
+    part = ""
+    for step in routine.steps:
+        if step.part != part:
+            part = step.part
+            yield f"  # {part or 'no part'}"
+        if isinstance(step, Run) and step in ahead:
+            yield f"  # {ahead[step]}"
+        yield f"  {_step_text(step, routine)}{_last_text(step)}"
+
+
+def _last_text(step: Step) -> str:
+    return f"; free {_slots(step.last)}" if step.last else ""
+
+
+def _slots(slots: Any) -> str:
+    return ", ".join(f"%{s}" for s in slots if s is not None)
+
+
+def _step_text(step: Step, routine: Routine) -> str:
+    def number(slot: Slot) -> str:
+        return str(routine.start[slot]) if slot in routine.start else f"%{slot}"
+
+    match step:
+        case Load():
+            how = " donating its memory" if step.donates else ""
+            return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.at)}]{how}"
+        case Store():
+            return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.at)}]"
+        case Compute():
+            ins = ", ".join(map(number, step.ins))
+            return f"{_slots(step.outs)} = {step.name}({ins}) on the host"
+        case Fetch():
+            return f"%{step.out} = wait for %{step.value}"
+        case Run():
+            outs = f"{_slots(step.outs)} = " if step.outs else ""
+            donated = [step.args[i] for i in step.segment.donated]
+            donating = f" donating {_slots(donated)}" if donated else ""
+            return f"{outs}run {step.segment.name}({_slots(step.args)}){donating}"
+        case Loop():
+            outs = _slots(step.body.outs)
+            what = "call" if step.count == 1 else f"{step.count} times"
+            left = f"{outs} = " if outs else ""
+            return f"{left}{what} {step.body.routine.title}({_slots(step.body.args)})"
+        case Branch():
+            runs = (f"{b.routine.title}({_slots(b.args)})" for b in step.branches)
+            outs = _slots(step.outs)
+            chosen = f"if {number(step.condition)}: {' else: '.join(runs)}"
+            return f"{outs} = {chosen}" if outs else chosen
+    raise AssertionError(step)
+
+
+def _buffer(buffer: RemoteBuffer) -> str:
+    return f"buffer {buffer.remote_buffer_id}"

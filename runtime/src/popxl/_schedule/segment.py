@@ -1,0 +1,191 @@
+"""Segments: the parts of a program that the devices run, each compiled once.
+
+A segment is a list of nodes of a functional graph, the values that they take, and those that later
+steps ask for. Its function takes and returns flat lists of arrays, of which each replica sees its
+part (`popxl._compile.segment_function`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from popxl import dtypes
+from popxl._analysis.effects import Effects
+from popxl._analysis.functional import count_updates, effects_of
+from popxl.tensor import Constant, TensorSpec
+
+if TYPE_CHECKING:
+    from popxl._analysis.functional import Functional, Node, Value
+    from popxl._ir.op import Op
+    from popxl.streams import Stream
+
+_INLINE_BYTES = 4096
+COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundings so far
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a program says to all of its segments.
+
+    Attributes:
+        checks: ops whose rules on values are checked, with a number from 1 for each.
+        rounding: whether updates of 16-bit variables round at random.
+        replicas: number of replicas.
+        transfers: transfers of each stream in a run.
+        platform: where the segments run.
+    """
+
+    checks: dict[Op, int]
+    rounding: bool
+    replicas: int
+    transfers: int
+    platform: str
+
+
+@dataclass(eq=False)
+class Segment:
+    """What the devices run between two steps of the host.
+
+    Attributes:
+        name: for people.
+        nodes: in program order.
+        args: the values that it takes.
+        numbers: which arguments are numbers that the host knows.
+        results: the values that it returns.
+        donated: arguments whose memory results may take.
+    """
+
+    name: str
+    nodes: list[Node] = field(default_factory=list)
+    args: list[Value] = field(default_factory=list)
+    numbers: frozenset[int] = frozenset()
+    results: list[Value] = field(default_factory=list)
+    donated: tuple[int, ...] = ()
+    facts: Facts | None = None
+
+    @cached_property
+    def effects(self) -> Effects:
+        """Streams it uses, checks, and whether it acts on the outside world."""
+        return effects_of(self.nodes)
+
+    @cached_property
+    def streams(self) -> list[Stream]:
+        """Streams it loads from and stores to."""
+        return sorted({*self.effects.loads, *self.effects.stores}, key=lambda s: s.tensor_id)
+
+    @cached_property
+    def sinks(self) -> list[Stream]:
+        """Streams it stores to."""
+        return sorted(self.effects.stores, key=lambda s: s.tensor_id)
+
+    @cached_property
+    def constants(self) -> list[Constant]:
+        """The constants that it takes as arguments, by being too large to write into the code."""
+        found: dict[Constant, None] = {}
+        _collect_constants(self.nodes, found, set())
+        _note_constants(self.results, found)
+        return list(found)
+
+    @cached_property
+    def updates(self) -> int:
+        """How many random roundings it does."""
+        return sum(map(count_updates, self.nodes))
+
+    @property
+    def arg_specs(self) -> list[TensorSpec]:
+        """Specs of the arguments on one replica."""
+        return [TensorSpec(v.spec.shape, v.spec.dtype) for v in self.args]
+
+    @property
+    def result_specs(self) -> list[TensorSpec]:
+        """Specs of the results on one replica."""
+        return [TensorSpec(v.spec.shape, v.spec.dtype) for v in self.results]
+
+    @cached_property
+    def is_checked(self) -> bool:
+        """Whether it has ops whose rules on values are checked."""
+        return not facts_of(self).checks.keys().isdisjoint(self.effects.checks)
+
+    @cached_property
+    def is_rounded(self) -> bool:
+        """Whether it rounds at random."""
+        return facts_of(self).rounding and self.updates > 0
+
+    @cached_property
+    def result_bytes(self) -> int:
+        """Bytes of its results on one replica."""
+        return nbytes_of(self.result_specs)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its arguments and results on one replica, those of streams not included."""
+        return nbytes_of(self.arg_specs) + self.result_bytes
+
+
+def nbytes_of(specs: Iterable[TensorSpec]) -> int:
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in specs)
+
+
+def facts_of(segment: Segment) -> Facts:
+    """What the program says to `segment`."""
+    assert segment.facts is not None
+    return segment.facts
+
+
+def is_argument(constant: Constant) -> bool:
+    """Whether a constant is passed as an argument, and not written into the code."""
+    return constant._data.nbytes > _INLINE_BYTES
+
+
+def _note_constants(values: Iterable[Value], found: dict[Constant, None]) -> None:
+    tensors = (v.tensor for v in values if v.node is None)
+    found.update((t, None) for t in tensors if isinstance(t, Constant) and is_argument(t))
+
+
+def _collect_constants(
+    nodes: Iterable[Node], found: dict[Constant, None], seen: set[Functional]
+) -> None:
+    """Note the constants that nodes read, and the graphs that they run."""
+    for node in nodes:
+        _note_constants(node.inputs, found)
+        for graph in (region.graph for region in node.regions):
+            if graph not in seen:
+                seen.add(graph)
+                _note_constants(graph.outputs, found)
+                _collect_constants(graph.nodes, found, seen)
+
+
+# ---- its function, as data -----------------------------------------------------------------------
+def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
+    """Spec of each argument, with whether each replica has its own: arguments, data and positions
+    of streams, constants, fault, seed and number of updates."""
+    specs = [(s, i not in segment.numbers) for i, s in enumerate(segment.arg_specs)]
+    specs += [
+        (TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype), True)
+        for s in segment.streams
+    ]
+    specs += [(TensorSpec((), dtypes.int32), True) for _ in segment.streams]
+    specs += [(TensorSpec(c.shape, c.dtype), False) for c in segment.constants]
+    specs += [(TensorSpec((), dtypes.int32), True)] if segment.is_checked else []
+    if segment.is_rounded:
+        specs += [(TensorSpec((2,), dtypes.uint32), False), (COUNT, False)]
+    return specs
+
+
+def result_specs(segment: Segment) -> list[TensorSpec]:
+    """Spec of each result: results, data of streams stored to, positions of streams, fault."""
+    specs = segment.result_specs
+    specs += [TensorSpec((facts_of(segment).transfers, *s.shape), s.dtype) for s in segment.sinks]
+    specs += [TensorSpec((), dtypes.int32) for _ in segment.streams]
+    return specs + ([TensorSpec((), dtypes.int32)] if segment.is_checked else [])
+
+
+def donated(segment: Segment) -> tuple[int, ...]:
+    """Which of all arguments are donated: those that the schedule gives, and streams stored to."""
+    first = len(segment.args)
+    sinks = [first + i for i, s in enumerate(segment.streams) if s in segment.sinks]
+    return (*segment.donated, *sinks)

@@ -1,0 +1,1 @@
+"""Where values live: entries of remote buffers, on disk too, and variables."""

@@ -1,0 +1,335 @@
+"""Entries of remote buffers in files: a folder of scratch, read ahead and written behind.
+
+Requests are large, aligned, and past the page cache where the file system allows it (O_DIRECT):
+what is read is needed once, and the cache would take the memory that the files are to save. They
+are made by threads in calls that release Python's lock. docs/disk.md says why no library does it.
+A checksum of what each request wrote stays in memory: what is read must have it.
+
+Staging memory is each thread's own. A slot is written by one thread at a time, and not read
+meanwhile; who uses a file sees to that (`popxl._storage.disk_traffic`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import google_crc32c
+import numpy as np
+
+from popxl.errors import DiskError
+
+ALIGNED = 4096
+"""Bytes that offsets, lengths and memory of direct requests are multiples of."""
+
+LEAD = 64
+"""Bytes from a page boundary to the memory of a large array: malloc's header, then XLA's alignment.
+In a file it is the same, so that the pages of both coincide and nothing has to be copied."""
+
+REQUEST = 8 * 2**20
+"""Bytes of a request."""
+
+THREADS = 4
+_NAME = "popxl-scratch"
+_LOCK = "lock"
+
+
+def _aligned(nbytes: int) -> int:
+    """`nbytes`, rounded up."""
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
+def slot_of(nbytes: int) -> int:
+    """Bytes that so many take in a file, or in a block of memory."""
+    return _aligned(LEAD + nbytes)
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    """Memory at a page boundary; in huge pages where the system has them, which takes a fraction of
+    the kernel's time for page faults and for requests past the page cache. Python's default, memory
+    to share with other processes, would be a file to the kernel, in small pages."""
+    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+def requests_of(nbytes: int) -> range:
+    """Where the requests for so many bytes begin in their slot."""
+    return range(0, slot_of(nbytes), REQUEST)
+
+
+class Memory:
+    """Blocks of memory at page boundaries, which are used again.
+
+    A block comes back when nobody holds the array that was made of it; XLA may.
+    """
+
+    def __init__(self, kept: int) -> None:
+        """Args: `kept`: bytes of free blocks that are kept at most."""
+        self._kept, self._free_bytes = kept, 0
+        self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Bytes of a block, at least `nbytes`."""
+        size = slot_of(nbytes)
+        with self._lock:
+            free = self._free[size]
+            block = free.pop() if free else None
+            if block is not None:
+                self._free_bytes -= size
+        if block is None:
+            block = _mapped(size)
+        array = np.frombuffer(block, np.uint8)
+        weakref.finalize(array, self._give, block).atexit = False
+        return array[LEAD:]
+
+    def _give(self, block: mmap.mmap) -> None:
+        with self._lock:
+            if self._free_bytes + len(block) <= self._kept:
+                self._free[len(block)].append(block)
+                self._free_bytes += len(block)
+
+
+class Scratch:
+    """A folder of files that nobody needs after the process.
+
+    Attributes:
+        direct: whether requests go past the page cache.
+        read, written: bytes so far.
+        memory: for what is read.
+    """
+
+    _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
+
+    def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
+        """Make the folder if it is not there, and throw away what a killed process left in it.
+
+        Args:
+            process: which of a program's, each of which has a folder of its own inside.
+            kept: see `Memory`.
+
+        Raises:
+            DiskError: another process uses the folder, or it cannot be written.
+        """
+        self.place = folder
+        self.folder = folder / f"{_NAME}-{process}"
+        self.read = self.written = 0
+        self.memory = Memory(kept)
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
+        self._count, self._users, self._local = 0, 0, threading.local()
+        self._counting = threading.Lock()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError as error:
+            raise _error(f"the disk folder {folder} cannot be used", error) from error
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._locked)
+            raise DiskError(
+                f"the disk folder {folder} is in use by another run: give each run its own"
+            ) from error
+        for left in self.folder.iterdir():
+            if left.name != _LOCK:
+                left.unlink()
+        self.direct = self._allows_direct()
+
+    def _allows_direct(self) -> bool:
+        path, flag = self.folder / "probe", getattr(os, "O_DIRECT", 0)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+            try:
+                os.pwrite(descriptor, mmap.mmap(-1, ALIGNED), 0)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        finally:
+            path.unlink(missing_ok=True)
+        return bool(flag)
+
+    @classmethod
+    def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
+        """The folder, which several programs of a process share. Each closes it once."""
+        key = Path(folder).absolute(), process
+        found = cls._opened.get(key)
+        if found is None:
+            found = cls._opened[key] = cls(*key)
+        found._users += 1
+        return found
+
+    def close(self) -> None:
+        """Remove the files, when nobody uses the folder any more."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        for key in [key for key, scratch in self._opened.items() if scratch is self]:
+            del self._opened[key]
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._locked)
+
+    def file(self, nbytes: int) -> ScratchFile:
+        """A new file with room for so many bytes.
+
+        Raises:
+            DiskError: the disk is full.
+        """
+        self._count += 1
+        return ScratchFile(self, self.folder / f"{self._count}.entries", nbytes)
+
+    def count(self, read: int = 0, written: int = 0) -> None:
+        """Count bytes of requests that are done."""
+        with self._counting:
+            self.read += read
+            self.written += written
+
+    def staging(self) -> np.ndarray:
+        """This thread's bytes for a request."""
+        if not hasattr(self._local, "bytes"):
+            self._local.bytes = np.frombuffer(_mapped(REQUEST), np.uint8)
+        return self._local.bytes
+
+
+_Request = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
+"""Its memory; pairs of staged bytes and those of data that are copied."""
+
+
+class ScratchFile:
+    """A file of a `Scratch`."""
+
+    def __init__(self, scratch: Scratch, path: Path, nbytes: int) -> None:
+        self._scratch, self._path, self.nbytes = scratch, path, nbytes
+        self._sums: dict[int, int] = {}  # of what requests wrote, by their place
+        flag = os.O_DIRECT if scratch.direct else 0
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flag, 0o600)
+            os.posix_fallocate(self._file, 0, _aligned(max(nbytes, 1)))
+        except OSError as error:
+            raise self._error("have room for", nbytes, error) from error
+
+    def close(self) -> None:
+        """Remove the file."""
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Write bytes into a slot, which begins at an aligned offset; see `slot_of`.
+
+        Raises:
+            DiskError: the disk is full or broken.
+        """
+        try:
+            for start in requests_of(data.size):
+                parts, copies = self._request(start, data)
+                for staged, part in copies:
+                    staged[...] = part
+                self._sums[offset + start] = _sum(data, start)
+                self._all(os.pwritev, parts, offset + start)
+        except OSError as error:
+            raise self._error("be written with", data.size, error) from error
+        self._scratch.count(written=data.size)
+
+    def read(self, offset: int, data: np.ndarray) -> None:
+        """Fill bytes with those of a slot.
+
+        Raises:
+            DiskError: the disk is broken, or has not what was written.
+        """
+        for start in requests_of(data.size):
+            self.read_one(offset, data, start)
+
+    def read_one(self, offset: int, data: np.ndarray, start: int) -> None:
+        """Do one of the requests of `read`; several threads may do those of a slot.
+
+        Args:
+            start: of `requests_of(data.size)`.
+        """
+        parts, copies = self._request(start, data)
+        try:
+            self._all(os.preadv, parts, offset + start)
+        except OSError as error:
+            raise self._error("be read for", data.size, error) from error
+        for staged, part in copies:
+            part[...] = staged
+        if self._sums.get(offset + start, (found := _sum(data, start))) != found:
+            folder, nbytes = self._scratch.place, min(REQUEST, data.size)
+            raise DiskError(
+                f"the disk folder {folder} returns other bytes than were written there (somewhere "
+                f"in {nbytes / 1e6:.3g} MB of {self._path}): use a folder of another disk, and "
+                "start from the last checkpoint"
+            )
+        end = min(start + REQUEST, LEAD + data.size)
+        self._scratch.count(read=max(end - max(start, LEAD), 0))
+
+    def _request(self, start: int, data: np.ndarray) -> _Request:
+        """The memory of a request: whole pages of `data`, where those in memory are those in the
+        file; the rest, or else all, in this thread's staging memory."""
+        staging = self._scratch.staging()
+        end = min(start + REQUEST, slot_of(data.size))
+        first, last = max(start, LEAD), min(end, LEAD + data.size)
+        whole, rest = _aligned(first), last // ALIGNED * ALIGNED
+        if (data.ctypes.data - LEAD) % ALIGNED or whole >= rest:
+            whole = rest = end  # all is staged
+
+        def of(start: int, end: int) -> np.ndarray:
+            return data[start - LEAD : end - LEAD]
+
+        head, tail = staging[: whole - start], staging[whole - start :][: end - rest]
+        copies = [
+            (head[first - start : last - start], of(first, min(whole, last))),
+            (tail[: max(last - rest, 0)], of(rest, last)),
+        ]
+        return [part for part in (head, of(whole, rest), tail) if part.size], copies
+
+    def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
+        """One request; the kernel may do it in several parts."""
+        start, left = at, list(parts)
+        while left:
+            count = do(self._file, left, at)
+            if count <= 0:
+                raise OSError(0, "the file ends too early")
+            at += count
+            while left and count >= left[0].size:
+                count -= left.pop(0).size
+            if count:
+                left[0] = left[0][count:]
+        if not self._scratch.direct:
+            self._uncached(start, at - start)
+
+    def _uncached(self, offset: int, nbytes: int) -> None:
+        os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
+        folder = self._scratch.place
+        return _error(
+            f"the disk folder {folder} cannot {what} {nbytes / 1e9:.3g} GB", error, folder
+        )
+
+
+def _sum(data: np.ndarray, start: int) -> int:
+    """The checksum of a request's part of the data."""
+    part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
+    return google_crc32c.value(part)
+
+
+def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
+    free = ""
+    if folder is not None and folder.exists():
+        free = f" ({shutil.disk_usage(folder).free / 1e9:.3g} GB are free)"
+    reason = error.strerror or str(error)
+    return DiskError(f"{what}: {reason}{free}: use a folder of another disk, or less state on disk")

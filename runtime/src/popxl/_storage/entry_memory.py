@@ -1,0 +1,100 @@
+"""The memory of an entry of a file: what is written of an array, and where it is read into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from popxl._devices.cpu import memory_of
+
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding
+
+    from popxl._devices.cpu import Recycled
+    from popxl._storage.disk import Scratch
+
+Room = tuple[list[np.ndarray], Callable[[], jax.Array]]
+
+
+class EntryMemory:
+    """What this process has of the entries of a buffer.
+
+    Args:
+        shape: of an entry's array.
+        rows: of its first axis that each replica has.
+        dtype: JAX's.
+        sharding: of the array.
+
+    Attributes:
+        sizes: bytes of what each of this process's replicas has.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        rows: int,
+        dtype: Any,
+        sharding: NamedSharding,
+        scratch: Scratch,
+        recycled: Recycled,
+    ) -> None:
+        self._whole, self._part = shape, (rows, *shape[1:])
+        self._rows, self._dtype, self._sharding = max(rows, 1), dtype, sharding
+        self._scratch, self._recycled = scratch, recycled
+        found = sharding.addressable_devices_indices_map(shape)
+        at = {self._replica(index): device for device, index in found.items() if index is not None}
+        self._replicas = sorted(at)
+        self._devices = [at[replica] for replica in self._replicas]
+        self._is_shared = sharding.memory_kind == "device"  # by host and device
+        nbytes = math.prod(self._part) * np.dtype(dtype).itemsize
+        self.sizes = [nbytes] * len(self._devices)
+
+    def _replica(self, index: tuple[slice, ...]) -> int:
+        return (index[0].start or 0) // self._rows
+
+    def _shards(self, array: jax.Array) -> list[jax.Array]:
+        of = {self._replica(s.index): s.data for s in array.addressable_shards}
+        return [of[replica] for replica in sorted(of)]
+
+    def views(self, array: jax.Array) -> list[np.ndarray]:
+        """The bytes of each replica's part. On CPUs the array has to outlive them."""
+        shards = self._shards(array)
+        if self._is_shared:  # NumPy's views would make XLA copy what is donated later
+            return [memory_of(shard) for shard in shards]
+        return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
+
+    def room(self, donates: bool) -> Room:
+        """Bytes for each replica's part of an entry, and what makes the array when they are there.
+
+        Args:
+            donates: the array may be donated. On CPUs it lies in memory of XLA's own then: a
+                program copies what it is donated in other memory. Any other array lies in memory
+                that comes back to the folder's, which XLA adopts.
+        """
+        if donates and self._is_shared:
+            return self._own_room()
+        take = self._scratch.memory.take
+        views = [take(size)[:size] for size in self.sizes]
+        of = dict(zip(self._replicas, views, strict=True))
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            return of[self._replica(index)].view(self._dtype).reshape(self._part)
+
+        return views, lambda: jax.make_array_from_callback(self._whole, self._sharding, part)
+
+    def _own_room(self) -> Room:
+        take = self._recycled.take
+        parts = [take(self._part, self._dtype, device) for device in self._devices]
+        views = [memory_of(part) for part in parts]
+        whole, sharding = self._whole, self._sharding
+        return views, lambda: jax.make_array_from_single_device_arrays(whole, sharding, parts)
+
+    def recycle(self, array: jax.Array) -> None:
+        """Use the memory of an array again, which the caller alone has."""
+        if self._is_shared:
+            for part in self._shards(array):
+                self._recycled.give(part)

@@ -1,0 +1,221 @@
+"""Between host arrays of variables and the arrays of all replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from popxl._devices.cpu import not_adopted
+from popxl._devices.mesh import global_shape
+from popxl._ir.host_array import device_view
+
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding, Sharding
+
+    from popxl.tensor import Variable
+
+
+Item = TypeVar("Item")
+
+
+def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
+    """A device array of global value `x`; each process passes at least its own part.
+
+    The array owns its memory: `x` may change afterwards, and the array can be donated and updated
+    in place.
+    """
+    return jax.make_array_from_callback(
+        x.shape, sharding, lambda index: not_adopted(x[index])
+    ).block_until_ready()
+
+
+def put_parts(
+    part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
+) -> jax.Array:
+    """As `put`, of what each replica has (see `global_shape`).
+
+    Args:
+        part: gives what a replica has; called for those of this process.
+        spec: an array of the shape and dtype that each has.
+    """
+    replicas = sharding.mesh.devices.size
+    whole = global_shape(replicas, spec.shape)
+    if not spec.size:
+        return put(np.zeros(whole, spec.dtype), sharding)
+    rows = whole[0] // replicas
+
+    def found(index: tuple[slice, ...]) -> np.ndarray:
+        value = part((index[0].start or 0) // rows)
+        return not_adopted(value if value.ndim else value[None])
+
+    return jax.make_array_from_callback(whole, sharding, found).block_until_ready()
+
+
+def own_part(x: jax.Array) -> np.ndarray:
+    """What this process has of an array that is cut along its first axis."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
+    return np.concatenate([np.asarray(s.data) for s in shards])
+
+
+def _members(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
+    """The replicas that share the shards of a variable with `replica`, and its place among them."""
+    const = var._grouping.const_rg
+    members = const.groups[const.assignment[replica]]
+    return members, members.index(replica)
+
+
+def _shard(whole: np.ndarray, shards: int, index: int) -> np.ndarray:
+    flat = whole.reshape(-1)
+    size = -(-flat.size // shards)
+    part = flat[index * size : (index + 1) * size]
+    return part if part.size == size else np.concatenate(
+        [part, np.zeros(size - part.size, flat.dtype)]
+    )  # fmt: skip
+
+
+def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
+    """What `replica` stores of a variable's `value`: its group's, or its shard of it."""
+    group = var._grouping.assignment[replica]
+    data = value[group] if var._grouping.num_groups > 1 else value
+    if not var._sharded:
+        return data
+    shards = var._shards
+    return _shard(data, shards, _members(var, replica)[1] % shards)
+
+
+def put_variable(
+    var: Variable, value: np.ndarray, shape: tuple[int, ...], sharding: NamedSharding
+) -> jax.Array:
+    """What the replicas of this process store of a variable's `value`, in the given shape."""
+    spec = np.broadcast_to(device_view(np.zeros(1, value.dtype)).reshape(()), shape)
+    return put_parts(
+        lambda replica: device_view(stored_entry(var, value, replica)).reshape(shape),
+        spec,
+        sharding,
+    )
+
+
+def replica_parts(
+    x: jax.Array, replicas: int, shape: tuple[int, ...], only: int | None = None
+) -> dict[int, np.ndarray]:
+    """What each replica of this process holds, of `shape`; of one of them, if `only` names it.
+
+    On CPU these are views of the array's memory: while one exists, a program that updates the
+    array in place would copy it instead.
+    """
+    rows = max(x.shape[0] // replicas, 1)
+    parts: dict[int, np.ndarray] = {}
+    for shard in x.addressable_shards:
+        replica = (shard.index[0].start or 0) // rows
+        if only not in (None, replica):
+            continue
+        # JAX keeps what it copies from a device with the array that was asked for it; this array
+        # goes at once.
+        held = jax.make_array_from_single_device_arrays(
+            shard.data.shape, shard.data.sharding, [shard.data]
+        )
+        parts[replica] = np.asarray(held).reshape(shape)
+    return parts
+
+
+def host_value(var: Variable, per_replica: Any) -> np.ndarray:
+    """The host array of a variable from `per_replica(replica) -> what that replica stores`."""
+    values = [_whole(var, r, per_replica) for r in _shown(var)]
+    return values[0] if len(values) == 1 else np.stack(values)
+
+
+def _shown(var: Variable) -> list[int]:
+    """The replicas whose values make up the host array of a variable."""
+    if var._retrieval == "all_replicas":
+        return list(range(len(var._grouping.assignment)))
+    return [members[0] for members in var._grouping.groups]
+
+
+def replicas_needed(var: Variable) -> list[int]:
+    """The replicas that `host_value` asks for what they store, in order."""
+    asked: dict[int, None] = {}
+    for replica in _shown(var):
+        asked.update(dict.fromkeys(_sharers(var, replica) if var._sharded else [replica]))
+    return sorted(asked)
+
+
+class Shared(tuple[Item, ...]):
+    """A tuple that is compared, and looked up, by identity: it may be long."""
+
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+
+class VariablePart(NamedTuple):
+    """Consecutive elements of a variable's value, as some replicas hold them.
+
+    Attributes:
+        group: of the variable's replica grouping.
+        start, size: which elements of that group's value, in C order.
+        processes: those whose replicas hold it.
+        replicas: that hold it.
+    """
+
+    group: int
+    start: int
+    size: int
+    processes: tuple[int, ...]
+    replicas: tuple[int, ...]
+
+
+def variable_parts(var: Variable, owners: tuple[int, ...]) -> Shared[VariablePart]:
+    """The parts that make up a variable's value; the same object for variables cut alike.
+
+    Args:
+        owners: the process of each replica. Processes and replicas need not be there.
+    """
+    groups, sharers = (
+        tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)
+    )
+    shards = var._shards if var._sharded else 1
+    return _parts(groups, sharers, shards, math.prod(var.shape), owners)
+
+
+@cache
+def _parts(
+    groups: tuple[tuple[int, ...], ...],
+    sharers: tuple[tuple[int, ...], ...],
+    shards: int,
+    size: int,
+    owners: tuple[int, ...],
+) -> Shared[VariablePart]:
+    place = {replica: i for members in sharers for i, replica in enumerate(members)}
+    each = max(-(-size // shards), 1)
+    found = []
+    for group, members in enumerate(groups):
+        holders: list[list[int]] = [[] for _ in range(shards)]
+        for replica in members:
+            holders[place[replica] % shards].append(replica)
+        for held, start in zip(holders, range(0, max(size, 1), each), strict=False):
+            processes = tuple(sorted({owners[r] for r in held}))
+            part = VariablePart(group, start, min(each, size - start), processes, tuple(held))
+            found.append(part)
+    return Shared(found)
+
+
+def _whole(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
+    if not var._sharded:
+        return per_replica(replica).reshape(var.shape)
+    flat = np.concatenate([per_replica(r).reshape(-1) for r in _sharers(var, replica)])
+    return flat[: math.prod(var.shape)].reshape(var.shape)
+
+
+def _sharers(var: Variable, replica: int) -> tuple[int, ...]:
+    """The replicas that hold the shards of what `replica` holds a shard of."""
+    members, place = _members(var, replica)
+    first = place - place % var._shards
+    return members[first : first + var._shards]

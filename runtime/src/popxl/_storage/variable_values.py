@@ -1,0 +1,294 @@
+"""Values of variables on the host: what the user of a session writes and reads.
+
+A session begins with the data of the program's variables. Whatever it is given or brings to the
+host from then on is its own: two sessions of one program do not see each other's values. Arrays
+are shared until one of the sessions changes or shows its own, which is live: the user may hold it.
+A session that begins later begins with what any session brought to the host last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from popxl._storage.replica_arrays import host_value, stored_entry
+from popxl.errors import popart_exception
+from popxl.tensor import Constant, Variable
+from popxl.utils import to_numpy
+
+if TYPE_CHECKING:
+    from popxl._storage.replica_arrays import VariablePart
+    from popxl.ir import Ir
+
+Source = Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """The value of another session's variable, for `Session.write_variables_data`.
+
+    Where both are entries of remote buffers that are alike, the value is not copied: the entry
+    belongs to both, until the program that borrows it stores to it.
+
+    Attributes:
+        state: gives that session's `State`, or None.
+        read: gives the value.
+    """
+
+    variable: Variable
+    state: Callable[[], Any]
+    read: Callable[[], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return self.read()
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """The value of a variable, for `Session.write_variables_data`, which can also be made in part.
+
+    Attributes:
+        whole: makes it.
+        some: makes it for a process that holds only these parts; the other elements do not matter.
+    """
+
+    whole: Callable[[], np.ndarray]
+    some: Callable[[tuple[VariablePart, ...]], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return self.whole()
+
+
+class HostValues:
+    """The host's values of a session.
+
+    Attributes:
+        stale: variables that the devices hold a newer value of.
+        lost: variables whose newest value nobody holds any more.
+        concurrent: variables whose values functions make, which may be called by any thread.
+    """
+
+    def __init__(self, ir: Ir) -> None:
+        self.ir = ir
+        self.stale: set[Variable] = set()
+        self.lost: set[Variable] = set()
+        self._arrays = {v: v._data for v in ir.main_graph.variables}
+        self._own: set[Variable] = set()  # whose array is this session's
+        self._sources: dict[Variable, Source] = {}  # what makes a value that is in no array yet
+        self.concurrent: set[Variable] = set()
+        self._of_all_replicas: dict[Variable, np.ndarray] = {}
+        ir._host_values.add(self)
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The variables that there were when the session was made."""
+        return list(self._arrays)
+
+    @property
+    def read_only(self) -> Variable | None:
+        """A variable in a read-only memory map; with one, no variable is written back."""
+        maps = (v for v, array in self._arrays.items() if isinstance(array, np.memmap))
+        return next((v for v in maps if not self._arrays[v].flags.writeable), None)
+
+    # ---- checks ---------------------------------------------------------------------------------
+    def check(self, t: Any, *kinds: type[Variable | Constant]) -> None:
+        """Raise unless `t` is of one of `kinds`, and a tensor of the session."""
+        if not isinstance(t, kinds):
+            names = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
+            raise TypeError(f"only {names} have host data, not {t!r}")
+        self._check_ours(t)
+
+    def _check_ours(self, t: Variable | Constant) -> None:
+        if t.ir is not self.ir:
+            raise ValueError(f"{t!r} belongs to another Ir than this session")
+        if isinstance(t, Variable) and t not in self._arrays:
+            raise ValueError(
+                f"variable {t.id!r} was created after this session: make a new session of the Ir"
+            )
+
+    def check_known(self, var: Variable) -> None:
+        """Raise if the value of a variable is lost."""
+        if var in self.lost:
+            raise popart_exception(
+                f"the value of variable {var.id!r} is lost: a run stopped in the middle, or its "
+                "result did not reach the host. Write the variable, or load a checkpoint"
+            )
+
+    def check_complete(self, what: str) -> None:
+        """Raise if the value of any variable is lost."""
+        if self.lost:
+            names = sorted(repr(v.id) for v in self.lost)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise popart_exception(
+                f"{what}: a run stopped in the middle, and what it changes is lost. Write the "
+                f"variables {', '.join(names[:3])}{more} first, or load a checkpoint"
+            )
+
+    def checked(self, var: Variable, data: Any) -> np.ndarray | Source:
+        """Data to write, in the variable's type; of a function, one that makes such data."""
+        if not isinstance(var, Variable):
+            raise TypeError(f"only variables can be written, not {var!r}")
+        self._check_ours(var)
+        if var._retrieval == "all_replicas" and var._grouping.group_size > 1:
+            raise NotImplementedError(
+                f"{var!r}: writing variables of retrieval mode 'all_replicas' with groups of "
+                "several replicas is not supported"
+            )
+        is_map = isinstance(self._arrays[var], np.memmap)
+        if is_map and not self._arrays[var].flags.writeable:
+            raise ValueError(
+                f"variable {var.id!r} is stored in a read-only memory map: open it with mode 'r+' "
+                "or 'c' to write it"
+            )
+        if isinstance(data, Borrowed) and not is_map:
+            return replace(data, read=lambda: _fitting(var, data.read()))
+        if isinstance(data, OnDemand) and not is_map:
+            whole, some = data.whole, data.some
+            return OnDemand(
+                lambda: _fitting(var, whole()), lambda parts: _fitting(var, some(parts))
+            )
+        if callable(data) and not is_map:
+            return lambda: _fitting(var, data())
+        return _fitting(var, data() if callable(data) else data)
+
+    # ---- reading --------------------------------------------------------------------------------
+    def value(self, var: Variable) -> np.ndarray:
+        """The value; what has a source is made anew, and kept by nobody."""
+        return self._sources[var]() if var in self._sources else self._arrays[var]
+
+    def on_demand(self, var: Variable) -> OnDemand | None:
+        """What makes the value, or a part of it, if it was given so."""
+        source = self._sources.get(var)
+        return source if isinstance(source, OnDemand) else None
+
+    def lender(self, var: Variable) -> Borrowed | None:
+        """Whose value it is, if another session lends it."""
+        source = self._sources.get(var)
+        return source if isinstance(source, Borrowed) else None
+
+    def on_replica(self, var: Variable, replica: int) -> np.ndarray:
+        """What a replica stores of the value."""
+        return stored_entry(var, self.value(var), replica)
+
+    def shown(self, t: Variable | Constant) -> np.ndarray:
+        """The live array, filled with the value that was written or read last."""
+        if isinstance(t, Constant):
+            return t._data
+        if t in self._sources:
+            self.fill(t, self._sources[t]())
+        if t._retrieval == "all_replicas":
+            if t not in self._of_all_replicas:
+                values = host_value(t, lambda replica: self.on_replica(t, replica))
+                self._of_all_replicas[t] = np.array(values)
+            return self._of_all_replicas[t]
+        if self._arrays[t].flags.writeable:
+            self._make_own(t)
+        return self._arrays[t]
+
+    # ---- writing --------------------------------------------------------------------------------
+    def write(self, var: Variable, data: np.ndarray | Source, concurrent: bool = False) -> None:
+        """Make `data` the value.
+
+        Args:
+            concurrent: a function that any thread may call.
+        """
+        self._of_all_replicas.pop(var, None)
+        self.concurrent.discard(var)
+        if callable(data):
+            self._sources[var] = data
+            if concurrent and not isinstance(data, Borrowed):
+                self.concurrent.add(var)
+        else:
+            self.fill(var, data)
+        self.stale.discard(var)
+        self.lost.discard(var)
+
+    def bring(self, var: Variable, value: np.ndarray) -> None:
+        """Make what was read from the devices the value."""
+        if var._retrieval == "all_replicas":
+            np.copyto(self._of_all_replicas.setdefault(var, np.array(value)), value)
+            first = [members[0] for members in var._grouping.groups]
+            value = value[first] if var._grouping.num_groups > 1 else value[first[0]]
+        self.fill(var, value)
+        self.stale.discard(var)
+
+    def fill(self, var: Variable, value: np.ndarray) -> None:
+        """Copy a value into the session's array, which new sessions then begin with."""
+        self._make_own(var)
+        array = self._arrays[var]
+        if isinstance(array, np.memmap):
+            np.copyto(array, value)
+            array.flush()
+        else:
+            self._leave_to_others(var, array)
+            np.copyto(array, value)
+        var._data = array
+        self._sources.pop(var, None)
+        self.concurrent.discard(var)
+
+    def flush(self) -> None:
+        """Write memory maps to their files."""
+        for array in self._arrays.values():
+            if isinstance(array, np.memmap):
+                array.flush()
+
+    def _make_own(self, var: Variable) -> None:
+        """Let the array be one that no other session writes to. A memory map is one for all."""
+        array = self._arrays[var]
+        if var in self._own or isinstance(array, np.memmap):
+            return
+        owned = any(var in other._own for other in self._sharing(var, array))
+        if owned or not array.flags.writeable:
+            self._arrays[var] = np.array(array)
+        self._own.add(var)
+
+    def _leave_to_others(self, var: Variable, array: np.ndarray) -> None:
+        """Give sessions that begin with `array` what it holds now: it changes."""
+        sharing = self._sharing(var, array)
+        if sharing:
+            kept = np.array(array)
+            for other in sharing:
+                other._arrays[var] = kept
+
+    def _sharing(self, var: Variable, array: np.ndarray) -> list[HostValues]:
+        return [o for o in self.ir._host_values if o is not self and o._arrays.get(var) is array]
+
+    # ---- runs -----------------------------------------------------------------------------------
+    def begin(self, may_change: Iterable[Variable]) -> None:
+        """A run begins. Nobody holds what it may change until it has come to its end."""
+        self.lost.update(may_change)
+
+    def end(self, changed: Iterable[Variable]) -> None:
+        """The run has come to its end: the devices hold what it changed."""
+        self.stale.update(changed)
+        self.lost.clear()
+
+    def leave(self, brings_back: bool) -> None:
+        """The devices are left.
+
+        Args:
+            brings_back: the session brings the newest values to the host before; what is still
+                stale did not get there.
+        """
+        if brings_back:
+            self.lost |= self.stale
+        else:
+            self.lost.clear()
+        self.stale.clear()
+
+
+def _fitting(var: Variable, data: Any) -> np.ndarray:
+    array = to_numpy(data, var.dtype, copy=False)
+    if array.shape != var.shape_on_host:
+        raise ValueError(
+            f"variable {var.id!r} needs data of shape {var.shape_on_host}, but got {array.shape}"
+        )
+    return array
+
+
+def place(var: Variable) -> tuple[int, int]:
+    """A key that brings variables of one remote buffer together, in the order of its entries."""
+    return (var._remote[0].remote_buffer_id, var._remote[1]) if var._remote else (-1, 0)

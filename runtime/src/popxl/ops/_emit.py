@@ -1,0 +1,92 @@
+"""`emit`: the only way to make an op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from popxl import context
+from popxl._analysis.infer import infer_specs
+from popxl._analysis.references import check_references
+from popxl._ir.op import Op, add_outputs
+from popxl._ir.opdef import OpDef
+from popxl.graph import Graph
+from popxl.tensor import Tensor
+
+
+def emit(
+    defn: OpDef,
+    inputs: Iterable[Tensor],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    names: Sequence[str | None] = (),
+    inplace: int | None = None,
+    view: bool = False,
+) -> tuple[Tensor, ...]:
+    """Add an op to the current graph and return its outputs.
+
+    Args:
+        names: names of the outputs; default `t`.
+        inplace: index of the input to overwrite; output 0 then aliases it.
+        view: make output 0 a view of the inputs.
+
+    Raises:
+        ValueError: an input belongs to another graph, or the inputs have different placements.
+        SpecError: shapes or dtypes do not fit.
+    """
+    graph = context.get_current_graph()
+    inputs = list(inputs)
+    check_in_graph(graph, inputs, defn.name)
+    if defn.regions is None:  # what calls a graph takes inputs from anywhere
+        check_placement({f"input {i}": t for i, t in enumerate(inputs)}, defn.name)
+    op = Op(defn, graph, inputs, attrs or {}, inplace, view)
+    specs = infer_specs(op)
+    check_references(op)
+    add_outputs(op, specs, names)
+    graph._append_op(op)
+    return tuple(op.outputs)
+
+
+def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
+    """Raise ValueError unless all `tensors` belong to `graph`."""
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(
+                f"{what} at {context.get_source_location()} takes tensors, but got {t!r} of type "
+                f"{type(t).__name__}"
+            )
+        if t._graph is not graph:
+            raise ValueError(
+                f"tensor {t.id!r} belongs to graph {t._graph.id!r}, but {what} was called in "
+                f"graph {graph.id!r} at {context.get_source_location()}: pass it as an input of "
+                "that graph"
+            )
+
+
+def check_placement(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Raise ValueError if tensors are known to be on different IPUs or tile sets.
+
+    Args:
+        tensors: by the name of the argument; those of unknown place are skipped.
+        what: name of the op.
+    """
+    if what != "ipu_copy":
+        ipus = {name: t._ipu for name, t in tensors.items()}
+        _check_alike(tensors, ipus, what, "on IPU", "copy one with `copy_to_ipu` first")
+    if what != "io_tile_copy":
+        sets = {name: t._tile_set for name, t in tensors.items()}
+        _check_alike(tensors, sets, what, "in tile set", "use ops.io_tile_copy first")
+
+
+def _check_alike(
+    tensors: Mapping[str, Tensor], places: Mapping[str, Any], what: str, where: str, advice: str
+) -> None:
+    known = [(name, place) for name, place in places.items() if place is not None]
+    for name, place in known[1:]:
+        first, expected = known[0]
+        if place != expected:
+            raise ValueError(
+                f"{what} at {context.get_source_location()}: {first} ({tensors[first].id!r}) is "
+                f"{where} {expected}, but {name} ({tensors[name].id!r}) is {where} {place}: "
+                f"{advice}"
+            )

@@ -1,0 +1,367 @@
+"""Linear maps in FP8: products of `float8_e4m3fn` and `float8_e5m2` operands, summed in float32.
+
+An operand is multiplied by its scale, cut off at the largest number of its type and rounded; the
+product is divided by both scales again. Formats and method: Micikevicius et al., arXiv:2209.05433.
+
+Scales come from largest absolute values ("amax"): of the operand itself (current scaling), or of
+the operands of past steps (delayed scaling). With delayed scaling `linear` observes the amax of its
+three operands: input, weight and gradient of the output. They leave the gradient graph as the
+gradient of `scale`, which is none: the `maxima` of an `OpDef`. Where derivatives of one tensor are
+summed, of these the largest is taken. So whatever brings gradients out of a program (calls, loops,
+accumulation over micro-batches) brings them out too; and since only the gradient graph returns
+them, running a forward graph again counts nothing twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jax import lax
+
+from popxl import dtypes
+from popxl._ir.op import Op
+from popxl._ir.opdef import NoGrad, define
+from popxl.ops._emit import emit
+from popxl.ops._numerics import check_floating
+from popxl.ops.reduction import sum_to_like
+from popxl.tensor import Tensor
+
+__all__ = [
+    "EXACT",
+    "FORMATS",
+    "LARGEST",
+    "OPERANDS",
+    "Format",
+    "ScaleRule",
+    "cast",
+    "delayed_scales",
+    "linear",
+]
+
+LARGEST = {t: t.largest for t in (dtypes.float8_e4m3fn, dtypes.float8_e5m2)}
+"""Largest finite number of each type."""
+
+OPERANDS = ("input", "weight", "gradient")
+"""What the elements of scales and amaxes stand for, in order; "gradient" is that of the output."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """The types of the operands of a linear layer's three products.
+
+    Attributes:
+        forward: of inputs and weights.
+        gradient: of gradients of outputs. e5m2 has the range, e4m3 the precision.
+    """
+
+    forward: dtypes.dtype
+    gradient: dtypes.dtype
+
+    @property
+    def types(self) -> tuple[dtypes.dtype, ...]:
+        """The type of each of `OPERANDS`."""
+        return self.forward, self.forward, self.gradient
+
+
+FORMATS = {
+    "hybrid": Format(dtypes.float8_e4m3fn, dtypes.float8_e5m2),
+    "e4m3": Format(dtypes.float8_e4m3fn, dtypes.float8_e4m3fn),
+}
+"""Formats by name, as Transformer Engine calls them."""
+
+
+@dataclass(frozen=True)
+class ScaleRule:
+    """How a scale follows from the largest absolute value of what it scales.
+
+    Attributes:
+        margin: powers of two to stay below the largest number of the type.
+        power_of_2: round scales down to powers of two, by which multiplication is exact.
+    """
+
+    margin: int = 0
+    power_of_2: bool = True
+
+    @staticmethod
+    def log2(amax: Any, largest: Any) -> Any:
+        """floor(log2(largest / amax)), int32: the powers of two by which `amax` is below `largest`.
+        127 at most, and where `amax` is 0."""
+        ratio = jnp.asarray(largest, jnp.float32) / amax
+        _, exponent = jnp.frexp(ratio)  # ratio = m * 2**exponent, with m in [0.5, 1)
+        return jnp.where(jnp.isinf(ratio), 127, exponent - 1)
+
+    def __call__(self, amax: Any, largest: Any, before: Any) -> Any:
+        """Scales for arrays of amaxes.
+
+        Args:
+            amax: float32, at least 0.
+            largest: largest number of the type.
+            before: scales where `amax` is 0, infinite or NaN, and says nothing.
+
+        Returns:
+            (largest / amax) / 2**margin, at most the largest float32; with `power_of_2` the largest
+            power of two that is no larger.
+        """
+        ratio = jnp.asarray(largest, jnp.float32) / amax
+        if self.power_of_2:
+            powers = jnp.clip(self.log2(amax, largest) - self.margin, -126, 127)
+            scale = jnp.ldexp(jnp.float32(1), jnp.where(jnp.isinf(ratio), 127, powers))
+        else:
+            scale = jnp.minimum(ratio * jnp.float32(2.0**-self.margin), jnp.finfo(jnp.float32).max)
+        return jnp.where((amax > 0) & jnp.isfinite(amax), scale, before).astype(jnp.float32)
+
+
+EXACT = ScaleRule()
+"""Powers of two, and no margin."""
+
+_Rule = tuple[int, bool]  # the fields of a ScaleRule, as ops have them
+
+
+# ---- casts and products, in JAX -----------------------------------------------------------------
+def _saturated(x: Any, scale: Any, dtype: dtypes.dtype) -> Any:
+    """x * scale in float8. XLA's own casts make NaN or infinity of what is out of range."""
+    largest = LARGEST[dtype]
+    wide = x.astype(jnp.float32) * scale
+    return jnp.clip(wide, -largest, largest).astype(dtype.as_jax())
+
+
+def _amax(x: Any) -> Any:
+    return jnp.max(jnp.abs(x.astype(jnp.float32)), initial=0.0)
+
+
+def _product(
+    a: Any, b: Any, a_scale: Any, b_scale: Any, axes: tuple[int, int], dtype: Any, exact: bool
+) -> Any:
+    """The product of matrices over axis `axes[0]` of a and `axes[1]` of b, in `dtype`.
+
+    XLA's GemmRewriter makes either form one call of cublasLt's FP8 product. Where the operands are
+    scaled back first, the call also takes both scales, gives its result in bfloat16 and adds a bias
+    that follows: nothing passes over a float32 result. That form rounds scales to bfloat16, so it
+    needs scales that are `exact`, powers of two.
+    """
+    dims = (((axes[0],), (axes[1],)), ((), ()))
+    if exact and dtype == jnp.bfloat16:
+        a, b = (t.astype(dtype) * (1 / s).astype(dtype) for t, s in ((a, a_scale), (b, b_scale)))
+        return lax.dot_general(a, b, dims, preferred_element_type=dtype)
+    y = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+    return (y * (1 / a_scale) * (1 / b_scale)).astype(dtype)
+
+
+# ---- the linear map -----------------------------------------------------------------------------
+def _current(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
+    return ScaleRule(*rule)(amax, LARGEST[dtype], jnp.float32(1))
+
+
+def _linear(
+    x: Any, w: Any, *rest: Any, format: str, exact: bool, biased: bool = False,
+    rule: _Rule | None = None, result: dtypes.dtype | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(y, x in float8, w in float8, the scales of both, their amaxes)."""
+    dtype, of = FORMATS[format].forward, x.dtype if result is None else result.as_jax()
+    for t in (x, w):
+        check_floating(t)
+    if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
+        raise ValueError(f"x {x.shape} and the matrix {w.shape} do not fit")
+    amaxes = [_amax(t) for t in (x, w)]
+    scales = list(rest[0][:2]) if rule is None else [_current(rule, a, dtype) for a in amaxes]
+    x8, w8 = (_saturated(t, s, dtype) for t, s in zip((x, w), scales, strict=True))
+    y = _product(x8.reshape((-1, x.shape[-1])), w8, scales[0], scales[1], (1, 0), of, exact)
+    y = y + rest[-1].astype(of) if biased else y
+    return y.reshape((*x.shape[:-1], w.shape[1])), x8, w8, jnp.stack(scales), jnp.stack(amaxes)
+
+
+def _linear_grads(
+    dy: Any, x8: Any, w8: Any, scales: Any, amaxes: Any, *scale: Any, format: str, exact: bool,
+    results: tuple[dtypes.dtype, dtypes.dtype], rule: _Rule | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(dx, dw) in the types `results`, and with delayed scaling the three amaxes."""
+    amax, dtype = _amax(dy), FORMATS[format].gradient
+    own = scale[0][2] if rule is None else _current(rule, amax, dtype)
+    dy8 = _saturated(dy, own, dtype).reshape((-1, dy.shape[-1]))
+    x8_rows = x8.reshape((-1, x8.shape[-1]))
+    of_x, of_w = (t.as_jax() for t in results)
+    dx = _product(dy8, w8, own, scales[1], (1, 1), of_x, exact).reshape(x8.shape)
+    dw = _product(x8_rows, dy8, scales[0], own, (0, 0), of_w, exact)
+    return (dx, dw) if rule is not None else (dx, dw, jnp.stack([*amaxes, amax]))
+
+
+def _flops(op: Op) -> int:
+    return 2 * op.outputs[0].nelms * op.inputs[1].shape[0]
+
+
+def _grads_flops(op: Op) -> int:
+    return 4 * op.inputs[0].nelms * op.inputs[2].shape[0]
+
+
+_LINEAR_GRADS = define(
+    "fp8_linear_grads",
+    _linear_grads,
+    grad=NoGrad("second derivatives of FP8 products are not supported"),
+    flops=_grads_flops,
+)
+
+
+def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
+    x, w, *rest = op.inputs
+    bias = [rest.pop()] if op.attrs["biased"] else []
+    kept = [ctx.fwd(t) for t in (*op.outputs[1:], *rest)]
+    attrs = {k: v for k, v in op.attrs.items() if k not in ("result", "biased")}
+    found: list[Tensor | None] = list(
+        emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": (x.dtype, w.dtype)})
+    )
+    found += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
+    return [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
+
+
+_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, flops=_flops, maxima=(2,))
+_LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad, flops=_flops)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    format: str = "hybrid",
+    rule: ScaleRule | None = None,
+    powers_of_2: bool = False,
+    output_type: dtypes.dtype | None = None,
+) -> Tensor:
+    """x @ weight + bias, with x and weight in FP8, and gradients from products in FP8.
+
+    Gradients go straight through the rounding. That of `scale` is the amax of each of `OPERANDS`
+    in this call, float32 (3,): see `popxl.transforms.observed_tensors`.
+
+    Args:
+        x: (..., in_features), of any float type but float8.
+        weight: (in_features, out_features).
+        scale: delayed scaling: float32 (3,), by which each of `OPERANDS` is multiplied.
+        bias: (out_features,), added to the product as it is rounded to the result's dtype.
+        format: name of one of `FORMATS`.
+        rule: current scaling: how scales follow from the operands themselves.
+        powers_of_2: delayed scaling: all elements of `scale` are powers of two. A product in
+            bfloat16 then takes less memory traffic on a GPU; with other scales it is wrong by up
+            to 2**-8 of each element. With `rule`, the rule says so.
+        output_type: dtype of the result; default: that of x.
+
+    Returns:
+        (..., out_features).
+
+    Raises:
+        ValueError: both or neither of `scale` and `rule` are given, or the format is unknown.
+        SpecError: the shapes do not fit.
+    """
+    if (scale is None) == (rule is None):
+        raise ValueError("fp8.linear: give `scale` for delayed scaling or `rule` for current")
+    _check_format(format)
+    given = [x, weight, scale, bias]
+    attrs = {
+        "format": format,
+        "exact": powers_of_2 if rule is None else rule.power_of_2,
+        "biased": bias is not None,
+        "rule": None if rule is None else astuple(rule),
+    }
+    if output_type is not None:
+        attrs["result"] = output_type
+    op = _LINEAR if rule is None else _LINEAR_CURRENT
+    y, *_ = emit(op, [t for t in given if t is not None], attrs)
+    return y
+
+
+def _check_format(name: str) -> None:
+    if name not in FORMATS:
+        raise ValueError(f"unknown FP8 format {name!r}: use one of {', '.join(FORMATS)}")
+
+
+# ---- delayed scaling ----------------------------------------------------------------------------
+AmaxOf = Literal["max", "most_recent"]
+
+
+def _delayed_scales(
+    scale: Any, history: Any, amax: Any, *step: Any,
+    format: str, rule: _Rule, amax_of: AmaxOf, interval: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    """See `delayed_scales`."""
+    seen = jnp.where(jnp.isfinite(amax), amax, 0)
+    history = jnp.concatenate([seen[:, None], history[:, :-1]], 1)
+    largest = jnp.asarray([LARGEST[t] for t in FORMATS[format].types], jnp.float32)
+    chosen = history.max(1) if amax_of == "max" else history[:, 0]
+    new = ScaleRule(*rule)(chosen, largest, scale)
+    if not step:
+        return new, history
+    return jnp.where(step[0] % interval == 0, new, scale), history, step[0] + 1
+
+
+_DELAYED_SCALES = define(
+    "fp8_delayed_scales", _delayed_scales, grad=NoGrad("scales are not differentiated")
+)
+
+
+def delayed_scales(
+    scale: Tensor,
+    history: Tensor,
+    amax: Tensor,
+    step: Tensor | None = None,
+    *,
+    format: str = "hybrid",
+    rule: ScaleRule = ScaleRule(),
+    amax_of: AmaxOf = "max",
+    interval: int = 1,
+) -> tuple[Tensor, ...]:
+    """Scales for the next step, from the amaxes of the steps before: once for each weight update.
+
+    As Transformer Engine's DelayedScaling, with one difference: an amax that is not finite enters
+    the history as 0, so that one overflow does not freeze the scale for the length of the history.
+
+    Args:
+        scale: float32 (3,), one for each of `OPERANDS`, as all that follow.
+        history: float32 (3, length), the latest first.
+        amax: float32 (3,), the largest of this step's micro-batches and replicas.
+        step: int32 scalar, weight updates so far. Needed for an `interval` above 1.
+        format: name of one of `FORMATS`.
+        rule: how scales follow from amaxes.
+        amax_of: "max": the scale follows from the largest amax in the history, "most_recent": from
+            the latest.
+        interval: weight updates between changes of the scale.
+
+    Returns:
+        The new scale, history and (if given) step.
+
+    Raises:
+        ValueError: `interval` needs a `step`, or the format is unknown.
+    """
+    if interval > 1 and step is None:
+        raise ValueError(f"fp8.delayed_scales: an interval of {interval} needs `step`")
+    _check_format(format)
+    inputs = [scale, history, amax, *([] if step is None else [step])]
+    attrs = {"format": format, "rule": astuple(rule), "amax_of": amax_of, "interval": interval}
+    return tuple(emit(_DELAYED_SCALES, inputs, attrs))
+
+
+# ---- casts --------------------------------------------------------------------------------------
+_CAST = define(
+    "fp8_cast",
+    lambda x, scale, dtype: _saturated(x, scale, dtype),
+    grad=NoGrad("differentiate fp8.linear, which has the products of its gradients in FP8 too"),
+)
+
+
+def cast(t: Tensor, scale: Tensor, data_type: dtypes.dtype) -> Tensor:
+    """t * scale, rounded to nearest even and cut off at the largest number of the type.
+
+    NaN stays NaN.
+
+    Args:
+        t: of any float type but float8.
+        scale: float32 scalar.
+        data_type: `popxl.float8_e4m3fn` or `popxl.float8_e5m2`.
+
+    Raises:
+        TypeError: `data_type` is no such type.
+    """
+    if data_type not in LARGEST:
+        raise TypeError(f"fp8.cast: {data_type!r} is neither float8_e4m3fn nor float8_e5m2")
+    return emit(_CAST, [t, scale], {"dtype": data_type})[0]
