@@ -270,41 +270,31 @@ def test_ops_do_not_import_their_package():
 
 
 # ---- layers of popxl ----------------------------------------------------------------------------
-LAYERS = ("core", "ops", "transforms", "_lower", "plan", "session")
-ABOVE = {"__init__", "hardware"}  # what gathers the names, and what describes devices
+LAYERS = (
+    *("_ir", "_analysis", "ops", "transforms", "_schedule", "_devices", "_storage", "_compile"),
+    *("_run", "plan", "session"),
+)
+# Modules outside the folders are the IR, as programs import it, but for these.
+LAYER_OF = {name: name for name in LAYERS} | {"custom": "ops", "hardware": "session"}
 
 
-def layer_of(module: str) -> str:
-    """Modules outside the folders (tensor, graph, ir, ...) are the core, with `_core`."""
-    return module if module in LAYERS else "core"
-
-
-def imported_when_run(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports, also inside functions, but not for type checkers alone."""
-    hidden: set[ast.AST] = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            hidden.update(ast.walk(node))
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and node.module and node not in hidden:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def layer_of(module: str) -> int:
+    return LAYERS.index(LAYER_OF.get(module.split(".")[1], "_ir"))
 
 
 def test_layers_of_popxl_import_downwards_only():
-    """No arrow back, and so no circle, between the layers of popxl."""
-    root, wrong, seen = RUNTIME / "popxl", [], set()
-    modules = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")}
-    for path in root.rglob("*.py"):
-        module = path.relative_to(root).parts[0].removesuffix(".py")
-        if module in ABOVE:
-            continue
-        seen.add(layer_of(module))
-        above = LAYERS[LAYERS.index(layer_of(module)) + 1 :]
-        for name in imported_when_run(path):
-            package, _, rest = name.partition(".")
-            target = rest.split(".")[0]
-            if package == "popxl" and target in modules - {"__init__"}:
-                back = target in ABOVE or layer_of(target) in above
-                wrong += [f"{path.relative_to(root)} imports {name}"] if back else []
+    """No arrow back, and so no circle, between them, also for type checkers and in functions."""
+    graph = modules_of_popxl()
+    wrong = [
+        f"{module} imports {name}"
+        for module, found in graph.items()
+        for name in found
+        if layer_of(name) > layer_of(module)
+    ]
     assert wrong == []
-    assert seen == set(LAYERS)
+    assert {LAYERS[layer_of(module)] for module in graph} == set(LAYERS)
+
+
+def test_a_schedule_is_data():
+    """What the host does is decided without arrays: nothing of it asks JAX."""
+    assert not imports_of(files_under(RUNTIME / "popxl" / "_schedule"), {"jax", "jaxlib"})
