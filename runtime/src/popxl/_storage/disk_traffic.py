@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -31,7 +31,7 @@ from popxl._storage.disk import Scratch, requests_of, slot_of
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import Event
-    from popxl._storage.entries import Entries, Index
+    from popxl._schedule.schedule import Index
     from popxl._storage.entry_memory import EntryMemory
     from popxl.remote_buffer import RemoteBuffer
 
@@ -54,6 +54,15 @@ def has_room(taken: int, nbytes: int, window: int) -> bool:
     return not taken or taken + nbytes <= window
 
 
+class InFiles(Protocol):
+    """What is asked of the entries of a buffer: see `popxl._storage.entries.Entries`."""
+
+    @property
+    def may_be_filed(self) -> bool: ...
+
+    def in_file(self, index: int) -> tuple[EntryFile, int] | None: ...
+
+
 class Traffic:
     """What the programs of a process do with entries in a folder. One of them runs at a time.
 
@@ -70,7 +79,7 @@ class Traffic:
         self.scratch, self.recycled = scratch, Recycled(DISK_WINDOW)
         self._coming: Iterator[Event | None] = iter(())  # of the run
         self._undone: list[tuple[Load | Store, Index]] = []  # loads and stores that were looked at
-        self._filed: dict[RemoteBuffer, Entries] = {}
+        self._filed: dict[RemoteBuffer, InFiles] = {}
         self._reading: dict[tuple[EntryFile, int], Future[jax.Array]] = {}
         self._reading_bytes = 0
         self.waiting = 0
@@ -93,7 +102,7 @@ class Traffic:
 
     @contextmanager
     def run(
-        self, coming: Iterator[Event | None], entries: Mapping[RemoteBuffer, Entries]
+        self, coming: Iterator[Event | None], entries: Mapping[RemoteBuffer, InFiles]
     ) -> Iterator[None]:
         """Inside, a program runs.
 

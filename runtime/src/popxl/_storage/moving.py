@@ -1,7 +1,8 @@
 """Entries that a run loads and stores, where host and device share their memory.
 
-The movers of a run, this one and `popxl._storage.transit`, are asked alike; `popxl._compile.platforms`
-chooses. A mover has the entries until the run is finished, and then only what is on its way.
+The movers of a run, this one and `popxl._storage.transit`, are asked alike;
+`popxl._compile.platforms` chooses. A mover has the entries until the run is finished, and then only
+what is on its way.
 """
 
 from __future__ import annotations
