@@ -47,6 +47,7 @@ BEHIND = DISK_WINDOW
 them."""
 
 _LOOKED_AT = 256  # events
+_ENOUGH = 64  # reads: with so many on their way, or there, nobody looks for more
 
 
 def has_room(taken: int, nbytes: int, window: int) -> bool:
@@ -129,7 +130,8 @@ class Traffic:
                 del self._undone[at]
                 break
             at += 1
-        self._ahead()
+        if len(self._reading) < _ENOUGH:
+            self._ahead()
 
     def _look(self) -> bool:
         """Look at one more event; whether one is known."""
