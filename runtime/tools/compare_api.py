@@ -111,6 +111,8 @@ def _instance_attributes(cls: type) -> frozenset[str]:
 def _parameters(path: str, ours: Any, expected: list[str]) -> Iterator[tuple[str, str]]:
     if expected and expected[0] in _RECEIVERS:
         expected = expected[1:]
+    if ours is getattr(object, path.rpartition(".")[2], None):
+        return  # Python's own, as `__eq__`: operators call it, by position
     try:
         found = _described(ours)
     except (TypeError, ValueError):  # no signature: not a callable we can look into

@@ -15,8 +15,7 @@ from benchmarks.device_record import in_a_process, record, tasks
 from config.errors import UserError
 from config.machines import machine
 from machine.memory import NotEnoughMemoryError
-from popxl._run import program
-from popxl._storage import entries
+from popxl._compile import platforms
 
 TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]
 FIELDS = ("training.global_batch_size=2", "execution.micro_batch_size=1", "execution.update=behind")
@@ -27,8 +26,7 @@ SMALL = [word for field in FIELDS for word in ("--set", field)]
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two memories, that of the device with room for a tiny model, and a machine with a host link
     to compare with."""
-    for module in (entries, program):
-        monkeypatch.setattr(module, "two_memories", lambda platform: True)
+    monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
     monkeypatch.setattr(device_tasks, "_machine", lambda config: machine("h200"))
     monkeypatch.setattr("popxl.plan.device_memory", lambda *_: 2 * 10**8)
 

@@ -22,8 +22,8 @@ import tests.modelling.t5.test_training as t5
 from config.sections import RunConfig
 from modelling.phases.training import NOTHING, TrainingProgram
 from planning.residence import Build
+from popxl._compile import platforms
 from popxl._run import program
-from popxl._storage import entries
 from sessions import training as sessions
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.sessions import fine_tuning
@@ -108,10 +108,9 @@ def _two_memories(
         return program
 
     with ExitStack() as patches:
-        for module in (entries, program):
-            patches.enter_context(mock.patch.object(module, "two_memories", return_value=True))
+        patches.enter_context(mock.patch.object(platforms.Cpu, "host_memory", "pinned_host"))
         if window is not None:
-            patches.enter_context(mock.patch.object(program, "window_of", return_value=window))
+            patches.enter_context(mock.patch.object(platforms, "window_of", return_value=window))
         patches.enter_context(mock.patch.object(sessions, "program_here", placed))
         yield
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax._src import compiler
 from jax._src.lib import _jax
-from popxl._compile.compile import switches
+from popxl._compile.platforms import Gpu
 from tests.popxl.h100 import ROOT
 
 target = (ROOT / "tests/popxl/h100.txtpb").read_text()
@@ -33,7 +33,7 @@ devices = topology.devices
 def compiled(lowered, **other):
     options = compiler.get_compile_options(
         1, 1, device_assignment=np.zeros((1, 1), int), backend=devices[0].client,
-        env_options_overrides=switches("gpu") | other,
+        env_options_overrides=Gpu.switches | other,
     )
     return devices[0].client.compile(
         lowered.compiler_ir("stablehlo"),

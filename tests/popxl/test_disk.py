@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +22,10 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl._compile import platforms
 from popxl._devices.mesh import per_replica, replica_mesh
+from popxl._schedule.lookahead import Event
+from popxl._schedule.schedule import Load, Store
 from popxl._storage import disk, disk_traffic
 from popxl._storage.entry_memory import EntryMemory
 from popxl.errors import DiskError
@@ -116,6 +123,83 @@ def test_runs_read_ahead(tmp_path, runs):
         assert session.disk_traffic.read - before >= buffers * ROWS * 2**18
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_reads_ahead_follow_the_order_of_each_run(tmp_path, monkeypatch, moves):
+    """Which only a number of the devices tells, and which is another than last time."""
+    if moves:
+        monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
+    size = 2**20
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((size,), popxl.float32, ROWS)
+        buffer.on_disk = ROWS
+        for i in range(ROWS):
+            popxl.remote_variable(np.full(size, i + 1, np.float32), buffer, i)
+        flag, out = (popxl.h2d_stream((), popxl.bool, "flag"),
+                     popxl.d2h_stream((), popxl.float32, "out"))  # fmt: skip
+
+        def add(row: popxl.Tensor, total: popxl.Tensor, step: int) -> tuple[popxl.Tensor, ...]:
+            return row + step, total * 2 + ops.remote_load(buffer, row)[0]
+
+        def rows(first: int, step: int, total: popxl.Tensor) -> popxl.Tensor:
+            start = popxl.constant(first, popxl.int32)
+            body = ir.create_graph(partial(add, step=step), start, total)
+            return ops.repeat(body, ROWS, start, total)[1]
+
+        total = popxl.constant(0, popxl.float32)
+        down = ir.create_graph(partial(rows, 0, 1), total)
+        up = ir.create_graph(partial(rows, ROWS - 1, -1), total)
+        (total,) = ops.conditional(ops.host_load(flag), up, down, [total], [total])
+        ops.host_store(out, total)
+    late = noted_late(monkeypatch)
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        session._state.traffic.settle()
+        for upwards in (False, False, True, False, True, True, False):
+            late.clear()
+            order = range(ROWS, 0, -1) if upwards else range(1, ROWS + 1)
+            wanted = sum(value * 2**i for i, value in enumerate(reversed(order)))
+            assert session.run({flag: np.bool_(upwards)})[out] == wanted
+            assert late.count(True) <= 1, upwards  # the first, which was asked for at once
+
+
+def noted_late(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each load of an entry that is in a file, whether nobody had begun to read it."""
+    late: list[bool] = []
+    load = disk_traffic.EntryFile.load
+
+    def noted(self: disk_traffic.EntryFile, index: int, donates: bool = False) -> object:
+        late.append((self, index) not in self.traffic._reading and self.is_written(index))
+        return load(self, index, donates)
+
+    monkeypatch.setattr(disk_traffic.EntryFile, "load", noted)
+    return late
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_session_that_was_left_holds_nothing(tmp_path, monkeypatch, moves):
+    if moves:
+        monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
+    ir, _ = program(ROWS - 1, size=2**20)
+    session = popxl.Session(ir, "cpu", disk=tmp_path)
+    taken = []
+    for _ in range(16):
+        with session:
+            session.run()
+            state = session._state
+            held = [weakref.ref(x) for x in (state, state.traffic, *state.entries.values())]
+        del state
+        gc.collect()
+        assert [ref() for ref in held] == [None] * len(held)
+        taken.append(resident_memory())
+    assert taken[-1] - taken[5] < 2 * ROWS * 2**22
+
+
+def resident_memory() -> int:
+    """Bytes that this process has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def test_zeros_are_not_written(tmp_path):
     """And take the place of what was there."""
     ir, rows = program(ROWS)
@@ -135,13 +219,18 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
     """Also not while the store is being made, when the file still has what was there before."""
     behind = disk_traffic.Traffic.opened(tmp_path, 0)
     file = disk_traffic.EntryFile(behind, 2, memory_of_entries(behind))
+    buffer = object()
+    held = SimpleNamespace(may_be_filed=True, in_file=lambda index: (file, index))
+    steps = Store(value=0, buffer=buffer, at=0), Load(out=0, buffer=buffer, at=0)
     for value in (1.0, 2.0, 3.0):
-        with behind.run(behind):
+        with behind.run((Event(step, 0) for step in steps), {buffer: held}):
+            assert not behind._reading
             file.store(0, jnp.full(1024, value))
-            for future in list(behind._reading.values()):
-                future.result()
+            assert not behind._reading
+            behind.done(Store, buffer, 0)
             with behind.changed:
                 behind.changed.wait_for(lambda: not behind.waiting)
+            behind.done(Load, buffer, 0)
             found, is_own = file.load(0)
             assert (float(found[0]), is_own) == (value, True)
     file.close()
@@ -258,6 +347,21 @@ def test_another_session_reads_what_is_borrowed(tmp_path):
 
 
 # ---- what can go wrong --------------------------------------------------------------------------
+@pytest.mark.parametrize("index", [-1, ROWS, ROWS + 1, 2**30])
+@pytest.mark.parametrize("on_disk", [0, 2, ROWS])
+def test_an_entry_past_the_end_that_only_devices_know(tmp_path, on_disk, index):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((SIZE,), popxl.float32, ROWS)
+        buffer.on_disk = on_disk
+        at, out = popxl.h2d_stream((), popxl.int32), popxl.d2h_stream((SIZE,), popxl.float32)
+        ops.host_store(out, ops.remote_load(buffer, ops.host_load(at)))
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        assert not session.run({at: np.int32(ROWS - 1)})[out].any()
+        with pytest.raises(IndexError, match=rf"uses entry {index} of .* has {ROWS} entries"):
+            session.run({at: np.int32(index)})
+
+
 def test_a_folder_is_needed():
     ir, _ = program(1)
     with pytest.raises(ValueError, match="disk=FOLDER"), popxl.Session(ir, "cpu"):
@@ -297,6 +401,57 @@ def test_a_broken_disk(tmp_path, monkeypatch, name, what):
 
     with pytest.raises(DiskError, match=f"cannot be {what}.*Input/output error"):
         run()
+
+
+def flip_a_bit(tmp_path: Path, largest: int) -> None:
+    """In what is stored, somewhere."""
+    (path, *_) = sorted(tmp_path.glob("*/*.entries"))
+    with path.open("r+b") as file:
+        at = disk.LEAD + largest // 2
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [SIZE, 2**22])  # of one request, and of three
+def test_a_flipped_bit_stops_the_run(tmp_path, monkeypatch, size, direct):
+    if not direct:
+        monkeypatch.setattr(disk.Scratch, "_allows_direct", lambda self: False)
+    ir, _ = program(ROWS, size=size)
+    with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
+        session.run()
+        session._state.traffic.settle()
+        flip_a_bit(tmp_path, 4 * size)
+        with pytest.raises(DiskError, match="other bytes than were written") as error:
+            session.run()
+        assert str(tmp_path) in str(error.value)
+        assert not session.is_attached
+
+
+def test_a_flipped_bit_is_not_saved(tmp_path):
+    ir, rows = program(ROWS)
+    with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
+        session.run()
+        session._state.traffic.settle()
+        flip_a_bit(tmp_path, 4 * SIZE)
+        with pytest.raises(DiskError, match="other bytes than were written"):
+            session.read_variable_data(rows[0])
+        assert session.read_variable_data(rows[1]).any()
+
+
+def test_a_write_that_was_dropped_stops_the_run(tmp_path, monkeypatch):
+    ir, _ = program(ROWS)
+    with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
+        session.run()
+        session._state.traffic.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", lambda _, parts, at: sum(part.size for part in parts))
+            session.run()
+            session._state.traffic.settle()
+        with pytest.raises(DiskError, match="other bytes than were written"):
+            session.run()
 
 
 RUN = """

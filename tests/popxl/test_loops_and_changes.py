@@ -1,7 +1,7 @@
 """A loop reads what was there before later changes, also of changes that do not depend on it.
 
 XLA for CPU does not keep that order with the switch that saves copies of state
-(`popxl/_compile/compile.py`), so code with loops does not get it.
+(`popxl/_devices/cpu.py`), so code with loops does not get it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._run import program as program_module
+from popxl._compile import platforms
 from popxl._schedule.lookahead import window_of
 from popxl._storage import entries as entries_module
 from popxl.ops.var_updates import accumulate_
@@ -36,11 +36,10 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             calls.append([s.memory_kind for s in to])
             return entries_module.put_together(arrays, to)
 
-        for module in (entries_module, program_module):
-            monkeypatch.setattr(module, "two_memories", lambda _platform: True)
-        monkeypatch.setattr(program_module, "put_together", put)
+        monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
+        monkeypatch.setattr(platforms, "put_together", put)
         if window is not None:
-            monkeypatch.setattr(program_module, "window_of", lambda _schedule: window)
+            monkeypatch.setattr(platforms, "window_of", lambda _schedule: window)
         return calls
 
     return use

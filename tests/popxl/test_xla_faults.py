@@ -19,7 +19,6 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._compile import compile as compile_module
 from popxl._devices import cpu
 from popxl.ops import slicing
 from tests.popxl.compiled import optimised
@@ -50,7 +49,7 @@ def test_matrix_products_with_reductions_are_right():
 
 
 def _without_ynn_switch(monkeypatch) -> None:
-    monkeypatch.delitem(compile_module._SWITCHES["cpu"], YNN)
+    monkeypatch.delitem(cpu.SWITCHES, YNN)
     monkeypatch.setattr(cpu, "_FLOAT32_PRODUCT", re.compile("none"))
 
 
@@ -68,8 +67,9 @@ def test_matrix_products_with_reductions_are_wrong_without_the_switch(monkeypatc
 RANK_7 = """
 import sys, jax, jax.numpy as jnp, numpy as np
 from popxl._compile import compile as c
+from popxl._devices import cpu
 if sys.argv[1] == "off":
-    del c._SWITCHES["cpu"]["xla_cpu_experimental_ynn_fusion_type"]
+    del cpu.SWITCHES["xla_cpu_experimental_ynn_fusion_type"]
 shape = (3, 1, 2, 2, 8, 8, 8)
 a, b = (np.random.default_rng(i).normal(size=shape).astype(np.float32) for i in range(2))
 lowered = jax.jit(lambda a, b: jnp.sum(a * b, axis=3)).lower(a, b)

@@ -232,12 +232,6 @@ class Graph:
     def __exit__(self, *exc: object) -> None:
         context.get_current_context().pop_graph()
 
-    def __eq__(self, value: object) -> bool:
-        return self is value
-
-    def __hash__(self) -> int:
-        return id(self)
-
     def __repr__(self) -> str:
         return f"Graph[id={self.id} name={self.name}]"
 

@@ -205,12 +205,6 @@ class Ir:
         return ReplicaGrouping._from_assignment(self, tuple(assignment))
 
     # ---- Python ---------------------------------------------------------------------------------
-    def __hash__(self) -> int:
-        return hash(self._id)
-
-    def __eq__(self, value: object) -> bool:
-        return self is value
-
     def __repr__(self) -> str:
         return f"Ir[id={self._id}]"
 

@@ -129,6 +129,15 @@ class Node:
         """Whether it is computed wherever its result is read, and not where it stands."""
         return self.kind in ("view", "zeros")
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host executes it, or part of what it runs: it moves an entry of a remote
+        buffer, runs a graph that holds such a node, or calls an outlined graph."""
+        if self.op is not None and "host" in self.op.defn.tags:
+            return True
+        graphs = (region.graph for region in self.regions if region.kind != "derivative")
+        return any(graph.is_outlined or graph.has_host_nodes for graph in graphs)
+
     def __str__(self) -> str:
         return analyses.node_text(self)
 
@@ -161,6 +170,11 @@ class Functional:
     def effects(self) -> Effects:
         """State touched by running it once, graphs that it runs included."""
         return effects_of(self.nodes)
+
+    @cached_property
+    def has_host_nodes(self) -> bool:
+        """Whether the host executes one of its nodes."""
+        return any(node.is_on_host for node in self.nodes)
 
     @cached_property
     def updates(self) -> int:

@@ -137,7 +137,7 @@ class SegmentCache:
         self.count("traces")
         lowered = lower_segment(segment, program.mesh, program.specs_of(segment)[0])
         self.count("compiles")
-        compiled = compile_lowered(lowered, program.platform)
+        compiled = compile_lowered(lowered, program.platform.name)
         logger.info("compiled %s in %.2f s", segment.name, time.perf_counter() - start)
         return compiled
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from popxl import dtypes
 from popxl._compat.options import MEANINGFUL
-from popxl._compile.compile import switches
 from popxl._ir.opdef import registry
 from popxl._schedule.segment import Segment, facts_of, is_argument
 from popxl.graph import Graph
@@ -77,12 +76,12 @@ def _machine(program: Target) -> Iterator[str]:
     client = devices[0].client
     yield f"sources {_source_digest()}"
     yield f"jax {jax.__version__} jaxlib {jaxlib.__version__}"
-    yield f"platform {program.platform} {client.platform_version}"
+    yield f"platform {program.platform.name} {client.platform_version}"
     yield f"devices {[d.id for d in devices]}"
     yield f"kinds {sorted({d.device_kind for d in devices})}"
     yield f"process {jax.process_index()} of {jax.process_count()}"
     yield f"processor {_processor()}"
-    yield f"switches {sorted(switches(program.platform).items())}"
+    yield f"switches {sorted(program.platform.switches.items())}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
     yield from (f"{name}={getattr(jax.config, name, None)}" for name in _JAX_SETTINGS)
 
@@ -118,7 +117,7 @@ def segment_lines(program: Target, segment: Segment) -> Iterator[str]:
     """The segment as lines of text; equal lines mean equal segments on one machine."""
     if segment.effects.impure:
         raise Uncacheable("it calls back to Python (print_tensor)")
-    ir, facts, text = program.ir, facts_of(segment), _Text(program.platform)
+    ir, facts, text = program.ir, facts_of(segment), _Text(program.platform.name)
     options = ir._pb_ir.getSessionOptions()
     yield f"replicas={facts.replicas} transfers={facts.transfers}"
     for name in sorted(MEANINGFUL - _PATH_OPTIONS):

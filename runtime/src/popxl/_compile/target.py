@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from popxl._compile.platforms import Platform
     from popxl._schedule.segment import Segment
     from popxl.ir import Ir
 
@@ -16,7 +17,7 @@ class Target(Protocol):
 
     ir: Ir
     mesh: Mesh
-    platform: str
+    platform: Platform
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
         """`ShapeDtypeStruct`s with shardings of a segment's arguments and results."""

@@ -106,20 +106,15 @@ def _too_few(devices: Sequence[Any], needed: int, there_are: str) -> DeviceError
     )
 
 
-def two_memories(platform: str) -> bool:
-    """Whether devices have memory of their own: on CPU a load of an entry is no copy."""
-    return platform != "cpu"
-
-
 def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of an array of which each replica has a part of `shape`: the parts one after the other
     along the first axis, so that a replica's part is just its value; numbers side by side."""
     return (replicas * shape[0], *shape[1:]) if shape else (replicas,)
 
 
-def per_replica(mesh: Mesh, host: bool = False) -> NamedSharding:
+def per_replica(mesh: Mesh, memory: str = "device") -> NamedSharding:
     """Sharding of an array whose first axis is divided among the replicas."""
-    return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind="pinned_host" if host else "device")
+    return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind=memory)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -36,7 +36,8 @@ def upload(
     """
     traffic = _traffic(program, disk)
     try:
-        entries = {b: Entries(b, program.mesh, traffic) for b in program.buffers}
+        memory = program.platform.host_memory
+        entries = {b: Entries(b, program.mesh, memory, traffic) for b in program.buffers}
     except Exception:
         if traffic is not None:
             traffic.close()
@@ -48,8 +49,7 @@ def upload(
     except BaseException:  # what makes the values may fail
         state.close()
         raise
-    if program.mesh.devices.flat[0].platform == "cpu":
-        cpu.return_free_memory()
+    cpu.return_free_memory()
     return state
 
 

@@ -1,4 +1,9 @@
-"""A whole program, compiled: its schedule, and an executable for each segment."""
+"""A whole program, compiled: its schedule, and an executable for each segment.
+
+A run takes the state from the session and gives it back; if it fails, the state is gone. After a
+run the session alone has variables and entries: the program keeps constants, numbers, and arrays
+that are on their way until `Program.settle`.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +26,26 @@ from jax.sharding import Mesh
 import popdist
 from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.cache import SegmentCache
-from popxl._devices.cpu import Launcher
-from popxl._devices.mesh import global_shape, per_replica, replicated, two_memories
+from popxl._compile.platforms import platform_named
+from popxl._devices.mesh import global_shape, per_replica, replicated
 from popxl._ir.host_array import device_view
 from popxl._run.exchange import numbers
 from popxl._run.timing import TimedWalker, Timing
-from popxl._run.walker import Globals, InFlight, Walker
+from popxl._run.walker import Globals, Walker
 from popxl._schedule.build import build_schedule
 from popxl._schedule.donation import is_exclusive
-from popxl._schedule.lookahead import known_transfers, window_of
-from popxl._schedule.schedule import Load
+from popxl._schedule.lookahead import Fetched, upcoming
 from popxl._schedule.segment import Facts, Segment, argument_specs, result_specs
-from popxl._storage.disk_traffic import Event, Traffic
-from popxl._storage.entries import Entries, put_together
-from popxl._storage.preview import loads_ahead
+from popxl._storage.disk_traffic import Traffic
+from popxl._storage.entries import Entries
+from popxl._storage.moving import Direct, InFlight
 from popxl._storage.replica_arrays import put
 from popxl._storage.transit import Transit
 from popxl.errors import poplar_application_runtime_error
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
-    from popxl._schedule.schedule import Schedule
+    from popxl._schedule.schedule import Routine, Schedule
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -77,23 +81,11 @@ class State:
         if self._closed is not None:
             self._closed()
 
-    def running(self, program: Program) -> AbstractContextManager[None]:
+    def running(self, main: Routine, fetched: Fetched) -> AbstractContextManager[None]:
         """A context for a run of the program."""
         if self.traffic is None:
             return nullcontext()
-        return self.traffic.run(program, lambda: self._expected(program.schedule))
-
-    def _expected(self, schedule: Schedule) -> list[Event]:
-        """What a run loads from files and stores there."""
-        found = []
-        for step, index in known_transfers(schedule):
-            place = self.entries[step.buffer].in_file(index)
-            if place is not None:
-                if isinstance(step, Load):
-                    found.append(Event("load", *place, step.donates))
-                else:
-                    found.append(Event("store", *place))
-        return found
+        return self.traffic.run(upcoming(main, fetched.followed()), self.entries)
 
 
 def facts_of_program(schedule: Schedule, ir: Ir, platform: str) -> Facts:
@@ -118,20 +110,18 @@ class Program:
 
     def __init__(self, ir: Ir, mesh: Mesh) -> None:
         self.ir, self.mesh = ir, mesh
-        self.platform = mesh.devices.flat[0].platform
+        self.platform = platform_named(mesh.devices.flat[0].platform)
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
-        if two_memories(self.platform):
-            self.schedule.window, self.schedule.preview = window_of(self.schedule), loads_ahead
-        self.facts = facts_of_program(self.schedule, ir, self.platform)
+        self.platform.look_at(self.schedule)
+        self.facts = facts_of_program(self.schedule, ir, self.platform.name)
         for segment in self.schedule.segments:
             segment.facts = self.facts
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
-        on_cpu = self.platform == "cpu"
-        self._launcher = Launcher(ir.replication_factor, ir._instances) if on_cpu else None
+        self._launcher = self.platform.launcher(ir.replication_factor, ir._instances)
         self._numbers: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
-        self._transit: Transit | None = None  # of the last run
+        self._moving: Direct | Transit | None = None  # of the last run, without its entries
         self.timing: Timing | None = None
 
     @property
@@ -220,11 +210,7 @@ class Program:
         return self._numbers[key]
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        executable = self.executables[segment]
-        if self._launcher is None:
-            results = executable(*arguments)
-        else:
-            results = self._launcher(executable, arguments, segment.nbytes)
+        results = self._launcher(self.executables[segment], arguments, segment.nbytes)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print
@@ -245,17 +231,17 @@ class Program:
             poplar_application_runtime_error: an op found a value that breaks its rule.
         """
         shared = self._globals(inputs, seed)
-        walker = self._walker(state, shared)
-        main = self.schedule.main
+        fetched, main = Fetched(), self.schedule.main
+        moving = self._mover(state, fetched)
+        walker = self._walker(moving, shared, fetched)
         given = [state.variables.pop(v) for v in self.variables]
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
-        with state.running(self):
+        with state.running(main, fetched):
             slots = walker.routine(main, given)
-            self._in_flight.let_go()
-            if self._transit is not None:
-                self._transit.finish()
+            moving.finish()
+        self._moving = moving
         state.variables.update(kept)
         for k, i in enumerate(changed):
             array = slots[main.outputs[k]]
@@ -265,26 +251,22 @@ class Program:
             self._check_faults(shared.fault)
         return {s: shared.streams[s] for s in self.d2h}
 
-    def _walker(self, state: State, shared: Globals) -> Walker:
-        window = self.schedule.window
-        if window is not None:
-            if self.timing is not None and self.timing.apart:
-                window = 0
-            main = self.schedule.main
-            self._transit = Transit(main, state.entries, put_together, window)
-        given = (
-            *(self._call, self._number, jnp.copy, state.entries, shared),
-            *(self._in_flight, self._transit),
-        )
+    def _mover(self, state: State, fetched: Fetched) -> Direct | Transit:
+        window, main = self.schedule.window, self.schedule.main
+        if self.timing is not None and self.timing.apart and window is not None:
+            window = 0
+        return self.platform.moving(window, main, fetched, state.entries, self._in_flight)
+
+    def _walker(self, moving: Direct | Transit, shared: Globals, fetched: Fetched) -> Walker:
+        given = self._call, self._number, jnp.copy, moving, shared, fetched
         return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""
         self._in_flight.settle()
-        if self._transit is not None:
-            self._transit.settle()
-        if self._launcher is not None:
-            self._launcher.settle()
+        if self._moving is not None:
+            self._moving.settle()
+        self._launcher.settle()
 
     def _globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> Globals:
         replicas, own = self.ir.replication_factor, per_replica(self.mesh)

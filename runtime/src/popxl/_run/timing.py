@@ -146,13 +146,13 @@ class TimedWalker(LabelledWalker):
     def _observed(self, kind: type[Step], do: Do) -> Do:
         def run(step: Any, slots: list[Any], updates: int) -> None:
             label = self._label(step)
-            waited, start = self._in_flight.waited, time.perf_counter()
+            waited, start = self._moving.waited, time.perf_counter()
             with jax.profiler.TraceAnnotation(label or "no part"):
                 do(step, slots, updates)
                 if self._timing.apart:
                     self._complete(step, slots)
             seconds = time.perf_counter() - start
-            waiting = seconds if kind is Fetch else self._in_flight.waited - waited
+            waiting = seconds if kind is Fetch else self._moving.waited - waited
             self._note(step, label, seconds - waiting, waiting)
 
         return run
@@ -178,12 +178,7 @@ class TimedWalker(LabelledWalker):
             case Load():
                 jax.block_until_ready(slots[step.out])
             case Store():
-                at = slots[step.at]
-                if self._transit is not None:
-                    self._transit.send()
-                entries = self._entries[step.buffer]
-                for index in {at} if isinstance(at, int) else set(at):
-                    jax.block_until_ready(entries.array(index))
+                self._moving.complete(step, slots[step.at])
 
     @staticmethod
     def _completing(

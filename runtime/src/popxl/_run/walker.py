@@ -2,16 +2,17 @@
 
 JAX runs what it is asked to in the background. So the walker asks for the next layer's entries
 while the devices still compute the current one; it waits for values that it has to know, and when
-arrays of more than a limit of bytes were asked for and are not there yet. Where host and device
-have memories of their own, `popxl._storage.transit` decides when entries move.
+arrays of more than a limit of bytes were asked for and are not there yet. A mover decides when
+entries move (`popxl._storage.moving`).
+
+One thread walks, and alone has slots, state and entries. Others only launch what it waits for
+(`popxl._devices.cpu.Launcher`), and read and write files (`popxl._storage.disk_traffic`).
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -33,10 +34,10 @@ from popxl._schedule.segment import COUNT
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
+    from popxl._schedule.lookahead import Fetched
     from popxl._schedule.segment import Segment
-    from popxl._storage.entries import Entries
+    from popxl._storage.moving import Direct
     from popxl._storage.transit import Transit
-    from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import Stream
     from popxl.tensor import Constant
 
@@ -60,54 +61,6 @@ class Globals:
     seed: jax.Array | None = None
 
 
-def wait_for(array: jax.Array) -> None:
-    """Wait until an array is there, unless it was given away."""
-    if not array.is_deleted():
-        array.block_until_ready()
-
-
-def _is_there(array: jax.Array) -> bool:
-    return array.is_deleted() or array.is_ready()
-
-
-@dataclass
-class InFlight:
-    """Arrays that were asked for and may not be there yet: a window of bytes.
-
-    Attributes:
-        limit: bytes on one replica; more are waited for.
-        waited: seconds in all that were waited for them.
-    """
-
-    limit: int
-    waited: float = 0.0
-    _pending: deque[tuple[jax.Array, int]] = field(default_factory=deque)
-    _nbytes: int = 0
-
-    def add(self, array: jax.Array, nbytes: int) -> None:
-        """Note `nbytes` that are there when `array` is."""
-        self.let_go()
-        self._pending.append((array, nbytes))
-        self._nbytes += nbytes
-        while self._nbytes > self.limit and len(self._pending) > 1:
-            oldest, size = self._pending.popleft()
-            start = time.perf_counter()
-            wait_for(oldest)
-            self.waited += time.perf_counter() - start
-            self._nbytes -= size
-
-    def let_go(self) -> None:
-        """Forget arrays that are there: they would keep their memory."""
-        while self._pending and _is_there(self._pending[0][0]):
-            self._nbytes -= self._pending.popleft()[1]
-
-    def settle(self) -> None:
-        """Wait for all of them."""
-        while self._pending:
-            wait_for(self._pending.popleft()[0])
-        self._nbytes = 0
-
-
 class Walker:
     """One run of a program.
 
@@ -115,7 +68,7 @@ class Walker:
         call: runs a segment: `call(segment, arguments) -> results`.
         number: brings a number to the devices: `number(value, spec) -> array`.
         copy: an array of its own memory with the same values.
-        transit: moves entries where host and device have memories of their own.
+        fetched: is told the numbers that are fetched.
     """
 
     def __init__(
@@ -123,14 +76,12 @@ class Walker:
         call: Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]],
         number: Callable[[int, Any], jax.Array],
         copy: Callable[[jax.Array], jax.Array],
-        entries: Mapping[RemoteBuffer, Entries],
+        moving: Direct | Transit,
         shared: Globals,
-        in_flight: InFlight,
-        transit: Transit | None = None,
+        fetched: Fetched,
     ) -> None:
         self._call, self._number, self._copy = call, number, copy
-        self._entries, self._shared, self._in_flight = entries, shared, in_flight
-        self._transit = transit
+        self._moving, self._shared, self._fetched = moving, shared, fetched
         self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
             Load: self._load,
             Store: self._store,
@@ -158,19 +109,10 @@ class Walker:
 
     # ---- transfers ------------------------------------------------------------------------------
     def _load(self, step: Load, slots: list[Any], updates: int) -> None:
-        if self._transit is not None:
-            slots[step.out] = self._transit.load(step, slots[step.at])
-            return
-        entries, at = self._entries[step.buffer], slots[step.at]
-        array = slots[step.out] = entries.load(at, step.donates, step.copies)
-        if step.copies or entries.travels(at):
-            self._in_flight.add(array, step.nbytes)
+        slots[step.out] = self._moving.load(step, slots[step.at])
 
     def _store(self, step: Store, slots: list[Any], updates: int) -> None:
-        if self._transit is not None:
-            self._transit.store(step, slots[step.at], slots[step.value])
-            return
-        self._entries[step.buffer].store(slots[step.at], slots[step.value], step.copies)
+        self._moving.store(step, slots[step.at], slots[step.value])
 
     def _compute(self, step: Compute, slots: list[Any], updates: int) -> None:
         results = step.rule(*(slots[s] for s in step.ins))
@@ -180,13 +122,11 @@ class Walker:
     def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
         found = tuple(int(x.item()) for x in numbers(slots[step.value]))
         slots[step.out] = found[0] if len(set(found)) == 1 else found
-        if self._transit is not None:
-            self._transit.fetched.append(slots[step.out])
+        self._fetched.append(slots[step.out])
 
     # ---- segments -------------------------------------------------------------------------------
     def _run(self, step: Run, slots: list[Any], updates: int) -> None:
-        if self._transit is not None:
-            self._transit.run(step)
+        self._moving.run(step)
         segment, shared = step.segment, self._shared
         arguments = [slots[s] for s in step.args]
         for i in segment.numbers:
@@ -212,8 +152,7 @@ class Walker:
             shared.positions[stream] = next(rest)
         if segment.is_checked:
             shared.fault = next(rest)
-        if results and self._transit is None:
-            self._in_flight.add(results[0], segment.result_bytes)
+        self._moving.ran(step, results)
 
     # ---- routines -------------------------------------------------------------------------------
     def _loop(self, step: Loop, slots: list[Any], updates: int) -> None:

@@ -16,7 +16,6 @@ from popxl._ir.regions import regions
 from popxl._schedule.assembly import Assembly
 from popxl._schedule.donation import copy_borrowed_entries, donate
 from popxl._schedule.flatten import Flattener
-from popxl._schedule.host_executed import HostExecuted
 from popxl._schedule.index_arithmetic import host_rule, is_host_kind
 from popxl._schedule.nested import Nested
 from popxl._schedule.schedule import Compute, Load, Routine, Run, Schedule, Slot, Store, calls
@@ -72,8 +71,7 @@ class _Program:
 
     def __init__(self) -> None:
         self.routines: dict[Any, Routine] = {}
-        self.host = HostExecuted()
-        self.flattened = Flattener(self.host)
+        self.flattened = Flattener()
 
     def routine(
         self,
@@ -106,8 +104,7 @@ class _Builder:
         arrays: frozenset[int],
         zeros: tuple[int, ...],
     ) -> None:
-        self._host = program.host
-        self._has_steps = program.host.any_in(graph)
+        self._has_steps = graph.has_host_nodes
         self._candidates = _candidates(graph)
         title = f"{graph.graph.id}.first" if zeros else graph.graph.id
         if self._has_steps:
@@ -145,7 +142,7 @@ class _Builder:
         for node in self._graph.nodes:
             if node.is_rematerialised or (self._has_steps and self._computed(node)):
                 continue
-            if self._host.executes(node):
+            if node.is_on_host:
                 self._on_the_host(node)
             else:
                 self._assembly.run(node)
@@ -158,7 +155,7 @@ class _Builder:
             self._store(node)
         elif node.regions[0].kind == "branch":
             self._nested.branch(node)
-        elif node.called is None or self._host.any_in(node.called):
+        elif node.called is None or node.called.has_host_nodes:
             self._nested.loop(node)
         else:
             self._outlined(node)

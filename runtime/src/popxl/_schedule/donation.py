@@ -6,6 +6,10 @@ loop whose outputs change places, in one of several. Memory is *dead* at a step 
 be in it is used after it. A segment donates an argument whose memory is dead and the routine's.
 Inputs are the caller's, except those that change or are carried: callers donate these, and copy
 what they need themselves. What is loaded from an entry borrows its memory.
+
+A routine is decided once for all its callers, before them. Of a callee a caller knows what it
+consumes, in which memory each output may be, and what it loads and stores; of its callers a routine
+knows nothing.
 """
 
 from __future__ import annotations

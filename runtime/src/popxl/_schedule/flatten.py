@@ -17,14 +17,11 @@ from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from popxl._schedule.host_executed import HostExecuted
-
 
 class Flattener:
     """Takes graphs apart, each once."""
 
-    def __init__(self, host: HostExecuted) -> None:
-        self._host = host
+    def __init__(self) -> None:
         self._inlined: dict[Functional, bool] = {}
         self._known: dict[Functional, Functional] = {}
         self._halves: dict[Functional, tuple[Functional, Functional] | None] = {}
@@ -73,7 +70,7 @@ class Flattener:
     def _can_be_inlined(self, graph: Functional) -> bool:
         if graph.is_outlined or graph.changed:
             return False
-        if not self._host.any_in(graph):
+        if not graph.has_host_nodes:
             return any(v.node is None for v in graph.outputs)
         return all(
             node.kind == "op"
@@ -91,7 +88,7 @@ class Flattener:
         graph = node.called
         if graph is None or not graph.is_outlined or not graph.first or graph.changed:
             return None
-        if self._host.any_in(graph):
+        if graph.has_host_nodes:
             return None
         if graph not in self._halves:
             self._halves[graph] = _halves(graph)

@@ -102,7 +102,24 @@ def _iterations(
     )
 
 
-class KnownNumbers(deque[Any]):
+class Fetched:
+    """Numbers that the walker has fetched from the devices, for the walks that are ahead of it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[deque[Any]] = []
+
+    def followed(self) -> deque[Any]:
+        """Those that a walk has not taken yet, see `upcoming`."""
+        self._waiting.append(deque())
+        return self._waiting[-1]
+
+    def append(self, number: Index) -> None:
+        """The walker has fetched one more."""
+        for waiting in self._waiting:
+            waiting.append(number)
+
+
+class _Zeros(deque[Any]):
     """Stands for numbers that nobody has fetched: zeros."""
 
     def __bool__(self) -> bool:
@@ -112,25 +129,19 @@ class KnownNumbers(deque[Any]):
         return 0
 
 
+def expected(schedule: Schedule) -> Iterator[Event]:
+    """The events of a run. Numbers that only devices know are taken to be 0."""
+    return filter(None, upcoming(schedule.main, _Zeros()))
+
+
 def accesses(schedule: Schedule) -> Counter[tuple[Load | Store, int]]:
-    """How often each load and store of a run is of which entry. Numbers that only devices know are
-    taken to be 0, and replicas to be alike."""
+    """How often each load and store of an `expected` run is of which entry; replicas are taken to
+    be alike."""
     found: Counter[tuple[Load | Store, int]] = Counter()
-    for event in upcoming(schedule.main, KnownNumbers()):
-        if event is not None and not isinstance(event.step, Run):
-            entry = event.entry
-            found[event.step, entry[0] if isinstance(entry, tuple) else entry] += 1
+    for step, entry in expected(schedule):
+        if not isinstance(step, Run):
+            found[step, entry[0] if isinstance(entry, tuple) else entry] += 1
     return found
-
-
-def known_transfers(schedule: Schedule) -> Iterator[tuple[Load | Store, int]]:
-    """Loads and stores of a run, each with the index of its entry, in the order in which the walker
-    does them; up to the first whose entry only the devices know, or differs between replicas."""
-    for event in upcoming(schedule.main, deque()):
-        if event is None or isinstance(event.entry, tuple):
-            return
-        if not isinstance(event.step, Run):
-            yield event.step, event.entry
 
 
 # ---- the window ---------------------------------------------------------------------------------

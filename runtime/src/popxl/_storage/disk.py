@@ -3,6 +3,11 @@
 Requests are large, aligned, and past the page cache where the file system allows it (O_DIRECT):
 what is read is needed once, and the cache would take the memory that the files are to save. They
 are made by threads in calls that release Python's lock. `benchmarks.disk` measures them.
+
+A checksum of what each request wrote stays in memory: what is read must have it.
+
+Staging memory is each thread's own. A slot is written by one thread at a time, and not read
+meanwhile; who uses a file sees to that (`popxl._storage.disk_traffic`).
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import google_crc32c
 import numpy as np
 
 from popxl.errors import DiskError
@@ -209,6 +215,7 @@ class ScratchFile:
 
     def __init__(self, scratch: Scratch, path: Path, nbytes: int) -> None:
         self._scratch, self._path, self.nbytes = scratch, path, nbytes
+        self._sums: dict[int, int] = {}  # of what requests wrote, by their place
         flag = os.O_DIRECT if scratch.direct else 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flag, 0o600)
@@ -232,6 +239,7 @@ class ScratchFile:
                 parts, copies = self._request(start, data)
                 for staged, part in copies:
                     staged[...] = part
+                self._sums[offset + start] = _sum(data, start)
                 self._all(os.pwritev, parts, offset + start)
         except OSError as error:
             raise self._error("be written with", data.size, error) from error
@@ -241,7 +249,7 @@ class ScratchFile:
         """Fill bytes with those of a slot.
 
         Raises:
-            DiskError: the disk is broken.
+            DiskError: the disk is broken, or has not what was written.
         """
         for start in requests_of(data.size):
             self.read_one(offset, data, start)
@@ -259,6 +267,13 @@ class ScratchFile:
             raise self._error("be read for", data.size, error) from error
         for staged, part in copies:
             part[...] = staged
+        if self._sums.get(offset + start, (found := _sum(data, start))) != found:
+            folder, nbytes = self._scratch.place, min(REQUEST, data.size)
+            raise DiskError(
+                f"the disk folder {folder} returns other bytes than were written there (somewhere "
+                f"in {nbytes / 1e6:.3g} MB of {self._path}): use a folder of another disk, and "
+                "start from the last checkpoint"
+            )
         end = min(start + REQUEST, LEAD + data.size)
         self._scratch.count(read=max(end - max(start, LEAD), 0))
 
@@ -305,6 +320,12 @@ class ScratchFile:
         return _error(
             f"the disk folder {folder} cannot {what} {nbytes / 1e9:.3g} GB", error, folder
         )
+
+
+def _sum(data: np.ndarray, start: int) -> int:
+    """The checksum of a request's part of the data."""
+    part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
+    return google_crc32c.value(part)
 
 
 def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:

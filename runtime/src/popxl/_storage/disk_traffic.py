@@ -1,9 +1,12 @@
 """Entries on disk while a program runs: written behind its back, and read ahead of it.
 
-A store hands an array to a thread, and a load of what is not written yet takes that array. What a
-run loads and stores it loads and stores in the same order the next time, and the schedule says the
-order of the first; so the threads read what comes next, within a number of bytes. The memory of
-what is written takes what is read (`popxl._storage.entry_memory`).
+A store hands an array to a thread, and a load of what is not written yet takes that array. Threads
+read what comes next (`popxl._schedule.lookahead`), within a number of bytes. The memory of what is
+written takes what is read (`popxl._storage.entry_memory`).
+
+The thread that walks owns what is read ahead and the order of events. It shares what waits to be
+written with the folder's threads, under `Traffic.changed`. After a run nothing is read ahead; what
+waits to be written stays until it is.
 """
 
 from __future__ import annotations
@@ -12,21 +15,25 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 import numpy as np
 
 from popxl._devices.cpu import Recycled
+from popxl._schedule.schedule import Load, Run, Store
 from popxl._storage.disk import Scratch, requests_of, slot_of
 
 if TYPE_CHECKING:
+    from popxl._schedule.lookahead import Event
+    from popxl._schedule.schedule import Index
     from popxl._storage.entry_memory import EntryMemory
+    from popxl.remote_buffer import RemoteBuffer
 
 DISK_WINDOW = 2**28
 """Bytes of each of the four windows of a folder: read ahead, waiting to be written, and the blocks
@@ -40,19 +47,21 @@ BEHIND = DISK_WINDOW
 them."""
 
 _LOOKED_AT = 256  # events
+_ENOUGH = 64  # reads: with so many on their way, or there, nobody looks for more
 
 
-class Event(NamedTuple):
-    """A load or store of an entry.
+def has_room(taken: int, nbytes: int, window: int) -> bool:
+    """Whether a window of bytes takes more; one thing it always takes."""
+    return not taken or taken + nbytes <= window
 
-    Attributes:
-        donates: what is loaded may be donated.
-    """
 
-    kind: Literal["load", "store"]
-    file: EntryFile
-    entry: int
-    donates: bool = False
+class InFiles(Protocol):
+    """What is asked of the entries of a buffer: see `popxl._storage.entries.Entries`."""
+
+    @property
+    def may_be_filed(self) -> bool: ...
+
+    def in_file(self, index: int) -> tuple[EntryFile, int] | None: ...
 
 
 class Traffic:
@@ -65,14 +74,13 @@ class Traffic:
         changed: notified when `waiting` is less.
     """
 
-    _of: ClassVar[weakref.WeakKeyDictionary[Scratch, Traffic]] = weakref.WeakKeyDictionary()
+    _of: ClassVar[weakref.WeakValueDictionary[Scratch, Traffic]] = weakref.WeakValueDictionary()
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch, self.recycled = scratch, Recycled(DISK_WINDOW)
-        self._events: list[Event] | None = None  # of the run
-        self._runs: weakref.WeakKeyDictionary[object, list[Event]] = weakref.WeakKeyDictionary()
-        self._last: list[Event] = []  # those of the program's run before
-        self._at = 0
+        self._coming: Iterator[Event | None] = iter(())  # of the run
+        self._undone: list[tuple[Load | Store, Index]] = []  # loads and stores that were looked at
+        self._filed: dict[RemoteBuffer, InFiles] = {}
         self._reading: dict[tuple[EntryFile, int], Future[jax.Array]] = {}
         self._reading_bytes = 0
         self.waiting = 0
@@ -86,9 +94,7 @@ class Traffic:
             DiskError: see `Scratch`.
         """
         scratch = Scratch.opened(folder, process)
-        if scratch not in cls._of:
-            cls._of[scratch] = cls(scratch)
-        return cls._of[scratch]
+        return cls._of.get(scratch) or cls._of.setdefault(scratch, cls(scratch))
 
     def close(self) -> None:
         """The folder is used no more."""
@@ -96,35 +102,46 @@ class Traffic:
         self.scratch.close()
 
     @contextmanager
-    def run(self, program: object, expected: Callable[[], list[Event]] = list) -> Iterator[None]:
+    def run(
+        self, coming: Iterator[Event | None], entries: Mapping[RemoteBuffer, InFiles]
+    ) -> Iterator[None]:
         """Inside, a program runs.
 
         Args:
-            expected: what its first run will load and store, as far as that is known.
+            coming: what it does, from `popxl._schedule.lookahead.upcoming`.
         """
-        last = self._runs.get(program)
-        self._events, self._last, self._at = [], expected() if last is None else last, 0
+        self._coming = coming
+        self._filed = {buffer: e for buffer, e in entries.items() if e.may_be_filed}
         self._ahead()
         try:
             yield
-            self._runs[program] = self._events
         finally:
-            self._events, self._last = None, []
+            self._coming, self._undone, self._filed = iter(()), [], {}
             self._forget()
 
-    def note(self, event: Event) -> None:
-        """An entry is about to be loaded or stored."""
-        if self._events is None:
+    def done(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
+        """An entry is about to be loaded, or was stored."""
+        if buffer not in self._filed:
             return
-        kind, file, index, _ = event
-        self._events.append(event)
-        if [expected[:3] for expected in self._last[self._at : self._at + 1]] == [event[:3]]:
-            self._at += 1
-        else:  # another way than last time: as long as that lasts, nothing is read ahead
-            self._last = []
-        if kind == "store":
-            self.taken(file, index)
-        self._ahead()
+        at = 0  # loads are done in their order, stores in theirs; loads may be done earlier
+        while at < len(self._undone) or self._look():
+            step, entry = self._undone[at]
+            if isinstance(step, kind) and step.buffer is buffer and entry == index:
+                del self._undone[at]
+                break
+            at += 1
+        if len(self._reading) < _ENOUGH:
+            self._ahead()
+
+    def _look(self) -> bool:
+        """Look at one more event; whether one is known."""
+        for event in self._coming:
+            if event is None:
+                break
+            if not isinstance(event.step, Run) and event.step.buffer in self._filed:
+                self._undone.append((event.step, event.entry))
+                return True
+        return False
 
     def taken(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
         """What was read ahead of an entry, if it was; nobody has it any more."""
@@ -135,16 +152,31 @@ class Traffic:
 
     def _ahead(self) -> None:
         """Read what is loaded next, but not past a store to the same entry."""
-        stored: set[tuple[EntryFile, int]] = set()
-        for kind, file, index, donates in self._last[self._at : self._at + _LOOKED_AT]:
-            key = file, index
-            if kind == "store":
-                stored.add(key)
-            elif key not in stored and key not in self._reading and file.is_written(index):
-                if self._reading_bytes and self._reading_bytes + file.nbytes > AHEAD:
-                    return
-                self._reading[key] = file.begin(index, donates)
+        stored: set[tuple[RemoteBuffer, int]] = set()
+        at = 0
+        while at < _LOOKED_AT and (at < len(self._undone) or self._look()):
+            step, entry = self._undone[at]
+            at += 1
+            indices = set(entry) if isinstance(entry, tuple) else {entry}
+            keys = {(step.buffer, index) for index in indices}
+            if isinstance(step, Store):
+                stored |= keys
+            elif stored.isdisjoint(keys) and not self._begin(step, indices):
+                return
+
+    def _begin(self, step: Load, indices: Iterable[int]) -> bool:
+        """Begin to read entries for a load; whether there was room."""
+        for index in indices:
+            place = self._filed[step.buffer].in_file(index)
+            if place is None or place in self._reading:
+                continue
+            file, at = place
+            if file.traffic is self and file.is_written(at):
+                if not has_room(self._reading_bytes, file.nbytes, AHEAD):
+                    return False
+                self._reading[place] = file.begin(at, step.donates)
                 self._reading_bytes += file.nbytes
+        return True
 
     def settle(self) -> None:
         """Wait until everything is written; forget what was read."""
@@ -240,13 +272,10 @@ class EntryFile:
         self._written.add(index)
         traffic, waiting = self.traffic, _Waiting(array)
         with traffic.changed:
-            traffic.changed.wait_for(
-                lambda: not traffic.waiting or traffic.waiting + self.nbytes <= BEHIND
-            )
+            traffic.changed.wait_for(lambda: has_room(traffic.waiting, self.nbytes, BEHIND))
             traffic.waiting += self.nbytes
             self._waiting[index] = waiting
-        # Now nobody reads ahead what the file still has.
-        traffic.note(Event("store", self, index))
+        traffic.taken(self, index)  # and nobody reads ahead what the file still has
         traffic.scratch.pool.submit(self._write, index, waiting)
 
     def forget(self, index: int) -> None:
@@ -266,7 +295,6 @@ class EntryFile:
             DiskError: it cannot be read, or another one could not be written.
         """
         self._check()
-        self.traffic.note(Event("load", self, index, donates))
         if index not in self._written:
             return None
         with self.traffic.changed:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from popxl._devices.mesh import global_shape, per_replica, two_memories
+from popxl._devices.mesh import global_shape, per_replica
+from popxl._schedule.schedule import Load, Store
 from popxl._storage.disk_traffic import EntryFile, Traffic
 from popxl._storage.entry_memory import EntryMemory
 from popxl._storage.replica_arrays import put, put_variable
@@ -37,19 +38,29 @@ class Entries:
         stored: the entries that the program has stored to since `stored` was last cleared.
     """
 
-    def __init__(self, buffer: RemoteBuffer, mesh: Mesh, traffic: Traffic | None = None) -> None:
-        """Args: `traffic`: of the folder for entries on disk, which must be there if there are."""
+    def __init__(
+        self,
+        buffer: RemoteBuffer,
+        mesh: Mesh,
+        memory: str = "device",
+        traffic: Traffic | None = None,
+    ) -> None:
+        """
+        Args:
+            memory: JAX's kind of the host's; see `popxl._compile.platforms`.
+            traffic: of the folder for entries on disk, which must be there if there are.
+        """
         self.buffer, self.stored = buffer, set[int]()
         self._resident = buffer.residents
         self._device = per_replica(mesh)
-        self._moves = two_memories(mesh.devices.flat[0].platform)
-        self._host = per_replica(mesh, host=True) if self._moves else self._device
+        self._host = per_replica(mesh, memory)
+        self._moves = self._host != self._device
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
         self._borrowed: dict[int, tuple[Entries, int]] = {}
         self._in_files = max(len(self) - buffer.on_disk, 0)  # the first entry that is
-        self._file = self._made_file(traffic)
+        self._traffic, self._file = traffic, self._made_file(traffic)
 
     def _made_file(self, traffic: Traffic | None) -> EntryFile | None:
         count = len(self) - self._in_files
@@ -95,6 +106,7 @@ class Entries:
             donate: the entry is left without a value, and the result may be donated.
             copies: the result shares no memory with the entry.
         """
+        self._note(Load, index)
         if isinstance(index, tuple):
             return self._load_each(index)
         array = self._arrays.get(index)
@@ -107,6 +119,7 @@ class Entries:
 
     def _brought(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
         """An entry that is not in memory, and whether nobody else has this array."""
+        self._check(index)
         place = None if index in self._borrowed else self.in_file(index)
         if place is None:
             array = self.array(index)  # of another program, or zeros
@@ -124,9 +137,14 @@ class Entries:
         """
         if isinstance(index, tuple):
             self._store_each(index, value)
-            return
-        self._check(index)
-        self._set(index, self._moved(value, self._sharding(index), copies))
+        else:
+            self._check(index)
+            self._set(index, self._moved(value, self._sharding(index), copies))
+        self._note(Store, index)
+
+    def _note(self, kind: type[Load | Store], index: Index) -> None:
+        if self._traffic is not None:
+            self._traffic.done(kind, self.buffer, index)
 
     def _set(self, index: int, array: jax.Array) -> None:
         self._borrowed.pop(index, None)
@@ -138,6 +156,7 @@ class Entries:
 
     def departing(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
         """The entry where it is stored, and the device's sharding; see `load`."""
+        self._note(Load, index)
         array = self.array(index)
         if donate:
             self._arrays.pop(index, None)  # one of a file, or of another program, is not there
@@ -151,6 +170,7 @@ class Entries:
     def arrived(self, index: int, array: jax.Array) -> None:
         """Let an array, which is where the entry is stored, be the entry."""
         self._set(index, array)
+        self._note(Store, index)
 
     def _moved(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
         """The array in other memory; in memory of its own, if `copies`."""
@@ -222,6 +242,11 @@ class Entries:
         return True
 
     # ---- files ----------------------------------------------------------------------------------
+    @property
+    def may_be_filed(self) -> bool:
+        """Whether some are in a file, or another program's, which may have one."""
+        return self._file is not None or bool(self._borrowed)
+
     def in_file(self, index: int) -> tuple[EntryFile, int] | None:
         """The file that has an entry, and the entry's place there; None if none has."""
         if index in self._borrowed:

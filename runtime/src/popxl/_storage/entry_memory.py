@@ -49,7 +49,7 @@ class EntryMemory:
         at = {self._replica(index): device for device, index in found.items() if index is not None}
         self._replicas = sorted(at)
         self._devices = [at[replica] for replica in self._replicas]
-        self._on_cpu = all(device.platform == "cpu" for device in self._devices)
+        self._is_shared = sharding.memory_kind == "device"  # by host and device
         nbytes = math.prod(self._part) * np.dtype(dtype).itemsize
         self.sizes = [nbytes] * len(self._devices)
 
@@ -63,7 +63,7 @@ class EntryMemory:
     def views(self, array: jax.Array) -> list[np.ndarray]:
         """The bytes of each replica's part. On CPUs the array has to outlive them."""
         shards = self._shards(array)
-        if self._on_cpu:  # NumPy's views would make XLA copy what is donated later
+        if self._is_shared:  # NumPy's views would make XLA copy what is donated later
             return [memory_of(shard) for shard in shards]
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
 
@@ -75,7 +75,7 @@ class EntryMemory:
                 program copies what it is donated in other memory. Any other array lies in memory
                 that comes back to the folder's, which XLA adopts.
         """
-        if donates and self._on_cpu:
+        if donates and self._is_shared:
             return self._own_room()
         take = self._scratch.memory.take
         views = [take(size)[:size] for size in self.sizes]
@@ -95,6 +95,6 @@ class EntryMemory:
 
     def recycle(self, array: jax.Array) -> None:
         """Use the memory of an array again, which the caller alone has."""
-        if self._on_cpu:
+        if self._is_shared:
             for part in self._shards(array):
                 self._recycled.give(part)

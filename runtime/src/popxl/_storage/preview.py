@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from popxl._schedule.lookahead import KnownNumbers, upcoming
+from popxl._schedule.lookahead import expected
 from popxl._schedule.schedule import Load, Run, Schedule, Store
 from popxl._storage.transit import Transit
 
@@ -22,18 +22,17 @@ def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
     title = {step: routine.title for routine in schedule.routines for step in routine.steps}
     before: dict[Run, Counter[str]] = defaultdict(Counter)
     times: Counter[Run] = Counter()
-    for event in upcoming(schedule.main, KnownNumbers()):
-        assert event is not None, "all numbers are known"
-        match event.step:
+    for step, entry in expected(schedule):
+        match step:
             case Load():
-                transit.load(event.step, event.entry)
+                transit.load(step, entry)
             case Store():
-                transit.store(event.step, event.entry, _HERE)
+                transit.store(step, entry, _HERE)
             case Run():
                 transit.moved.clear()
-                transit.run(event.step)
-                times[event.step] += 1
-                before[event.step].update(load.part or title[load] for load in transit.moved)
+                transit.run(step)
+                times[step] += 1
+                before[step].update(load.part or title[load] for load in transit.moved)
     return {run: _text(found, times[run]) for run, found in before.items() if found}
 
 
@@ -50,7 +49,7 @@ class _Transit(Transit):
                    if isinstance(step, (Load, Store))}  # fmt: skip
         entries = {buffer: _Entries(buffer) for buffer in buffers}
         window = schedule.window or 0
-        super().__init__(schedule.main, entries, lambda arrays, _: arrays, window, KnownNumbers())
+        super().__init__(expected(schedule), entries, lambda arrays, _: arrays, window)
         self.moved: list[Load] = []
 
     def _bring(self, batch: Sequence[tuple[Load, int]]) -> None:
@@ -72,7 +71,7 @@ _HERE = _Here()
 
 
 class _Entries:
-    """Entries of a buffer, without values; see `popxl._storage.transit.EntriesOf`."""
+    """Entries of a buffer, without values; see `popxl._storage.moving.EntriesOf`."""
 
     def __init__(self, buffer: RemoteBuffer) -> None:
         self._resident = buffer.residents
@@ -85,6 +84,9 @@ class _Entries:
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None:
         pass
+
+    def array(self, index: int) -> Any:
+        return _HERE
 
     def departing(self, index: int, donates: bool) -> tuple[Any, Any]:
         return _HERE, None

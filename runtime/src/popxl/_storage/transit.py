@@ -10,13 +10,14 @@ bytes, and never before a store to the same entry that precedes them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from popxl._schedule.lookahead import Event, upcoming
-from popxl._schedule.schedule import Load, Routine, Run, Store
+from popxl._schedule.schedule import Load, Run, Store
+from popxl._storage.moving import EntriesOf, is_there, wait_for
 
 if TYPE_CHECKING:
+    from popxl._schedule.lookahead import Event
     from popxl._schedule.schedule import Index
     from popxl.remote_buffer import RemoteBuffer
 
@@ -24,44 +25,29 @@ _EVENTS = 4096  # steps that the look-ahead may be in front of the walker
 Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
-class EntriesOf(Protocol):
-    """What is asked of the entries of a buffer: see `popxl._storage.entries.Entries`."""
-
-    def travels(self, index: Index) -> bool: ...
-
-    def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any: ...
-
-    def store(self, index: Index, value: Any, copies: bool = False) -> None: ...
-
-    def departing(self, index: int, donate: bool) -> tuple[Any, Any]: ...
-
-    def arriving(self, index: int) -> Any: ...
-
-    def arrived(self, index: int, array: Any) -> None: ...
-
-
 class Transit:
-    """The loads and stores of one run of a program, some of them ahead of their turn.
+    """The loads and stores of one run of a program, some of them ahead of their turn; see
+    `popxl._storage.moving.Direct`.
 
     Args:
         put: moves arrays, all at once: `put(arrays, shardings) -> arrays`.
         window: bytes on one replica that may be on their way: loads that the walker has not
             reached, and stores that have not arrived. With 0, loads are dispatched in their place,
             and stores are not waited for.
-        fetched: numbers that the walker fetches, for the look-ahead; it adds them.
+        coming: what the walker will do, from `popxl._schedule.lookahead.upcoming`.
     """
+
+    waited = 0.0
 
     def __init__(
         self,
-        main: Routine,
+        coming: Iterator[Event | None],
         entries: Mapping[RemoteBuffer, EntriesOf],
         put: Put,
         window: int,
-        fetched: deque[Any] | None = None,
     ) -> None:
         self._entries, self._put, self._window = entries, put, window
-        self.fetched: deque[Any] = deque() if fetched is None else fetched
-        self._upcoming = upcoming(main, self.fetched)
+        self._upcoming = coming
         self._next: Event | None = None
         self._lead = 0  # events that were looked at and not done
         self._loads: deque[tuple[Load, Any]] = deque()
@@ -108,9 +94,19 @@ class Transit:
         if self._window:
             self._look_ahead()
 
+    def ran(self, step: Run, results: Sequence[Any]) -> None:
+        """`step` was dispatched."""
+
+    def complete(self, step: Store, index: Index) -> None:
+        """Wait until a store is done."""
+        self.send()
+        for i in set(index) if isinstance(index, tuple) else {index}:
+            wait_for(self._entries[step.buffer].array(i))
+
     def finish(self) -> None:
         """Dispatch what is left, and let go of what has arrived."""
         self.send()
+        self._entries = {}
         self._let_go()
 
     def settle(self) -> None:
@@ -208,13 +204,12 @@ class Transit:
 
     def _wait_for_oldest(self) -> None:
         array, nbytes = self._stores.popleft()
-        if not array.is_deleted():
-            array.block_until_ready()
+        wait_for(array)
         self._stores_nbytes -= nbytes
 
     def _let_go(self) -> None:
         """Forget stores that have arrived."""
-        while self._stores and (self._stores[0][0].is_deleted() or self._stores[0][0].is_ready()):
+        while self._stores and is_there(self._stores[0][0]):
             self._stores_nbytes -= self._stores.popleft()[1]
 
 

@@ -41,6 +41,11 @@ def traced_for() -> str | None:
     return _platform.get()
 
 
+def apart_on_cpu(x: Any) -> Any:
+    """`x`, which XLA's CPU compiler must not fuse with what follows."""
+    return lax.optimization_barrier(x) if _platform.get() in ("cpu", None) else x
+
+
 def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
     """`jnp.sum`."""
     return _reduced(jnp.sum, x, axes, keepdims)

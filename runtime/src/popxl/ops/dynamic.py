@@ -11,6 +11,7 @@ from jax import lax
 from popxl._ir.opdef import OpDef, define
 from popxl.ops._args import axis_of
 from popxl.ops._emit import emit
+from popxl.ops._folds import apart_on_cpu
 from popxl.ops.gathering import check_indices
 from popxl.ops.placement import init
 from popxl.tensor import Tensor
@@ -93,7 +94,7 @@ def _dynamic_update(
             )
     updated = lax.dynamic_update_slice(t, update, _starts(index, axes, t.ndim))
     # See `slicing`: the update may be a shifted part of the tensor itself.
-    return lax.optimization_barrier(updated)
+    return apart_on_cpu(updated)
 
 
 def _dynamic_update_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:

@@ -35,6 +35,7 @@ REMOTE_LOAD = define(
     infer=_spec_of,
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(reads={op.attrs["buffer"]: None}),
+    tags=("host",),
 )
 REMOTE_STORE = define(
     "remote_store",
@@ -42,6 +43,7 @@ REMOTE_STORE = define(
     infer=lambda *specs, **_: [],
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(writes={op.attrs["buffer"]: None}, reads={op.attrs["buffer"]: None}),
+    tags=("host",),
 )
 
 

@@ -16,6 +16,7 @@ from jax import lax
 from popxl._ir.opdef import define
 from popxl.ops._args import axis_of, same_length
 from popxl.ops._emit import emit
+from popxl.ops._folds import apart_on_cpu
 from popxl.tensor import Tensor
 
 INT_MIN = -(2**31)
@@ -52,8 +53,8 @@ def _write(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
     if builtins.all(step == 1 for _, _, step in up):
         updated = lax.dynamic_update_slice(x, part, [first for first, _, _ in up])
         # XLA's CPU compiler misplaces an update of a buffer with a shifted part of itself when a
-        # reshape follows (openxla/xla#49176); behind a barrier the two are not fused.
-        return (lax.optimization_barrier(updated),)
+        # reshape follows (openxla/xla#49176).
+        return (apart_on_cpu(updated),)
     at = tuple(builtins.slice(first, first + count * step, step) for first, count, step in up)
     return (x.at[at].set(part),)
 

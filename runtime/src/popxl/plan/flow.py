@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from popxl._schedule.lookahead import KnownNumbers, upcoming
+from popxl._schedule.lookahead import expected
 from popxl._schedule.schedule import Load, Run, Schedule
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _stages(
     schedule: Schedule, seconds: Mapping[Segment, float]
 ) -> tuple[list[float], dict[Entry, Crossings]]:
     """Seconds of each stage, and the stages that each entry is moved for."""
-    events = [event for event in upcoming(schedule.main, KnownNumbers()) if event is not None]
+    events = list(expected(schedule))
     spent = [seconds[step.segment] for step, _ in events if isinstance(step, Run)]
     least, runs = sum(spent) / _STAGES, iter(spent)
     computing, crossings = [0.0], dict[Entry, Crossings]()

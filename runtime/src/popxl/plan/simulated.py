@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from popxl._run.timing import Do, LabelledWalker
-from popxl._run.walker import Globals, InFlight
+from popxl._run.walker import Globals
+from popxl._schedule.lookahead import Fetched, upcoming
 from popxl._schedule.schedule import Fetch, Schedule, Step, Transfer
 from popxl._schedule.segment import nbytes_of, result_specs
-from popxl._storage.disk_traffic import AHEAD, BEHIND
+from popxl._storage.disk_traffic import AHEAD, BEHIND, has_room
 from popxl._storage.transit import Transit
 from popxl.plan.rates import Rates
 
@@ -244,7 +245,7 @@ class Disk:
     def read(self, entry: Array) -> None:
         """See `Device.read`. What is not written yet is still in memory."""
         device = self._device
-        while self._ahead and self._ahead_bytes + entry.nbytes > AHEAD:
+        while not has_room(self._ahead_bytes, entry.nbytes, AHEAD):
             self._may_read, nbytes = self._ahead.popleft()
             self._ahead_bytes -= nbytes
         self._begin(max(self.clock, self._may_read))
@@ -259,7 +260,7 @@ class Disk:
     def write(self, entry: Array) -> None:
         """See `Device.write`. The host waits while too much is to be written."""
         self._begin(self._device.host)
-        while self._waiting and self._waiting + entry.nbytes > BEHIND:
+        while not has_room(self._waiting, entry.nbytes, BEHIND):
             if not self._unwritten:
                 self._begin(self._behind[0].ready)
             self._device.wait_until(self._unwritten[0][0])
@@ -333,6 +334,9 @@ class SimulatedEntries:
             (value,) = self._device.put([value], [self.arriving(at)])
         self.arrived(at, self._device.copy(value) if copies else value)
 
+    def array(self, index: int) -> Any:
+        return self.departing(index, False)[0]
+
     def departing(self, index: int, donate: bool) -> tuple[Any, str]:
         on_disk = index >= self._in_files
         array = (
@@ -375,8 +379,7 @@ class _Walker(LabelledWalker):
     def _fetch(self, step: Fetch, slots: list[Any], updates: int) -> None:
         slots[step.value].block_until_ready()
         slots[step.out] = 0  # what it will be nobody knows
-        if self._transit is not None:
-            self._transit.fetched.append(0)
+        self._fetched.append(0)
 
 
 def drive(schedule: Schedule, device: Driven, window: int) -> None:
@@ -384,10 +387,11 @@ def drive(schedule: Schedule, device: Driven, window: int) -> None:
     steps = [step for routine in schedule.routines for step in routine.steps]
     sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
-    transit = Transit(schedule.main, entries, device.put, window)
+    fetched = Fetched()
+    coming = upcoming(schedule.main, fetched.followed())
+    transit = Transit(coming, entries, device.put, window)
     walker = _Walker(
-        *(device, device.call, device.number, device.copy, entries, _Nothing()),
-        *(InFlight(0), transit),
+        *(device, device.call, device.number, device.copy, transit, _Nothing(), fetched),
     )
     main = schedule.main
     inputs = [

@@ -1,0 +1,128 @@
+"""What differs between the platforms that programs run on, as one object for each.
+
+Nothing else in the engine asks which platform it is. What ops are traced to differs as well:
+`popxl.ops._folds.traced_for` tells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from popxl._devices import cpu
+from popxl._schedule.lookahead import upcoming, window_of
+from popxl._storage.entries import put_together
+from popxl._storage.moving import Direct
+from popxl._storage.preview import loads_ahead
+from popxl._storage.transit import Transit
+
+if TYPE_CHECKING:
+    import jax
+
+    from popxl._schedule.lookahead import Fetched
+    from popxl._schedule.schedule import Routine, Schedule
+    from popxl._storage.entries import Entries
+    from popxl._storage.moving import InFlight
+    from popxl.remote_buffer import RemoteBuffer
+
+_DETERMINISTIC = "xla_gpu_exclude_nondeterministic_ops"
+
+
+class Platform:
+    """A platform whose devices have memory of their own.
+
+    Attributes:
+        name: JAX's.
+        host_memory: JAX's kind of memory that entries of remote buffers live in; "device", where
+            host and device share it: then a load is no copy.
+        switches: compiler options of all programs.
+    """
+
+    name = "tpu"
+    host_memory = "pinned_host"
+    switches: ClassVar[dict[str, Any]] = {}
+
+    def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
+        """Compiler options of a program."""
+        return dict(self.switches)
+
+    def launcher(self, replicas: int, processes: int) -> Launcher | cpu.Launcher:
+        """Launches the executables of a program."""
+        return Launcher()
+
+    def look_at(self, schedule: Schedule) -> None:
+        """Note in a schedule how far ahead of their use its entries move."""
+        if self.host_memory != "device":
+            schedule.window, schedule.preview = window_of(schedule), loads_ahead
+
+    def moving(
+        self,
+        window: int | None,
+        main: Routine,
+        fetched: Fetched,
+        entries: Mapping[RemoteBuffer, Entries],
+        in_flight: InFlight,
+    ) -> Direct | Transit:
+        """Moves the entries of a run.
+
+        Args:
+            window: see `Transit`; None: they need not move.
+        """
+        if window is None:
+            return Direct(entries, in_flight)
+        return Transit(upcoming(main, fetched.followed()), entries, put_together, window)
+
+
+class Launcher:
+    """Launches executables at once; see `popxl._devices.cpu.Launcher`."""
+
+    def __call__(
+        self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
+    ) -> Sequence[jax.Array]:
+        results: Sequence[jax.Array] = executable(*arguments)
+        return results
+
+    def settle(self) -> None:
+        """Nothing is held."""
+
+
+class Gpu(Platform):
+    """NVIDIA's and AMD's."""
+
+    name = "gpu"
+    switches: ClassVar[dict[str, Any]] = {
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        # Scatters add in the order in which atomic operations happen to arrive, and cuDNN's
+        # attention does so in its gradient: the same program would give other bits in each run.
+        _DETERMINISTIC: True,
+    }
+
+    def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
+        options = super().options(lowered)
+        if "stablehlo.select_and_scatter" in lowered.as_text():
+            # The gradient of max pooling, which XLA does not compile with it.
+            options[_DETERMINISTIC] = False
+        return options
+
+
+class Cpu(Platform):
+    """The host itself: see `popxl._devices.cpu`."""
+
+    name = "cpu"
+    host_memory = "device"
+    switches: ClassVar[dict[str, Any]] = cpu.SWITCHES
+
+    def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
+        return super().options(lowered) | cpu.switches_for(lowered.as_text())
+
+    def launcher(self, replicas: int, processes: int) -> cpu.Launcher:
+        return cpu.Launcher(replicas, processes)
+
+
+def platform_named(name: str) -> Platform:
+    """The platform that JAX knows as "cpu", "gpu", "cuda", "rocm" or "tpu"."""
+    return _PLATFORMS[name]
+
+
+_GPU = Gpu()
+_PLATFORMS = {"cpu": Cpu(), "gpu": _GPU, "cuda": _GPU, "rocm": _GPU, "tpu": Platform()}
