@@ -18,7 +18,8 @@ from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples, fitted_targets
 from data.task import SAMPLE_FOLDER, Split, task_of
 from data.texts import Corpus, Example
-from data.tokens import Tokenizer, tokenizer_in
+from data.tokens import Tokenizer, kept_tokenizer
+from files.run_folder import RunFolder
 from huggingface import hub
 from terminal.screen import say
 
@@ -78,7 +79,7 @@ class Pipeline:
         try:
             return data.tokenizer, hub.load_tokenizer(name)
         except hub.DataUnavailable:
-            kept = None if save is None else tokenizer_in(save)
+            kept = None if save is None else kept_tokenizer(RunFolder(Path(save)))
             if kept is None or Path(name).exists():
                 raise
             say(f"tokenizer {name} is gone: the run's copy in {kept} is used")

@@ -20,6 +20,7 @@ from data.pipeline import Pipeline
 from data.preview import preview
 from data.tokens import Tokenizer, keep_tokenizer
 from files.lock import locked
+from files.run_folder import RunFolder
 from files.shown import shown_path
 from files.writing import check_folder
 from huggingface.folders import check_is_free
@@ -27,7 +28,6 @@ from machine.devices import announce_devices, described_devices
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed, without_optimizer
-from run.best import FOLDER as BEST
 from run.best import Best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator
@@ -36,8 +36,8 @@ from run.options import RunOptions
 from run.profile import Profile, profiled_runs
 from run.records.metrics import SAMPLES
 from run.records.progress import VALIDATION
+from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
-from run.records.run_directory import check_path, choose_path
 from run.records.wandb_log import check_mode
 from run.saving import Checkpoints
 from run.schedule import Schedule, check_iterations, with_steps
@@ -57,20 +57,21 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
         UserError: for anything a person can mend; nothing already saved is damaged.
     """
     agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
-    path = choose_path(options.run_dir, config.checkpoint.save, options.name)
-    path = Path(popdist.gather(str(path))[0])  # a new one is named after the time
-    _check(config, options, path)
+    path = RunFolder.chosen(options.run_dir, config.checkpoint.save, options.name).path
+    folder = RunFolder(Path(popdist.gather(str(path))[0]))  # a new one is named after the time
+    _check(config, options, folder)
     announce_devices(config)
     with ExitStack() as stack:
-        for folder in {path, Path(config.checkpoint.save or path)} if is_first_process() else ():
-            stack.enter_context(locked(folder))
+        used = {folder.path, Path(config.checkpoint.save or folder.path)}
+        for one in used if is_first_process() else ():
+            stack.enter_context(locked(one))
         popdist.gather("the folders are this run's")
         if config.checkpoint.save is not None:
             check_shared(Path(config.checkpoint.save))
-        _finetune(config, options, path)
+        _finetune(config, options, folder)
 
 
-def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
+def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
     """Checks that need no work."""
     if config.model.eval:
         raise ConfigError(
@@ -79,12 +80,12 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
     check_iterations(config)
     if options.wandb:
         check_mode()
-    check_path(path)
+    check_records(folder)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
-        check_folder("the best weights to", Path(config.checkpoint.save) / BEST)
+        check_folder("the best weights to", RunFolder(Path(config.checkpoint.save)).best)
     if options.save_hf is not None:
-        _check_export(options.save_hf, path, config.checkpoint.save)
+        _check_export(options.save_hf, folder.path, config.checkpoint.save)
     check_least(config)
 
 
@@ -97,7 +98,7 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
         )
 
 
-def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
+def _finetune(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
     family = family_of(config)
     data = Pipeline(config, family.sample_format)
     samples = data.training_samples()
@@ -113,7 +114,7 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
     if start.step >= config.training.steps:
         start, _ = start.load_with_fallback(_verify)
         if start.step >= config.training.steps:
-            _say_done(config, family, start, options, path)
+            _say_done(config, family, start, options, folder)
             return
     profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
     model = compiled(lambda: FineTuning(config, family), "the training program")
@@ -125,7 +126,7 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> None:
         say(f"starting from {start.source}")
         run = _Run(
             config, family, options, loader, start, model, evaluator, Best(config, start.best),
-            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), path,
+            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder,
         )  # fmt: skip
         run.train(data.tokenizer)
 
@@ -153,7 +154,7 @@ class _Run:
     evaluator: Evaluator | None
     best: Best
     skipped: SkippedSteps
-    path: Path
+    folder: RunFolder
 
     def train(self, tokenizer: Tokenizer) -> None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
@@ -163,9 +164,9 @@ class _Run:
         """
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_first_process():
-            remove_run(Path(config.checkpoint.save))
+            remove_run(RunFolder(Path(config.checkpoint.save)))
         if config.checkpoint.save is not None and is_first_process():
-            keep_tokenizer(tokenizer, Path(config.checkpoint.save))
+            keep_tokenizer(tokenizer, RunFolder(Path(config.checkpoint.save)))
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
             records = self._records()
@@ -183,11 +184,11 @@ class _Run:
             )
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
-            profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
+            profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
             last = self._loop(records, checkpoints, profile, stop)
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
-                record = RunRecord(config.to_dict(), step, self.path)
+                record = RunRecord(config.to_dict(), step, self.folder)
                 export(config, self.family, weights, options.save_hf, record)
         if stop.requested:
             say(f"stopped by {stop.name} after step {last}")
@@ -196,12 +197,12 @@ class _Run:
                     f"nothing is in {options.save_hf}: run_export.py writes a model from "
                     "the checkpoint"
                 )
-        say(f"records of the run are in {self.path}")
+        say(f"records of the run are in {self.folder.path}")
 
     def _to_export(self, last: int) -> tuple[int, Arrays]:
         """The best weights if they are kept, else the last ones, and their step."""
         config = self.config
-        best = Path(config.checkpoint.save or "") / BEST
+        best = RunFolder(Path(config.checkpoint.save or "")).best
         if config.checkpoint.keep_best is None or not has_checkpoint(best):
             return last, self.model.tensors(optimizer=False)
         found = load_checkpoint(best)
@@ -214,7 +215,7 @@ class _Run:
             return Silence()
         config, options = self.config, self.options
         use, hardware = utilisation_of(config), described_devices(config)
-        return Recorder(config, self.path, options, self.start.step, use, hardware)
+        return Recorder(config, self.folder, options, self.start.step, use, hardware)
 
     def _loop(
         self,
@@ -279,7 +280,7 @@ class _Run:
 
 
 def _say_done(
-    config: RunConfig, family: ModelFamily, start: Start, options: RunOptions, path: Path
+    config: RunConfig, family: ModelFamily, start: Start, options: RunOptions, folder: RunFolder
 ) -> None:
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
@@ -288,7 +289,7 @@ def _say_done(
     if options.save_hf is not None and is_first_process():
         names = [weight.name for weight in family.weights(config).weights]
         weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
-        record = RunRecord(config.to_dict(), start.step, path)
+        record = RunRecord(config.to_dict(), start.step, folder)
         export(config, family, weights, options.save_hf, record)
 
 

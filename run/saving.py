@@ -10,12 +10,12 @@ from checkpoints import CheckpointStore
 from checkpoints.store import SHARD_BYTES
 from config.sections import RunConfig
 from data.batches import Loader
+from files.run_folder import CONFIG
 from files.shown import shown_bytes
 from files.yaml_files import yaml_text
 from modelling.spec import ModelFamily
 from modelling.weights import Arrays, nbytes_of
 from run.best import Best
-from run.records.run_directory import CONFIG
 from run.skipped_steps import SkippedSteps
 from run.start import MODEL
 from sessions.training import FineTuning
