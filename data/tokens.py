@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK = 4096
 """Texts given to the tokenizer at once; bounds the memory of its Python objects."""
-"""Folder of a run with its tokenizer."""
 PADDING = "<|extratoken_1|>"
 """The padding token of a vocabulary that has none: the name that GPT-J's has."""
 

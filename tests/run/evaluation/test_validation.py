@@ -192,5 +192,5 @@ def test_report_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot write .*validation.json"):
         Outcome({"accuracy": 1.0}, [Answer("a", "yes", "yes")], ("yes",), {}).write(
-            tmp_path / "file"
+            tmp_path / "file" / "validation.json"
         )
