@@ -16,6 +16,7 @@ from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
 from data.batches import Loader
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.preview import preview
 from data.tokens import Tokenizer, keep_tokenizer
@@ -50,8 +51,11 @@ from sessions.training import FineTuning
 from terminal.screen import is_coloured, is_first_process, say
 
 
-def finetune(config: RunConfig, options: RunOptions) -> None:
+def finetune(config: RunConfig, options: RunOptions, loaded: Loaded | None = None) -> None:
     """Train.
+
+    Args:
+        loaded: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
@@ -68,7 +72,7 @@ def finetune(config: RunConfig, options: RunOptions) -> None:
         popdist.gather("the folders are this run's")
         if config.checkpoint.save is not None:
             check_shared(Path(config.checkpoint.save))
-        _finetune(config, options, folder)
+        _finetune(config, options, folder, loaded or Loaded())
 
 
 def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
@@ -98,9 +102,9 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
         )
 
 
-def _finetune(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
+def _finetune(config: RunConfig, options: RunOptions, folder: RunFolder, loaded: Loaded) -> None:
     family = family_of(config)
-    data = Pipeline(config, family.sample_format)
+    data = Pipeline(config, family.sample_format, loaded)
     samples = data.training_samples()
     loader = Loader.of(config, samples)
     if options.preview:
@@ -114,19 +118,20 @@ def _finetune(config: RunConfig, options: RunOptions, folder: RunFolder) -> None
     if start.step >= config.training.steps:
         start, _ = start.load_with_fallback(_verify)
         if start.step >= config.training.steps:
-            _say_done(config, family, start, options, folder)
+            _say_done(config, family, start, options, folder, loaded)
             return
     profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
     model = compiled(lambda: FineTuning(config, family), "the training program")
     evaluates = config.evaluation.steps is not None
-    evaluator = Evaluator(config, family, model) if evaluates else None
+    evaluator = Evaluator(config, family, model, loaded) if evaluates else None
+    loaded.forget("validation")
     with ExitStack() as stack:
         start, _ = start.load_with_fallback(partial(_enter, stack, model))
         _continue(loader, start)
         say(f"starting from {start.source}")
         run = _Run(
             config, family, options, loader, start, model, evaluator, Best(config, start.best),
-            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder,
+            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
         )  # fmt: skip
         run.train(data.tokenizer)
 
@@ -155,6 +160,7 @@ class _Run:
     best: Best
     skipped: SkippedSteps
     folder: RunFolder
+    loaded: Loaded
 
     def train(self, tokenizer: Tokenizer) -> None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
@@ -189,7 +195,7 @@ class _Run:
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
                 record = RunRecord(config.to_dict(), step, self.folder)
-                export(config, self.family, weights, options.save_hf, record)
+                export(config, self.family, weights, options.save_hf, record, self.loaded)
         if stop.requested:
             say(f"stopped by {stop.name} after step {last}")
             if options.save_hf is not None:
@@ -280,7 +286,12 @@ class _Run:
 
 
 def _say_done(
-    config: RunConfig, family: ModelFamily, start: Start, options: RunOptions, folder: RunFolder
+    config: RunConfig,
+    family: ModelFamily,
+    start: Start,
+    options: RunOptions,
+    folder: RunFolder,
+    loaded: Loaded,
 ) -> None:
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
@@ -290,7 +301,7 @@ def _say_done(
         names = [weight.name for weight in family.weights(config).weights]
         weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
         record = RunRecord(config.to_dict(), start.step, folder)
-        export(config, family, weights, options.save_hf, record)
+        export(config, family, weights, options.save_hf, record, loaded)
 
 
 def _continue(loader: Loader, start: Start) -> None:

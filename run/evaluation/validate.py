@@ -10,6 +10,7 @@ import popdist
 from checkpoints import CheckpointStore, has_checkpoint
 from config.agreement import agree, agree_on_run
 from config.sections import RunConfig
+from data.loaded import Loaded
 from files.run_folder import RunFolder
 from files.writing import check_folder
 from machine.devices import announce_devices
@@ -21,12 +22,15 @@ from run.start import load_weights
 from terminal.screen import is_first_process, say
 
 
-def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
+def validate(
+    config: RunConfig, name: str, out: str | None = None, loaded: Loaded | None = None
+) -> Outcome:
     """Evaluate a configuration, and write validation.json.
 
     Args:
         name: of the configuration, for a new directory.
         out: where validation.json goes; by default next to the checkpoint, else a new directory.
+        loaded: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend.
@@ -39,7 +43,7 @@ def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
     family = family_of(config)
     start = load_weights(config, family.weights(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    evaluator = Evaluator(config, family)
+    evaluator = Evaluator(config, family, loaded=loaded)
     begin = time.perf_counter()
     start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin
