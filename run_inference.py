@@ -19,13 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, origins=ORIGINS)
     # These take seconds: mistakes in the command line are said before.
+    from data.loaded import Loaded
     from machine.shortage import explain_shortages
     from planning.choices import with_choices
     from run.evaluation.side_by_side import side_by_side
 
-    line = with_choices(line, ("validation",))
+    loaded = Loaded()
+    line = with_choices(line, ("validation",), loaded=loaded)
     with explain_shortages(line.preset, line.config):
-        text = side_by_side(line.config).text()
+        text = side_by_side(line.config, loaded).text()
     if is_first_process():
         print(text)
 

@@ -33,21 +33,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
     # These take seconds: mistakes in the command line are said before.
+    from data.loaded import Loaded
     from machine.shortage import explain_shortages
     from planning.choices import with_choices
     from planning.needs import inference_needs
     from run.evaluation.validate import validate
 
-    given = line.options
+    given, loaded = line.options, Loaded()
     line = with_choices(
         line,
         ("validation",),
         only_plans=is_planned(given),
         machine=planned_machine(given),
+        loaded=loaded,
     )
     if not planned(line, inference_needs):
         with explain_shortages(line.preset, line.config):
-            summary = validate(line.config, line.preset, line.options.out).summary()
+            summary = validate(line.config, line.preset, given.out, loaded).summary()
         if is_first_process():
             print(summary)
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning
+from files.run_folder import RunFolder
 from files.shown import shown_path
 from files.writing import sync, write_synced, writing
 
@@ -166,13 +167,12 @@ def _told(path: Path) -> Iterator[None]:
         )
 
 
-def remove_run(directory: Path) -> None:
-    """Delete the run in a directory: its steps, its best weights, its tokenizer and its metrics;
-    nothing else."""
-    for name in (".", "best"):
-        for _, _, path in step_folders(directory / name):
+def remove_run(run: RunFolder) -> None:
+    """Delete a run: its steps, its best weights, its tokenizer and its metrics; nothing else."""
+    for directory in (run.path, run.best):
+        for _, _, path in step_folders(directory):
             hidden = path.with_name(f".deleted-{path.name}")
             os.rename(path, hidden)
             shutil.rmtree(hidden)
-    shutil.rmtree(directory / "tokenizer", ignore_errors=True)
-    (directory / "metrics.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(run.tokenizer, ignore_errors=True)
+    run.metrics.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -157,22 +156,20 @@ class CausalLM(SampleFormat):
     output_field: str = "output_length"
     takes_chats: bool = True
 
-    def learned(self, config: Any) -> Loss:
+    def learned(self, config: RunConfig) -> Loss:
         """As the configuration says, else as its format does."""
-        data = config.data
-        assert isinstance(data, CausalLMData)
+        data = _data(config)
         return data.loss or ("answers" if data.format == "chat" else "all")
 
-    def asked(self, config: Any, prompt: str) -> str:
+    def asked(self, config: RunConfig, prompt: str) -> str:
         """The prompt and the separator, after which the model writes."""
-        assert isinstance(config.data, CausalLMData)
-        return prompt + config.data.separator
+        return prompt + _data(config).separator
 
     def samples(
-        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
     ) -> Samples:
         """Joined to one stream if `data.packing`, else whole texts in samples."""
-        data, length = config.data, config.model.sequence_length
+        data, length = _data(config), config.model.sequence_length
         limit, field = self.target_limit(config)
         joins = data.packing and not evaluated
         if tokenizer.chat:
@@ -194,8 +191,8 @@ class CausalLM(SampleFormat):
         return (length, "sequence_length") if room >= length else (room, self.output_field)
 
     def prompts(
-        self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
-    ) -> tuple[Any, Prompts]:
+        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, Prompts]:
         """Those longer than `sequence_length` lose their beginning: the end asks for the answer.
 
         An empty prompt becomes the end token, which also preceded texts in the model's pretraining.
@@ -214,17 +211,17 @@ class CausalLM(SampleFormat):
         return [np.append(ids, np.int32(tokenizer.end)) for ids in found]
 
     def lengths(
-        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> tuple[list[int], list[int]]:
         """Of whole texts, whose last token is predicted and not read, and of targets."""
         texts = list(tokenizer.marked(example.spans() for example in examples))
         return [len(t.ids) - 1 for t in texts], [_last_run(t.learned) for t in texts]
 
-    def predicted(self, config: Any) -> int:
+    def predicted(self, config: RunConfig) -> int:
         """All of them."""
-        return int(config.model.sequence_length)
+        return config.model.sequence_length
 
-    def generated(self, config: Any, count: int, mean_tokens: float | None) -> PackedTokens:
+    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> PackedTokens:
         """All of the configured length, since texts are packed."""
         model = config.model
         rng = np.random.default_rng(model.seed)
@@ -257,6 +254,11 @@ class CausalLM(SampleFormat):
         return int(np.count_nonzero(_texts(batch)))
 
 
+def _data(config: RunConfig) -> CausalLMData:
+    assert isinstance(config.data, CausalLMData)
+    return config.data
+
+
 def _texts(batch: Batch) -> np.ndarray:
     """The numbers of the texts in samples, 0 for padding; without a mask each sample is one."""
     mask = batch.get("segments")
@@ -277,7 +279,7 @@ def starts_of(segments: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
 
 
-def examples_per_row(config: Any) -> int:
+def examples_per_row(config: RunConfig) -> int:
     """Most texts that share a sample, each for itself."""
     return config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from config.errors import ConfigError
 from data.conversations import WEIGHT, Conversation, Message, said
 from data.texts import MAX_CHARACTERS, Example, Span
+from files.place import Place
 from files.shown import shown, shown_name
 from files.text import read_text
 
@@ -115,7 +116,7 @@ class ChatTemplate:
         """
         return self._text(conversation, self._messages(conversation), True)
 
-    def read(self, place: str, conversation: Conversation) -> Example | None:
+    def read(self, place: Place, conversation: Conversation) -> Example | None:
         """The example that a conversation is; None, and noted, if it is refused."""
         try:
             return self.example(conversation, place)
@@ -123,7 +124,7 @@ class ChatTemplate:
             self.refused.append(f"{place}: {error}")
             return None
 
-    def example(self, conversation: Conversation, place: str = "") -> Example:
+    def example(self, conversation: Conversation, place: Place | None = None) -> Example:
         """The text of a conversation, of which the assistant's turns are learned.
 
         Raises:
@@ -243,7 +244,7 @@ class ChatTemplate:
 
     # ---- what is learned --------------------------------------------------------------------
     def _ranges(
-        self, written: Turns, turns: Sequence[int], blocks: Sequence[Range], place: str
+        self, written: Turns, turns: Sequence[int], blocks: Sequence[Range], place: Place | None
     ) -> list[Range]:
         """What the assistant wrote in these turns, in order."""
         if not blocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,14 @@ from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
 from data.chat import ChatTemplate, chat_template_of
+from data.loaded import Loaded
 from data.rows import DataError
 from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples, fitted_targets
 from data.task import SAMPLE_FOLDER, Split, task_of
 from data.texts import Corpus, Example
-from data.tokens import Tokenizer, tokenizer_in
+from data.tokens import Tokenizer, kept_tokenizer
+from files.run_folder import RunFolder
 from huggingface import hub
 from terminal.screen import say
 
@@ -37,10 +39,12 @@ class Pipeline:
     Attributes:
         given: the configuration.
         shape: that of the model's data.
+        loaded: what this pipeline and others of the run share.
     """
 
     given: RunConfig
     shape: SampleFormat
+    loaded: Loaded = field(default_factory=Loaded, repr=False, compare=False)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -76,13 +80,13 @@ class Pipeline:
             default = str(SAMPLE_FOLDER / self.shape.sample_tokenizer)
         name = data.tokenizer or default
         try:
-            return data.tokenizer, hub.load_tokenizer(name)
+            return data.tokenizer, self.loaded.tokenizer(name)
         except hub.DataUnavailable:
-            kept = None if save is None else tokenizer_in(save)
+            kept = None if save is None else kept_tokenizer(RunFolder(Path(save)))
             if kept is None or Path(name).exists():
                 raise
             say(f"tokenizer {name} is gone: the run's copy in {kept} is used")
-            return str(kept), hub.load_tokenizer(str(kept))
+            return str(kept), self.loaded.tokenizer(str(kept))
 
     @cached_property
     def is_chat(self) -> bool:
@@ -123,6 +127,20 @@ class Pipeline:
         Raises:
             UserError: the data are unavailable, or do not fit the task.
         """
+        return self.loaded.corpus(split, self._read_by, lambda: self._corpus(split))
+
+    @cached_property
+    def _read_by(self) -> tuple[object, ...]:
+        """The settings that examples follow from."""
+        data = self.given.data
+        open_ = ("format", "tokenizer", "loss")  # which a run fills in
+        said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
+        if not self.is_chat:
+            return said, self.shape.asked(self.given, "")
+        part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
+        return said, part, id(self._loaded[1])
+
+    def _corpus(self, split: Split) -> Corpus:
         task = task_of(self.given.data)
         if not self.is_chat:
             corpus = task.corpus(split)
@@ -175,6 +193,7 @@ class Pipeline:
             )
         )
         self._say_lost(corpus.examples)
+        self.loaded.forget("train")
         return samples
 
     def _check_targets(self, training: Sequence[Example]) -> None:

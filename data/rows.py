@@ -12,6 +12,7 @@ from typing import Protocol
 from data.readers import READERS, is_file_of_rows, read_rows
 from data.readers import DataError as DataError
 from data.readers import Row as Row
+from files.place import Place
 from files.shown import shown_path
 from huggingface import hub
 
@@ -26,8 +27,8 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Each row after its place, such as `train.jsonl, line 3`.
+    def rows(self) -> Iterator[tuple[Place, Row]]:
+        """Each row after its place.
 
         Raises:
             UserError: there is no such data, or it cannot be read.
@@ -41,9 +42,8 @@ class File:
 
     name: str
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        for place, row in read_rows(Path(self.name)):
-            yield f"{shown_path(self.name)}, {place}", row
+    def rows(self) -> Iterator[tuple[Place, Row]]:
+        return read_rows(Path(self.name))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Files:
     name: str
     files: Sequence[File]
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
+    def rows(self) -> Iterator[tuple[Place, Row]]:
         for file in self.files:
             yield from file.rows()
 
@@ -70,10 +70,10 @@ class HubDataset:
     def name(self) -> str:
         return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
+    def rows(self) -> Iterator[tuple[Place, Row]]:
         found: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
         for index, row in enumerate(found):
-            yield f"{self.name}, row {index}", row
+            yield Place(self.name, index, "row"), row
 
 
 def source_of(given: str, split: str) -> Source:

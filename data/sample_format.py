@@ -39,17 +39,17 @@ class SampleFormat(ABC):
     output_field: str
     takes_chats: bool = False
 
-    def asked(self, config: Any, prompt: str) -> str:
+    def asked(self, config: RunConfig, prompt: str) -> str:
         """The text that a model is given for a prompt."""
         return prompt
 
-    def learned(self, config: Any) -> Loss:
+    def learned(self, config: RunConfig) -> Loss:
         """Which of the assistant's turns are learned."""
         return "last"
 
     @abstractmethod
     def samples(
-        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
     ) -> Samples:
         """Samples of examples, whose prompts are as `asked` makes them.
 
@@ -62,8 +62,8 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def prompts(
-        self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
-    ) -> tuple[Any, Prompts]:
+        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, Prompts]:
         """Texts to generate from, and the configuration of a model with sequences no longer than
         the longest of them needs."""
 
@@ -73,17 +73,17 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def lengths(
-        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> tuple[list[int], list[int]]:
         """Tokens of what a sample holds of each example, whose prompts are as `asked` makes them,
         and of its target."""
 
     @abstractmethod
-    def predicted(self, config: Any) -> int:
+    def predicted(self, config: RunConfig) -> int:
         """Positions of a sample that predict a token."""
 
     @abstractmethod
-    def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
+    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Samples of random tokens, for benchmarks.
 
         Args:
@@ -103,13 +103,17 @@ class SampleFormat(ABC):
     def tokens(self, batch: Batch) -> int:
         """Tokens of a batch, padding left out."""
 
+    def output_length(self, config: RunConfig) -> int:
+        """Tokens that the model was configured to write."""
+        return int(getattr(config.model, self.output_field))
+
     def room(self, config: RunConfig) -> int:
         """Most tokens that the configured model writes, the end token included.
 
         A preset's limit is for its own task. For other data the model may write as many tokens as a
         text may have, or `generation.max_tokens`.
         """
-        limit = int(getattr(config.model, self.output_field))
+        limit = self.output_length(config)
         own = config.data.train is not None or config.data.validation is not None
         return config.generation.max_tokens or (
             max(limit, config.model.sequence_length) if own else limit
@@ -117,7 +121,7 @@ class SampleFormat(ABC):
 
     def target_limit(self, config: RunConfig) -> tuple[int, str]:
         """Most tokens of a target in training, and the field that sets it."""
-        return int(getattr(config.model, self.output_field)), self.output_field
+        return self.output_length(config), self.output_field
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.sample_format import Marked, SampleFormat, length_multiple, padded
 from data.samples import (
@@ -151,27 +151,26 @@ class Seq2Seq(SampleFormat):
     output_field: str = "decoder_sequence_length"
 
     def samples(
-        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
     ) -> Samples:
-        assert isinstance(config.data, Seq2SeqData)
-        model, most = config.model, config.data.examples_per_row
+        most = examples_per_sample(config)
         found = encode(
             examples,
             tokenizer,
-            model.sequence_length,
-            model.decoder_sequence_length,
+            config.model.sequence_length,
+            self.output_length(config),
             config.data.long_targets,
             keeps_end=config.data.format == "chat",
         )
         return found if most == 1 else PackedExamples.of(found, most)
 
     def prompts(
-        self, config: Any, texts: Sequence[str], tokenizer: Tokenizer
-    ) -> tuple[Any, Prompts]:
+        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, Prompts]:
         """Those longer than `sequence_length` lose their end, as in training; conversations, their
         beginning."""
         most = config.model.sequence_length
-        multiple = most if config.data.examples_per_row > 1 else length_multiple(config)
+        multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
         rows, cut = _prompts(texts, tokenizer, most, config.data.format == "chat")
         words, mask = padded(rows, most, multiple, tokenizer.pad)
         return _with_length(config, words), Prompts(texts, words, mask, cut)
@@ -180,26 +179,26 @@ class Seq2Seq(SampleFormat):
         return list(_distinct(texts, tokenizer))
 
     def lengths(
-        self, config: Any, examples: Sequence[Example], tokenizer: Tokenizer
+        self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> tuple[list[int], list[int]]:
         """Of prompts and targets."""
         prompts = tokenizer.ids(example.prompt for example in examples)
         targets = self.answers([example.target for example in examples], tokenizer)
         return [len(ids) for ids in prompts], [len(ids) for ids in targets]
 
-    def predicted(self, config: Any) -> int:
+    def predicted(self, config: RunConfig) -> int:
         """Those of the targets."""
-        return int(config.model.decoder_sequence_length * config.data.examples_per_row)
+        return self.output_length(config) * examples_per_sample(config)
 
-    def generated(self, config: Any, count: int, mean_tokens: float | None) -> Samples:
+    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Each of a sample's examples gets an equal part of it, unless a mean is given."""
-        model, most = config.model, config.data.examples_per_row
+        model, most = config.model, examples_per_sample(config)
         room = model.sequence_length if mean_tokens else model.sequence_length // most
         found = generated_examples(
             count * most,
             model.embedding.vocab_size,
             room,
-            model.decoder_sequence_length,
+            self.output_length(config),
             model.seed,
             mean_tokens,
         )
@@ -341,5 +340,11 @@ def _prompts(
     return rows, cut
 
 
-def _with_length(config: Any, words: np.ndarray) -> Any:
+def examples_per_sample(config: RunConfig) -> int:
+    """Most examples that share a sample."""
+    assert isinstance(config.data, Seq2SeqData)
+    return config.data.examples_per_row
+
+
+def _with_length(config: RunConfig, words: np.ndarray) -> RunConfig:
     return replace(config, model=replace(config.model, sequence_length=words.shape[1]))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from data.texts import Span
+from files.run_folder import RunFolder
 from files.writing import sync, writing
 from terminal.screen import say
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK = 4096
 """Texts given to the tokenizer at once; bounds the memory of its Python objects."""
-KEPT = "tokenizer"
-"""Folder of a run with its tokenizer."""
 PADDING = "<|extratoken_1|>"
 """The padding token of a vocabulary that has none: the name that GPT-J's has."""
 
@@ -161,13 +160,14 @@ class Tokenizer:
         return found
 
 
-def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
+def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:
     """Put a tokenizer next to the checkpoints of a run, unless one is there.
 
     Raises:
         WriteError: it cannot be written.
     """
-    path, draft = run / KEPT, run / f".{KEPT}.draft"
+    path = run.tokenizer
+    draft = path.with_name(f".{path.name}.draft")
     if path.exists():
         return
     with writing("the tokenizer", path):
@@ -177,16 +177,9 @@ def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
         os.rename(draft, path)
 
 
-def kept_tokenizer(step: Path) -> Path | None:
-    """The tokenizer of the run that has the folder `step`, itself or in best/; None: it has none,
-    since an older version made the run."""
-    run = step.absolute().parent
-    return tokenizer_in(run.parent if run.name == "best" else run)
-
-
-def tokenizer_in(run: str | Path) -> Path | None:
-    """The tokenizer that the run in a folder keeps; None: there is none."""
-    path = Path(run).absolute() / KEPT
+def kept_tokenizer(run: RunFolder) -> Path | None:
+    """The folder of the tokenizer that a run keeps; None: there is none."""
+    path = run.tokenizer.absolute()
     return path if path.is_dir() else None
 
 

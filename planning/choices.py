@@ -16,6 +16,7 @@ from config.errors import ConfigError
 from config.machines import Machine, machine, machine_of_kind
 from config.sections import RunConfig
 from data.lengths import Lengths, lengths_of
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
@@ -132,6 +133,7 @@ def with_choices(
     fresh: bool = False,
     only_plans: bool = False,
     machine: Machine | None = None,
+    loaded: Loaded | None = None,
 ) -> CommandLine:
     """The command line with a complete configuration. Says in a line what was chosen.
 
@@ -141,6 +143,7 @@ def with_choices(
         fresh: a run in `checkpoint.save` is not continued.
         only_plans: there need not be any data.
         machine: to choose for; None: the one at hand.
+        loaded: what the run shares; the data that are read stay there.
 
     Raises:
         UserError: nothing says which data, or they cannot be had; there is no device of the kind.
@@ -161,18 +164,18 @@ def with_choices(
         devices = Devices.here(line.config) if machine is None else Devices.of(machine)
         open_ = Choices(line.config, line.given, {}, devices)
         before = None if fresh or not trains else _as_before(open_)
-        made = before or _chosen(open_, splits, trains)
+        made = before or _chosen(open_, splits, trains, loaded or Loaded())
     if made.chosen:
         say(_told(made, trains, before is not None))
     return replace(line, config=made.config)
 
 
-def _chosen(choices: Choices, splits: Sequence[Split], trains: bool) -> Choices:
+def _chosen(choices: Choices, splits: Sequence[Split], trains: bool, loaded: Loaded) -> Choices:
     config = choices.config
     shape = family_of(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_(model__precision=bits)
-    lengths = lengths_of(Pipeline(choices.config, shape), splits) if splits else None
+    lengths = lengths_of(Pipeline(choices.config, shape, loaded), splits) if splits else None
     choices = _with_lengths(choices, shape, lengths)
     if trains:
         choices = choices.with_(**_habits(choices.config, shape))

@@ -17,13 +17,11 @@ from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
+from files.run_folder import CONFIG, RunFolder
 from files.shown import shown, shown_name, shown_names
 from huggingface.folders import CONFIG as MODEL_CONFIG
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS
 from huggingface.models import RANDOM, local_model, model_description
-
-CONFIG = "config.yml"
-
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
@@ -51,7 +49,7 @@ class SavedOrModel:
         if step is None:
             return None
         inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
-        kept = kept_tokenizer(step)
+        kept = kept_tokenizer(RunFolder.of_step(step))
         # The tokenizer that was kept has the chat template of a file that may be gone.
         own = {"tokenizer": str(kept), "chat_template": None}
         return merge(inherited, {"data": own} if kept else {})

@@ -10,19 +10,18 @@ from typing import Any
 from checkpoints import CheckpointError, CheckpointStore
 from config.sections import METRICS, RunConfig
 from files.json_files import Fields
+from files.run_folder import CONFIG, RunFolder
 from files.shown import shown_number
 from files.yaml_files import yaml_text
 from modelling.weights import Arrays
 from terminal.screen import say
-
-FOLDER, CONFIG = "best", "config.yml"
 
 
 class Best:
     """Watches one metric: `checkpoint.keep_best`, else the loss.
 
     With `checkpoint.keep_best`, the weights of the best evaluation are kept as a checkpoint without
-    optimizer state, in `best/` of the folder of checkpoints. NaN is never the best.
+    optimizer state, in a folder of their own. NaN is never the best.
     """
 
     def __init__(self, config: RunConfig, state: Mapping[str, Any] | None) -> None:
@@ -37,7 +36,7 @@ class Best:
             self._step, self._since = found.count("step"), found.count("since")
         save = config.checkpoint.save
         kept = save is not None and config.checkpoint.keep_best is not None
-        self._folder = Path(save or "") / FOLDER if kept else None
+        self._folder = RunFolder(Path(save or "")).best if kept else None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores, so that a continued run keeps watching."""

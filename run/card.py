@@ -16,6 +16,7 @@ from data.readers import READERS
 from data.sample_format import SampleFormat
 from files.errors import FileError
 from files.json_files import read_object
+from files.run_folder import RunFolder
 from files.shown import shown_number
 from files.yaml_files import yaml_text
 from huggingface.model_card import CURVE, FILE_NAME, Facts, ModelCard
@@ -23,7 +24,6 @@ from huggingface.models import RANDOM
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import Row, read_metrics
 from run.records.progress import VALIDATION
-from run.records.run_directory import METRICS, VALIDATION_FILE
 from run.records.run_json import read_sessions
 
 _OF_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -51,26 +51,26 @@ class RunRecord:
     Attributes:
         config: the run's configuration, as data.
         step: optimizer steps that the weights have done.
-        directory: where its records are, as far as there are any.
+        folder: where its records are, as far as there are any.
     """
 
     config: Mapping[str, Any]
     step: int
-    directory: Path
+    folder: RunFolder
 
     @classmethod
     def of_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunRecord:
         """That of a checkpoint, whose records are in its folder, or in one that it is in."""
         path = Path(load)
-        places = (path, path.parent, path.parent.parent)
-        found = (place for place in places if (place / METRICS).is_file())
-        return cls(config, step, next(found, path))
+        places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
+        found = (place for place in places if place.metrics.is_file())
+        return cls(config, step, next(found, places[0]))
 
     @property
     def rows(self) -> list[Row]:
         """The metrics of the steps that the weights have done."""
         try:
-            rows = read_metrics(self.directory / METRICS)
+            rows = read_metrics(self.folder.metrics)
         except OSError:
             return []
         return [row for row in rows if row["step"] <= self.step]
@@ -78,7 +78,7 @@ class RunRecord:
     def validation(self) -> dict[str, float]:
         """Metrics of the weights: those of run_validation.py, else of the last evaluation."""
         try:
-            found = read_object(self.directory / VALIDATION_FILE).data
+            found = read_object(self.folder.validation).data
         except (FileError, OSError):
             found = {}
         if found.get("step") == self.step:
@@ -204,7 +204,7 @@ def _rounding(flat: Mapping[str, Any]) -> str:
 def _sessions(run: RunRecord) -> list[Facts]:
     """Where and how the run was started, and continued."""
     found: list[Facts] = []
-    for session in read_sessions(run.directory):
+    for session in read_sessions(run.folder):
         if session.first_step >= run.step:
             continue
         facts = {"from step": str(session.first_step), "hardware": session.hardware}

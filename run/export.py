@@ -6,6 +6,7 @@ from pathlib import Path
 
 from checkpoints.together import damage_told
 from config.sections import RunConfig
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from huggingface.folders import PARAMS, TASK, TASK_FIELDS, check_is_free, write_hf_directory
 from huggingface.hub import DataUnavailable
@@ -24,6 +25,7 @@ def export(
     weights: Arrays,
     folder: str | Path,
     run: RunRecord | None = None,
+    loaded: Loaded | None = None,
 ) -> None:
     """Write weights, configuration, tokenizer and model card to a folder that transformers loads.
 
@@ -33,6 +35,7 @@ def export(
     Args:
         weights: whole weights by logical name; each is read once.
         run: the run that they are from; None: they are from what `checkpoint.load` names.
+        loaded: what the run shares; None: it has loaded nothing yet.
 
     Raises:
         CheckpointError: the folder is there and not empty, or cannot be written.
@@ -43,7 +46,8 @@ def export(
         for name in weights:
             weights[name]
         return
-    data, tokenizer, load = Pipeline(config, family.sample_format), None, config.checkpoint.load
+    data = Pipeline(config, family.sample_format, loaded or Loaded())
+    tokenizer, load = None, config.checkpoint.load
     try:
         tokenizer, config = data.tokenizer, data.config
     except DataUnavailable as error:

@@ -17,10 +17,12 @@ from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
 from data.batches import Loader
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.preview import preview
 from data.tokens import Tokenizer
 from files.lock import locked
+from files.run_folder import RunFolder
 from files.shown import shown_path
 from files.writing import check_folder
 from huggingface.folders import check_is_free
@@ -28,7 +30,6 @@ from machine.devices import announce_devices, described_devices
 from machine.memory import check_least
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import Arrays, Computed, without_optimizer
-from run.best import FOLDER as BEST
 from run.best import Best
 from run.card import RunRecord
 from run.evaluation.evaluator import Evaluator
@@ -37,8 +38,8 @@ from run.options import RunOptions
 from run.profile import Profile, profiled_runs
 from run.records.metrics import SAMPLES
 from run.records.progress import VALIDATION
+from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
-from run.records.run_directory import check_path, choose_path
 from run.records.wandb_log import check_mode
 from run.saving import Checkpoints
 from run.schedule import Schedule, check_iterations, with_steps
@@ -52,36 +53,40 @@ from terminal.interrupts import Interrupted
 from terminal.screen import enduring_streams, is_coloured, is_first_process, say
 
 
-def finetune(config: RunConfig, options: RunOptions) -> None:
+def finetune(config: RunConfig, options: RunOptions, loaded: Loaded | None = None) -> None:
     """Train. A log that breaks meanwhile ends nothing.
+
+    Args:
+        loaded: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend; nothing already saved is damaged.
         Interrupted: a signal asked for the end, before the last step; the state is saved.
     """
     with enduring_streams():
-        stopped = _finetune_alone(config, options)
+        stopped = _finetune_alone(config, options, loaded or Loaded())
     if stopped is not None:
         raise stopped
 
 
-def _finetune_alone(config: RunConfig, options: RunOptions) -> Interrupted | None:
+def _finetune_alone(config: RunConfig, options: RunOptions, loaded: Loaded) -> Interrupted | None:
     """Train in folders that no other run uses meanwhile."""
     agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
-    path = choose_path(options.run_dir, config.checkpoint.save, options.name)
-    path = Path(popdist.gather(str(path))[0])  # a new one is named after the time
-    _check(config, options, path)
+    path = RunFolder.chosen(options.run_dir, config.checkpoint.save, options.name).path
+    folder = RunFolder(Path(popdist.gather(str(path))[0]))  # a new one is named after the time
+    _check(config, options, folder)
     announce_devices(config)
     with ExitStack() as stack:
-        for folder in {path, Path(config.checkpoint.save or path)} if is_first_process() else ():
-            stack.enter_context(locked(folder))
+        used = {folder.path, Path(config.checkpoint.save or folder.path)}
+        for one in used if is_first_process() else ():
+            stack.enter_context(locked(one))
         popdist.gather("the folders are this run's")
         if config.checkpoint.save is not None:
             check_shared(Path(config.checkpoint.save))
-        return _finetune(config, options, path)
+        return _finetune(config, options, folder, loaded)
 
 
-def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
+def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
     """Checks that need no work."""
     if config.model.eval:
         raise ConfigError(
@@ -90,12 +95,12 @@ def _check(config: RunConfig, options: RunOptions, path: Path) -> None:
     check_iterations(config)
     if options.wandb:
         check_mode()
-    check_path(path)
+    check_records(folder)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
-        check_folder("the best weights to", Path(config.checkpoint.save) / BEST)
+        check_folder("the best weights to", RunFolder(Path(config.checkpoint.save)).best)
     if options.save_hf is not None:
-        _check_export(options.save_hf, path, config.checkpoint.save)
+        _check_export(options.save_hf, folder.path, config.checkpoint.save)
     check_least(config)
 
 
@@ -108,10 +113,12 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
         )
 
 
-def _finetune(config: RunConfig, options: RunOptions, path: Path) -> Interrupted | None:
+def _finetune(
+    config: RunConfig, options: RunOptions, folder: RunFolder, loaded: Loaded
+) -> Interrupted | None:
     """Train; returns why it ended early, if it did."""
     family = family_of(config)
-    data = Pipeline(config, family.sample_format)
+    data = Pipeline(config, family.sample_format, loaded)
     samples = data.training_samples()
     loader = Loader.of(config, samples)
     if options.preview:
@@ -125,19 +132,20 @@ def _finetune(config: RunConfig, options: RunOptions, path: Path) -> Interrupted
     if start.step >= config.training.steps:
         start, _ = start.load_with_fallback(_verify)
         if start.step >= config.training.steps:
-            _say_done(config, family, start, options, path)
+            _say_done(config, family, start, options, folder, loaded)
             return None
     profiled_runs(options.profile, config, start.step)  # too few steps are said before compiling
     model = compiled(lambda: FineTuning(config, family), "the training program")
     evaluates = config.evaluation.steps is not None
-    evaluator = Evaluator(config, family, model) if evaluates else None
+    evaluator = Evaluator(config, family, model, loaded) if evaluates else None
+    loaded.forget("validation")
     with ExitStack() as stack:
         start, _ = start.load_with_fallback(partial(_enter, stack, model))
         _continue(loader, start)
         say(f"starting from {start.source}")
         run = _Run(
             config, family, options, loader, start, model, evaluator, Best(config, start.best),
-            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), path,
+            SkippedSteps(config.training.max_skipped_steps, start.skipped_steps), folder, loaded,
         )  # fmt: skip
         return run.train(data.tokenizer)
 
@@ -165,7 +173,8 @@ class _Run:
     evaluator: Evaluator | None
     best: Best
     skipped: SkippedSteps
-    path: Path
+    folder: RunFolder
+    loaded: Loaded
 
     def train(self, tokenizer: Tokenizer) -> Interrupted | None:
         """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
@@ -178,7 +187,7 @@ class _Run:
         """
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_first_process():
-            remove_run(Path(config.checkpoint.save))
+            remove_run(RunFolder(Path(config.checkpoint.save)))
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
             records = self._records()
@@ -197,13 +206,13 @@ class _Run:
             )
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
-            profile = stack.enter_context(Profile(runs, self.model, options.name, self.path))
+            profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
             last = self._loop(records, checkpoints, profile, stop)
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
-                record = RunRecord(config.to_dict(), step, self.path)
-                export(config, self.family, weights, options.save_hf, record)
-        say(f"records of the run are in {self.path}")
+                record = RunRecord(config.to_dict(), step, self.folder)
+                export(config, self.family, weights, options.save_hf, record, self.loaded)
+        say(f"records of the run are in {self.folder.path}")
         if stop.name is None:
             return None
         if options.save_hf is not None:
@@ -216,7 +225,7 @@ class _Run:
     def _to_export(self, last: int) -> tuple[int, Arrays]:
         """The best weights if they are kept, else the last ones, and their step."""
         config = self.config
-        best = Path(config.checkpoint.save or "") / BEST
+        best = RunFolder(Path(config.checkpoint.save or "")).best
         if config.checkpoint.keep_best is None or not has_checkpoint(best):
             return last, self.model.tensors(optimizer=False)
         found = load_checkpoint(best)
@@ -229,7 +238,7 @@ class _Run:
             return Silence()
         config, options = self.config, self.options
         use, hardware = utilisation_of(config), described_devices(config)
-        return Recorder(config, self.path, options, self.start.step, use, hardware)
+        return Recorder(config, self.folder, options, self.start.step, use, hardware)
 
     def _loop(
         self,
@@ -294,7 +303,12 @@ class _Run:
 
 
 def _say_done(
-    config: RunConfig, family: ModelFamily, start: Start, options: RunOptions, path: Path
+    config: RunConfig,
+    family: ModelFamily,
+    start: Start,
+    options: RunOptions,
+    folder: RunFolder,
+    loaded: Loaded,
 ) -> None:
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
@@ -303,8 +317,8 @@ def _say_done(
     if options.save_hf is not None and is_first_process():
         names = [weight.name for weight in family.weights(config).weights]
         weights = Computed({name: partial(start.tensors.__getitem__, name) for name in names})
-        record = RunRecord(config.to_dict(), start.step, path)
-        export(config, family, weights, options.save_hf, record)
+        record = RunRecord(config.to_dict(), start.step, folder)
+        export(config, family, weights, options.save_hf, record, loaded)
 
 
 def _continue(loader: Loader, start: Start) -> None:

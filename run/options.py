@@ -1,8 +1,23 @@
-"""Options of a training run besides its configuration."""
+"""Options of a training run besides its configuration. Each is declared here, with its flag."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from terminal.parser import EXPORT, count_option, path_option
+
+
+def _flag(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
+    """A field that a flag sets.
+
+    Args:
+        name: of the flag.
+        grouped: list it with the options of the run; else with those of all scripts.
+        argument: what argparse is told of it.
+    """
+    return field(default=default, metadata={"flag": name, "grouped": grouped, "more": argument})
 
 
 @dataclass(frozen=True)
@@ -11,23 +26,63 @@ class RunOptions:
 
     Attributes:
         name: of the configuration, for people.
-        run_dir: where records go; None: to the checkpoints, else a new directory.
-        fresh: delete the run in `checkpoint.save` and start over.
-        save_hf: folder for a model in Hugging Face's form, at the end.
-        wandb, wandb_name: log to Weights & Biases, and under which name.
-        tensorboard: write events for TensorBoard into the run directory.
         command: the whole command as typed; "": the run was not started by one.
-        preview: samples to print before anything is compiled.
-        profile: steps for each measurement of `--profile`; None: do not measure.
     """
 
     name: str
-    run_dir: str | None = None
-    fresh: bool = False
-    save_hf: str | None = None
-    wandb: bool = False
-    wandb_name: str | None = None
-    tensorboard: bool = False
-    profile: int | None = None
     command: str = ""
-    preview: int = 0
+    fresh: bool = _flag(
+        "--fresh",
+        default=False,
+        action="store_true",
+        help="delete the run that is in --save and start over; without it that run is continued",
+    )
+    run_dir: str | None = _flag(
+        "--run-dir",
+        metavar="DIR",
+        type=path_option,
+        help="where config.yml, metrics.jsonl and the loss curve go; by default what --save names, "
+        "else a new directory under runs/",
+    )
+    wandb: bool = _flag(
+        "--wandb", default=False, action="store_true", help="log the run to Weights & Biases"
+    )
+    wandb_name: str | None = _flag(
+        "--wandb-name", metavar="NAME", help="name of the Weights & Biases run"
+    )
+    tensorboard: bool = _flag(
+        "--tensorboard",
+        default=False,
+        action="store_true",
+        help="write TensorBoard's events to the run directory",
+    )
+    preview: int = _flag(
+        "--data.preview",
+        default=0,
+        metavar="N",
+        type=count_option,
+        help="print N samples as tokens, with what is learned of them, before anything is compiled",
+    )
+    profile: int | None = _flag(
+        "--profile",
+        metavar="STEPS",
+        type=count_option,
+        help="write a trace of so many steps, and a table of time by phase, into the run directory",
+    )
+    save_hf: str | None = _flag("--save-hf", grouped=False, **EXPORT)
+
+    @classmethod
+    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the flags to a command line."""
+        group = parser.add_argument_group("the run")
+        for one in fields(cls):
+            if one.metadata:
+                flag, more = one.metadata["flag"], one.metadata["more"]
+                to = group if one.metadata["grouped"] else parser
+                to.add_argument(flag, dest=one.name, default=one.default, **more)
+
+    @classmethod
+    def of(cls, given: argparse.Namespace, name: str, command: str) -> Self:
+        """Those that a command line gave."""
+        values = {one.name: getattr(given, one.name) for one in fields(cls) if one.metadata}
+        return cls(name, command, **values)

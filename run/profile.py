@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Self
 
 from config.errors import ConfigError
 from config.sections import RunConfig
+from files.run_folder import RunFolder
 from files.writing import write_text
 from machine.devices import described_devices
 from popxl import hardware
@@ -22,21 +22,20 @@ from run.records.recorder import Lenient
 from sessions.training import FineTuning
 from terminal.screen import say
 
-FOLDER, TABLE = "profile", "phases.txt"
 WARM_UP, STAGES = 1, 3
 
 
 class Profile:
     """Use it as a context, and call `before_run` before every run of the program."""
 
-    def __init__(self, runs: int, model: FineTuning, title: str, path: Path) -> None:
+    def __init__(self, runs: int, model: FineTuning, title: str, folder: RunFolder) -> None:
         """
         Args:
             runs: of the program, for each of the three measurements; 0: do not measure.
             title: what is measured.
-            path: of the run directory.
+            folder: of the run.
         """
-        self._model, self._folder = model, path / FOLDER
+        self._model, self._folder = model, folder
         self._title = f"Time by phase of {title} on {described_devices(model.config)}"
         self._running = self._apart = Timing()
         self._lenient = Lenient()
@@ -70,7 +69,7 @@ class Profile:
 
     def _trace(self) -> None:
         with self._lenient.best_effort("the trace"):
-            self._stage.enter_context(hardware.profiled(self._folder))
+            self._stage.enter_context(hardware.profiled(self._folder.profile))
         self._stage.enter_context(self._model.session.timing())  # it names phases in the trace
 
     def _end(self) -> None:
@@ -82,8 +81,9 @@ class Profile:
             return
         table = phase_table(self._title, self._running, self._apart)
         with self._lenient.best_effort("the table of phases"):
-            write_text("the table of phases", self._folder / TABLE, table)
-            say(f"a trace, and the time by phase in {TABLE}, are in {self._folder}")
+            write_text("the table of phases", self._folder.phases, table)
+            name, place = self._folder.phases.name, self._folder.profile
+            say(f"a trace, and the time by phase in {name}, are in {place}")
 
     def _close_stage(self) -> None:
         with self._lenient.best_effort("the trace"):

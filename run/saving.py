@@ -15,12 +15,12 @@ from config.sections import RunConfig
 from data.batches import Loader
 from data.tokens import Tokenizer, keep_tokenizer
 from files.errors import FileError
+from files.run_folder import CONFIG, RunFolder
 from files.shown import shown_bytes
 from files.yaml_files import yaml_text
 from modelling.spec import ModelFamily
 from modelling.weights import Arrays, nbytes_of
 from run.best import Best
-from run.records.run_directory import CONFIG
 from run.skipped_steps import SkippedSteps
 from run.start import MODEL
 from sessions.training import FineTuning
@@ -179,9 +179,9 @@ class Checkpoints:
         """
         problem = None
         if is_first_process() and self._store is not None:
-            folder = Path(self._config.checkpoint.save or "")
+            folder = RunFolder(Path(self._config.checkpoint.save or ""))
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.path.mkdir(parents=True, exist_ok=True)
                 if self._tokenizer is not None:
                     keep_tokenizer(self._tokenizer, folder)
                 self._store.check_space(step, nbytes_of(tensors))

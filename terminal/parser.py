@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from config.errors import ConfigError
 from config.values import PathText, ValueType
@@ -41,14 +41,17 @@ def count_option(text: str) -> int:
     return number
 
 
+EXPORT: dict[str, Any] = {
+    "metavar": "DIR",
+    "type": path_option,
+    "help": "a new folder for the model, in the form that Hugging Face's from_pretrained loads",
+}
+"""What --save-hf is, of the scripts that write a model for Hugging Face."""
+
+
 def add_export_option(parser: argparse.ArgumentParser) -> None:
     """The option that writes a model for Hugging Face."""
-    parser.add_argument(
-        "--save-hf",
-        metavar="DIR",
-        type=path_option,
-        help="a new folder for the model, in the form that Hugging Face's from_pretrained loads",
-    )
+    parser.add_argument("--save-hf", **EXPORT)
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterator
 from functools import cache
@@ -132,6 +133,25 @@ def test_imports_of_the_application_find_their_modules():
                 ):
                     missing.append(f"{place(path, node.lineno)} imports {node.module}")
     assert not missing
+
+
+def test_one_file_knows_the_layout_of_a_run():
+    """What is in a run's folder is asked of `files.run_folder`; texts for people may name it."""
+    names = {
+        value.value
+        for value in ast.walk(tree_of(ROOT / "files" / "run_folder.py"))
+        if isinstance(value, ast.Constant) and re.fullmatch(r"\w+\.\w+", str(value.value))
+    }
+    assert {"config.yml", "metrics.jsonl", "validation.json"} <= names
+    found = [
+        place(path, node.lineno)
+        for path in APPLICATION
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    # A model folder of Hugging Face has a picture of the same name.
+    others = [one for one in found if not one.startswith("huggingface/model_card.py")]
+    assert all(one.startswith("files/run_folder.py") for one in others), others
 
 
 def test_nobody_imports_the_scripts():

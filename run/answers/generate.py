@@ -20,10 +20,11 @@ from config.sections import RunConfig
 from data.chat import Refused
 from data.conversations import Conversation, has_conversation, is_message, said
 from data.pipeline import Pipeline
-from data.rows import DataError, File
+from data.rows import DataError, File, Row
 from data.task import task_of
 from data.template import ColumnError
 from data.tokens import warn_truncated
+from files.place import Place
 from files.shown import shown_path
 from files.writing import write_text
 from huggingface.models import model_description
@@ -157,10 +158,11 @@ def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
 
 
 def _asked_file(config: RunConfig, file: str) -> list[Asked]:
-    task, found = task_of(config.data), list(File(file).rows())
+    task = task_of(config.data)
+    found: list[tuple[Place | str, Row]] = list(File(file).rows())
     if found and all(is_message(row) for _, row in found):
         found = [(shown_path(file), {"messages": [row for _, row in found]})]
-    talks = []
+    talks = list[tuple[Place | str, Conversation]]()
     for place, row in found:
         try:
             talks.append((place, task.asked(row)))
@@ -171,7 +173,7 @@ def _asked_file(config: RunConfig, file: str) -> list[Asked]:
 
 def _asked_talks(
     config: RunConfig,
-    talks: Sequence[tuple[str, Conversation]],
+    talks: Sequence[tuple[Place | str, Conversation]],
     rows: Sequence[Mapping[str, Any]],
 ) -> list[Asked]:
     """Conversations, each after its place for messages, as the chat template writes them."""

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from config.errors import ConfigError
 from config.sections import RunConfig
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.task import Task, task_of
 from data.tokens import warn_truncated
@@ -30,12 +31,17 @@ class Evaluator:
     """
 
     def __init__(
-        self, config: RunConfig, family: ModelFamily, lender: RunningModel | None = None
+        self,
+        config: RunConfig,
+        family: ModelFamily,
+        lender: RunningModel | None = None,
+        loaded: Loaded | None = None,
     ) -> None:
         """
         Args:
             lender: the model whose weights are evaluated while it is entered, if there is one.
                 Weights that both programs store alike are not copied.
+            loaded: what the run shares; None: it has loaded nothing yet.
 
         Raises:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
@@ -43,7 +49,7 @@ class Evaluator:
         """
         task = task_of(config.data)
         self.metrics = wanted_metrics(config, task)
-        data = Pipeline(config, family.sample_format)
+        data = Pipeline(config, family.sample_format, loaded or Loaded())
         corpus = data.corpus("validation")  # first: its advice helps offline
         self._tokenizer, config = data.tokenizer, data.config
         examples = corpus.examples[: config.evaluation.samples]

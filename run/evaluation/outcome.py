@@ -10,7 +10,6 @@ from typing import Any
 
 from files.shown import shown_number
 from files.writing import write_text
-from run.records.run_directory import VALIDATION_FILE
 
 NO_LABEL = "no label"
 MAX_EXAMPLES = 20
@@ -81,19 +80,14 @@ class Outcome:
             data["errors"] = [answer.to_dict() for answer in wrong[:MAX_EXAMPLES]]
         return data
 
-    def write(self, directory: Path) -> Path:
-        """Write validation.json into a directory, which is created if need be.
-
-        Returns:
-            The file's path.
+    def write(self, path: Path) -> None:
+        """Write it into a file, whose folder is created if need be.
 
         Raises:
             WriteError: it cannot be written.
         """
-        path = directory / VALIDATION_FILE
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
         write_text("the report", path, text + "\n")
-        return path
 
     def summary(self) -> str:
         """A line for each metric; exact answers are counted too."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokens import Tokenizer
@@ -63,8 +64,11 @@ class SideBySide:
         return "\n\n".join([*(pair.text() for pair in self.pairs), summary])
 
 
-def side_by_side(config: RunConfig) -> SideBySide:
+def side_by_side(config: RunConfig, loaded: Loaded | None = None) -> SideBySide:
     """Generate for one micro-batch of a configuration, on one copy of the model.
+
+    Args:
+        loaded: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend.
@@ -76,7 +80,7 @@ def side_by_side(config: RunConfig) -> SideBySide:
     family = family_of(config)
     table = family.weights(config)
     start = load_weights(config, table)
-    data = Pipeline(config, family.sample_format)
+    data = Pipeline(config, family.sample_format, loaded or Loaded())
     examples = data.corpus("validation").examples[: e.micro_batch_size]
     fitted, prompts = data.answering(examples)
     model = compiled(lambda: Inference(fitted, family, Greedy()), "the program that generates")

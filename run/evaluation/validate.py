@@ -10,50 +10,55 @@ import popdist
 from checkpoints import CheckpointStore, has_checkpoint
 from config.agreement import agree, agree_on_run
 from config.sections import RunConfig
+from data.loaded import Loaded
+from files.run_folder import RunFolder
 from files.writing import check_folder
 from machine.devices import announce_devices
 from machine.memory import check_least
 from modelling.spec import family_of
 from run.evaluation.evaluator import Evaluator
 from run.evaluation.outcome import Outcome
-from run.records.run_directory import choose_path
 from run.start import load_weights
 from terminal.screen import is_first_process, say
 
 
-def validate(config: RunConfig, name: str, out: str | None = None) -> Outcome:
+def validate(
+    config: RunConfig, name: str, out: str | None = None, loaded: Loaded | None = None
+) -> Outcome:
     """Evaluate a configuration, and write validation.json.
 
     Args:
         name: of the configuration, for a new directory.
         out: where validation.json goes; by default next to the checkpoint, else a new directory.
+        loaded: what was loaded to choose the configuration.
 
     Raises:
         UserError: for anything a person can mend.
     """
     agree_on_run(config)
-    directory = Path(popdist.gather(str(_directory(config, name, out)))[0])
-    check_folder("the report to", directory)
+    folder = RunFolder(Path(popdist.gather(str(_folder(config, name, out).path))[0]))
+    check_folder("the report to", folder.path)
     check_least(config)
     announce_devices(config)
     family = family_of(config)
     start = load_weights(config, family.weights(config))
     agree({"step of the weights": start.step, "digest of the weights": start.sha256})
-    evaluator = Evaluator(config, family)
+    evaluator = Evaluator(config, family, loaded=loaded)
     begin = time.perf_counter()
     start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin
     facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
     outcome = replace(outcome, facts=facts | dict(outcome.facts))
-    path = outcome.write(directory) if is_first_process() else directory
-    say(f"evaluated in {seconds:.1f} s; details are in {path}")
+    if is_first_process():
+        outcome.write(folder.validation)
+    say(f"evaluated in {seconds:.1f} s; details are in {folder.validation}")
     return outcome
 
 
-def _directory(config: RunConfig, name: str, out: str | None) -> Path:
+def _folder(config: RunConfig, name: str, out: str | None) -> RunFolder:
     """Where the report goes: what --out names, else next to the checkpoints, else a new one."""
     load = config.checkpoint.load
     if out or load is None or not has_checkpoint(load):
-        return choose_path(out, None, f"validation-{Path(name).stem}")
+        return RunFolder.chosen(out, None, f"validation-{Path(name).stem}")
     is_one_step = not CheckpointStore(load).steps()
-    return Path(load).parent if is_one_step else Path(load)
+    return RunFolder(Path(load).parent if is_one_step else Path(load))

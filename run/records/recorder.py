@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Protocol, Self
 
 from config.sections import RunConfig
+from files.run_folder import RunFolder
 from files.shown import shown_name
 from run.records.metrics import Sample
 from run.records.pace import Throughput, Utilisation, pace
 from run.records.progress import Progress
-from run.records.run_directory import RunDirectory
+from run.records.record_files import RecordFiles
 from run.records.run_json import Session
 from run.records.tensorboard_log import TensorBoardLog
 from run.records.wandb_log import WandbLog
@@ -72,20 +72,20 @@ class Silence:
 class Recorder:
     """Use it as a context, and call `step` after every optimizer step:
 
-    with Recorder(config, path, RunOptions("tiny")) as records:
+    with Recorder(config, folder, RunOptions("tiny")) as records:
         records.step(1, loss=3.2, learning_rate=0.0)
     """
 
     def __init__(
         self,
         config: RunConfig,
-        path: Path,
+        folder: RunFolder,
         options: RecordOptions,
         first_step: int = 0,
         use: Utilisation | None = None,
         hardware: str = "",
     ) -> None:
-        """Open the run directory `path`, and the other logs that the options ask for.
+        """Open the files in the run's folder, and the other logs that the options ask for.
 
         Raises:
             UserError: if the directory cannot be written, or one of the other logs cannot be used.
@@ -93,9 +93,11 @@ class Recorder:
         self._lenient = Lenient()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
         session = Session(first_step, options.command, hardware)
-        self._directory = RunDirectory(path, config, session)
-        self._wandb = WandbLog(config, options.wandb_name, path) if options.wandb else None
-        self._tensorboard = TensorBoardLog(path, first_step) if options.tensorboard else None
+        self._folder, self._files = folder, RecordFiles(folder, config, session)
+        self._wandb = WandbLog(config, options.wandb_name, folder.path) if options.wandb else None
+        self._tensorboard = (
+            TensorBoardLog(folder.tensorboard, first_step) if options.tensorboard else None
+        )
         self._use = use or Utilisation()
         self._throughput = Throughput(config.training.global_batch_size)
         self._progress = Progress(config.training.steps, self._throughput, first_step)
@@ -124,8 +126,8 @@ class Recorder:
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         row |= {name: float(value) for name, value in more.items()}
         row |= pace(self._throughput, tokens, self._use)
-        with self._lenient.best_effort("metrics.jsonl"):
-            self._directory.log(row, samples)
+        with self._lenient.best_effort(self._folder.metrics.name):
+            self._files.log(row, samples)
         self._progress.update(row)
         if self._wandb:
             with self._lenient.best_effort("Weights & Biases"):
@@ -141,7 +143,7 @@ class Recorder:
         """Close everything; the loss curve is drawn after a failure too."""
         self._progress.close()
         with self._lenient.best_effort("the loss curve"):
-            self._directory.draw(self._title)
+            self._files.draw(self._title)
         if self._wandb:
             with self._lenient.best_effort("Weights & Biases"):
                 self._wandb.close(failed=kind is not None)

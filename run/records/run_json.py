@@ -7,14 +7,13 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from files.errors import FileError
 from files.json_files import read_object
+from files.run_folder import RunFolder
 from files.writing import write_text
 
-FILE_NAME = "run.json"
 VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 
@@ -46,21 +45,21 @@ class Session:
     versions: Mapping[str, str] = field(default_factory=versions)
 
 
-def add_session(directory: Path, session: Session) -> None:
-    """Note a session in a run's directory; those of steps that it does again are dropped.
+def add_session(folder: RunFolder, session: Session) -> None:
+    """Note a session in a run's folder; those of steps that it does again are dropped.
 
     Raises:
         WriteError: the file cannot be written.
     """
-    before = [s for s in read_sessions(directory) if s.first_step < session.first_step]
+    before = [s for s in read_sessions(folder) if s.first_step < session.first_step]
     data = {"sessions": [asdict(s) for s in (*before, session)]}
-    write_text("the record of the run", directory / FILE_NAME, json.dumps(data, indent=2) + "\n")
+    write_text("the record of the run", folder.sessions, json.dumps(data, indent=2) + "\n")
 
 
-def read_sessions(directory: Path) -> list[Session]:
+def read_sessions(folder: RunFolder) -> list[Session]:
     """The sessions of a run; none where the file is missing or damaged, as no run needs it."""
     try:
-        found = read_object(directory / FILE_NAME).data.get("sessions")
+        found = read_object(folder.sessions).data.get("sessions")
     except (FileError, OSError):
         return []
     entries: list[Any] = found if isinstance(found, list) else []

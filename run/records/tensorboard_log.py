@@ -9,16 +9,14 @@ from pathlib import Path
 from config.errors import UserError
 from run.records.metrics import SAMPLES, Sample
 
-FOLDER = "tensorboard"
-
 
 class TensorBoardLog:
-    """Writes events into `tensorboard/` of the run directory."""
+    """Writes TensorBoard's events."""
 
     def __init__(self, directory: Path, first_step: int) -> None:
         """
         Args:
-            directory: of the run.
+            directory: to write them into.
             first_step: steps that are done; TensorBoard skips events of later steps, which the run
                 now repeats.
 
@@ -31,7 +29,7 @@ class TensorBoardLog:
             raise UserError(
                 "--tensorboard needs the package tensorboardX: pip install tensorboardX"
             ) from None
-        self._writer = SummaryWriter(str(directory / FOLDER), purge_step=first_step + 1)
+        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
 
     def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
         """Log the values of one step, and samples as a table."""

@@ -271,7 +271,7 @@ def change_box(**fields):
         (BOXES, lambda c: c["layouts"][0]["boxes"].pop(), "not all of its parts"),
     ],
 )  # fmt: skip
-def test_layouts_of_no_whole_tensor(boxes, change, said, tmp_path):
+def test_parts_that_are_no_whole_tensor(boxes, change, said, tmp_path):
     """With a right digest; the step before is used."""
     store = save_in_parts(tmp_path, change, boxes=boxes)
     with pytest.warns(CheckpointWarning, match=f"step 2 is damaged .*({said})"):

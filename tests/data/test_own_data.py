@@ -160,7 +160,7 @@ def test_dropout_is_that_of_config_json():
 def test_a_json_array_has_rows(tmp_path):
     (tmp_path / "r.json").write_text('[{"prompt": "a", "completion": "b"}]')
     ((place, row),) = source_of(str(tmp_path / "r.json"), "train").rows()
-    assert place.endswith("r.json, row 0")
+    assert str(place).endswith("r.json, row 0")
     assert row == {"prompt": "a", "completion": "b"}
     (tmp_path / "r.json").write_text('{"prompt": "a"}')
     (one,) = source_of(str(tmp_path / "r.json"), "train").rows()

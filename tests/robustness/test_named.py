@@ -30,6 +30,7 @@ from data.rows import DataError
 from files.errors import FileError, WriteError
 from files.json_files import read_json
 from files.lock import locked
+from files.run_folder import RunFolder
 from files.writing import check_file, check_folder, write_text
 from huggingface.folders import write_hf_directory
 from huggingface.hub import DataUnavailable, load_tokenizer
@@ -94,7 +95,7 @@ def config() -> T5Config:
 
 def test_a_run_goes_on_without_records_that_cannot_be_written(tmp_path, config, capsys):
     """/dev/full gives what a full disk gives; the picture's place is taken by a folder."""
-    with Recorder(config, tmp_path, RunOptions("tiny")) as report:
+    with Recorder(config, RunFolder(tmp_path), RunOptions("tiny")) as report:
         (tmp_path / "metrics.jsonl").unlink()
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         (tmp_path / "loss_curve.png").mkdir()

@@ -13,6 +13,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
+from files.run_folder import RunFolder
 from run.card import RunRecord, write_card
 from run.options import RunOptions
 from run.records.recorder import Recorder
@@ -24,12 +25,14 @@ def record(path: Path, step: int = 4, **changes: object) -> RunRecord:
     """The record of a run of four steps that was evaluated after every other one."""
     over = {"training": {"steps": 4, "epochs": None}} | changes
     config = load_config(T5Config, "finetuning", "tiny", over)
-    with Recorder(config, path, RunOptions("tiny", command=COMMAND), hardware="2 × cpu") as report:
+    with Recorder(
+        config, RunFolder(path), RunOptions("tiny", command=COMMAND), hardware="2 × cpu"
+    ) as report:
         for step_ in (1, 2, 3, 4):
             found = {"validation_loss": 2.0 / step_, "validation_accuracy": step_ / 10}
             evaluated = found if step_ % 2 == 0 else {}
             report.step(step_, loss=3.0 / step_, learning_rate=1e-3, **evaluated)
-    return RunRecord(config.to_dict(), step, path)
+    return RunRecord(config.to_dict(), step, RunFolder(path))
 
 
 def card(folder: Path, run: RunRecord | None, load: str | None = None) -> HubCard:

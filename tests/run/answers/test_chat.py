@@ -22,6 +22,7 @@ from data.causal_lm import CAUSAL_LM
 from data.conversations import Conversation
 from data.pipeline import Pipeline
 from data.tokens import keep_tokenizer
+from files.run_folder import RunFolder
 from planning.origins import ORIGINS
 from run.answers import converse
 from run.answers.generate import asked_rows
@@ -166,7 +167,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     with CheckpointStore(tmp_path / "run") as store:
         texts = {"config.yml": yaml.safe_dump(config.to_dict())}
         store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
-    keep_tokenizer(tokenizer, tmp_path / "run")
+    keep_tokenizer(tokenizer, RunFolder(tmp_path / "run"))
     for name in ("gone.jinja", "tokenizer"):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
     found = LlamaConfig.from_dict(ORIGINS.saved(str(tmp_path / "run")) or {})

@@ -127,7 +127,8 @@ def test_report_counts_and_examples(tmp_path):
     metrics = {"accuracy": 1 / total, "loss": 2.5e-5}
     report = Outcome(metrics, answers, ("yes", "no"), {"step": 3})
     assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})\nloss: 2.5e-05"
-    data = json.loads(report.write(tmp_path / "new").read_text(encoding="utf-8"))
+    report.write(tmp_path / "new" / "validation.json")
+    data = json.loads((tmp_path / "new" / "validation.json").read_text(encoding="utf-8"))
     assert data["confusion"] == {
         "yes": {"yes": 1, "no": 1, NO_LABEL: 0},
         "no": {"yes": MAX_EXAMPLES + 5, "no": 0, NO_LABEL: 1},
@@ -191,5 +192,5 @@ def test_report_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot write .*validation.json"):
         Outcome({"accuracy": 1.0}, [Answer("a", "yes", "yes")], ("yes",), {}).write(
-            tmp_path / "file"
+            tmp_path / "file" / "validation.json"
         )

@@ -15,10 +15,10 @@ from config.errors import UserError
 from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.t5 import T5Config
+from files.run_folder import RunFolder
 from run.options import RunOptions
 from run.records.metrics import read_metrics
 from run.records.recorder import Recorder
-from run.records.run_directory import choose_path
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def runs(monkeypatch):
 
 def test_a_run_leaves_its_records(tmp_path, config, capsys):
     path = tmp_path / "deep" / "run"
-    with Recorder(config, path, RunOptions("tiny")) as report:
+    with Recorder(config, RunFolder(path), RunOptions("tiny")) as report:
         for step in range(3):
             report.step(step + 1, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5, tokens=9)
     assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
@@ -78,7 +78,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
 
 
 def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
-    with Recorder(config, tmp_path, RunOptions("tiny")):
+    with Recorder(config, RunFolder(tmp_path), RunOptions("tiny")):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.yml",
@@ -90,7 +90,7 @@ def test_a_run_without_steps_leaves_no_picture(tmp_path, config):
 def test_a_directory_that_cannot_be(tmp_path, config):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the run directory .*file"):
-        Recorder(config, tmp_path / "file", RunOptions("tiny"))
+        Recorder(config, RunFolder(tmp_path / "file"), RunOptions("tiny"))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,8 @@ def test_a_directory_that_cannot_be(tmp_path, config):
 )
 def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, project):
     config = load_config(family, "finetuning", preset)
-    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True, wandb_name="mine")) as report:
+    options = RunOptions("tiny", wandb=True, wandb_name="mine")
+    with Recorder(config, RunFolder(tmp_path), options) as report:
         report.step(1, loss=2.0, learning_rate=1e-3)
     (run,) = runs
     assert run.settings["project"] == project
@@ -119,7 +120,7 @@ SAMPLES = [
 
 
 def test_samples_are_a_table_of_wandb(tmp_path, runs, config):
-    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
+    with Recorder(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True)) as report:
         report.step(1, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
         report.step(2, loss=1.0, learning_rate=1e-3)
     (_, first), (_, second) = runs[0].logged
@@ -132,7 +133,8 @@ def test_samples_are_text_of_tensorboard(tmp_path, config):
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    with Recorder(config, tmp_path, RunOptions("tiny", tensorboard=True)) as report:
+    options = RunOptions("tiny", tensorboard=True)
+    with Recorder(config, RunFolder(tmp_path), options) as report:
         report.step(7, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
     (path,) = (tmp_path / "tensorboard").iterdir()
     texts = [
@@ -162,7 +164,7 @@ def events_of(data: bytes, checksum) -> list[bytes]:
 
 
 def fail_after_a_step(config, path):
-    with Recorder(config, path, RunOptions("tiny", wandb=True)) as report:
+    with Recorder(config, RunFolder(path), RunOptions("tiny", wandb=True)) as report:
         report.step(1, loss=2.0, learning_rate=1e-3)
         raise RuntimeError("the device is gone")
 
@@ -180,7 +182,7 @@ def test_wandb_without_login(tmp_path, config, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(UserError, match=r"No API key.*WANDB_MODE=offline, or leave out --wandb$"):
-        Recorder(config, tmp_path, RunOptions("tiny", wandb=True))
+        Recorder(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True))
 
 
 def test_wandb_not_installed(tmp_path, config, monkeypatch):
@@ -193,7 +195,7 @@ def test_wandb_not_installed(tmp_path, config, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_wandb)
     with pytest.raises(UserError, match="pip install wandb"):
-        Recorder(config, tmp_path, RunOptions("tiny", wandb=True))
+        Recorder(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True))
 
 
 def warnings_in(stderr: str) -> list[str]:
@@ -204,7 +206,7 @@ def test_a_run_goes_on_without_wandb(tmp_path, config, runs, monkeypatch, capsys
     """It fails in the middle, and is not asked again: not at the end of the process either."""
     ends = []
     monkeypatch.setattr(wandb, "teardown", lambda exit_code: ends.append(exit_code))
-    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
+    with Recorder(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True)) as report:
         report.step(1, loss=2.0, learning_rate=1e-3)
         monkeypatch.setattr(FakeRun, "log", raise_connection_error)
         for step in (1, 2):
@@ -225,6 +227,7 @@ import os, signal, sys, time
 from pathlib import Path
 from config.presets import load_config
 from config.t5 import T5Config
+from files.run_folder import RunFolder
 from run.records.recorder import Recorder
 from run.options import RunOptions
 
@@ -238,7 +241,7 @@ def its_process():
             pass
 
 config = load_config(T5Config, "finetuning", "tiny", {"training": {"steps": 6}})
-with Recorder(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as report:
+with Recorder(config, RunFolder(Path(sys.argv[1])), RunOptions("tiny", wandb=True)) as report:
     for step in range(6):
         report.step(step + 1, loss=2.0, learning_rate=1e-3)
         if step == 2:
@@ -249,7 +252,7 @@ with Recorder(config, Path(sys.argv[1]), RunOptions("tiny", wandb=True)) as repo
 
 @pytest.mark.slow
 def test_wandb_offline_for_real(tmp_path, config):
-    with Recorder(config, tmp_path, RunOptions("tiny", wandb=True)) as report:
+    with Recorder(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True)) as report:
         report.step(1, loss=2.0, learning_rate=1e-3)
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
@@ -271,7 +274,7 @@ def test_the_process_of_wandb_is_killed(tmp_path):
 
 
 def test_where_a_run_goes():
-    assert choose_path("here", "there", "tiny") == Path("here")
-    assert choose_path(None, "there", "tiny") == Path("there")
-    assert choose_path(None, None, "old/config.yml").parts[0] == "runs"
-    assert choose_path(None, None, "tiny").name.startswith("tiny-")
+    assert RunFolder.chosen("here", "there", "tiny").path == Path("here")
+    assert RunFolder.chosen(None, "there", "tiny").path == Path("there")
+    assert RunFolder.chosen(None, None, "old/config.yml").path.parts[0] == "runs"
+    assert RunFolder.chosen(None, None, "tiny").path.name.startswith("tiny-")

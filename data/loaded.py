@@ -1,0 +1,47 @@
+"""What the pipelines of a run load, so that it is loaded once.
+
+A run makes several: to choose lengths, to train, to evaluate, to export. Their configurations
+differ in what data do not depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from data.task import Split
+from data.texts import Corpus
+from huggingface import hub
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Loaded:
+    """Tokenizers by name, and the examples of splits until somebody has made samples of them."""
+
+    def __init__(self) -> None:
+        self._tokenizers: dict[str, PreTrainedTokenizerFast] = {}
+        self._corpora: dict[Split, tuple[object, Corpus]] = {}
+
+    def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
+        """The tokenizer of a name. Raises as `hub.load_tokenizer`."""
+        if name not in self._tokenizers:
+            self._tokenizers[name] = hub.load_tokenizer(name)
+        return self._tokenizers[name]
+
+    def corpus(self, split: Split, settings: object, read: Callable[[], Corpus]) -> Corpus:
+        """The examples of a split.
+
+        Args:
+            settings: what they follow from; they are read again if it has changed.
+            read: reads them.
+        """
+        known = self._corpora.get(split)
+        if known is None or known[0] != settings:
+            self._corpora[split] = known = settings, read()
+        return known[1]
+
+    def forget(self, split: Split) -> None:
+        """Free the examples of a split, which nobody asks for again."""
+        self._corpora.pop(split, None)

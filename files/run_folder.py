@@ -1,0 +1,85 @@
+"""The layout of a run's folder: what lies where in it, and is called what.
+
+This is the only file that knows. It is in the lowest room, since below the loop a saved run's
+configuration and tokenizer are read. Folders of steps have their names from `checkpoints.folders`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+CONFIG = "config.yml"
+"""The configuration, in the folder and in each step that is saved."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Records of a run and, where --save names the folder, its steps. It need not be there."""
+
+    path: Path
+
+    @classmethod
+    def chosen(cls, given: str | None, save: str | None, preset: str) -> RunFolder:
+        """The one given, else where checkpoints go, else a new one under runs/."""
+        if given or save:
+            return cls(Path(given or save or ""))
+        return cls(Path("runs") / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}")
+
+    @classmethod
+    def of_step(cls, step: Path) -> RunFolder:
+        """The run that has the folder of a step, in itself or in best/."""
+        folder = cls(step.absolute().parent)
+        outer = cls(folder.path.parent)
+        return outer if folder.path == outer.best else folder
+
+    @property
+    def config(self) -> Path:
+        """The configuration, which `--config` reads back."""
+        return self.path / CONFIG
+
+    @property
+    def sessions(self) -> Path:
+        """Each time that the run was started or continued."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A row for each optimizer step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def loss_curve(self) -> Path:
+        """The picture of them."""
+        return self.path / "loss_curve.png"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The same as events, if TensorBoard is asked for."""
+        return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        """The folder of a trace, if one is asked for."""
+        return self.path / "profile"
+
+    @property
+    def phases(self) -> Path:
+        """The table of time by phase that belongs to the trace."""
+        return self.profile / "phases.txt"
+
+    @property
+    def validation(self) -> Path:
+        """What run_validation.py found."""
+        return self.path / "validation.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer that the run was made with."""
+        return self.path / "tokenizer"
+
+    @property
+    def best(self) -> Path:
+        """The folder of the step with the best weights."""
+        return self.path / "best"
