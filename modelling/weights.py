@@ -21,7 +21,7 @@ import numpy as np
 
 from checkpoints.parts import CutTensor, Layout, PartialReader
 from config.errors import UserError
-from config.run import MASTER
+from config.optimizers import MASTER, SLOTS
 from files.shown import shown_name
 from modelling.quantisation import quantised
 from modelling.row_parts import RowPart, parts_in_row
@@ -37,8 +37,6 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 
 OPTIMIZER = "optimizer"
 """First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
-_FACTORS = ("second_order_rows", "second_order_columns")
-"""State with an element for each row, or for each column, of a matrix."""
 FP8 = "fp8"
 """First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
 
@@ -601,13 +599,12 @@ class WeightTable:
         return sorted(found, key=lambda place: place.prefix)
 
 
-def _state_place(row: Row, slot: str, variable: Variable) -> _Place:
+def _state_place(row: Row, name: str, variable: Variable) -> _Place:
     """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
-    if slot in _FACTORS:
-        axis = _FACTORS.index(slot)
-        slot = _FACTORS[1 - axis if row.transpose else axis]
-        return _Place(row.means(axis), variable, f"{OPTIMIZER}/{slot}/")
-    return _Place(row, variable, f"{OPTIMIZER}/{slot}/", variable.shape == ())
+    slot = SLOTS[name]
+    own = row if slot.over in ("elements", "weight") else row.means(slot.over == "columns")
+    theirs = slot.turned if row.transpose else slot
+    return _Place(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
 
 
 def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[_Place]:
@@ -615,7 +612,7 @@ def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[_Place]:
     found = []
     for row, tree in rows:
         state = tree.optim.get(row.path).to_dict() if "optim" in tree else {}
-        found += [_Place(row, state[MASTER], "")] if MASTER in state else []
+        found += [_Place(row, state[MASTER.name], "")] if MASTER.name in state else []
     return found
 
 

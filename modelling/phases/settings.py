@@ -8,6 +8,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import Row, WeightTable
+from popxl_addons.optimizers.adafactor import Whole
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Settings:
         assert self.table is not None, "Adafactor needs the table of weights"
         layer = self.table.phases[phase][0]
         return next(row for row in self.table.layers[layer] if row.path == variable)
+
+    def whole(self, phase: str, variable: str) -> Whole:
+        """To which matrices a variable belongs, for optimizers that treat weights as such."""
+        row = self.row(phase, variable)
+        return Whole(len(row.weights), row.axis, self.groups.identical)
 
     def shards(self, nelms: int, grouping: popxl.ReplicaGrouping) -> int:
         """Over how many replicas a variable of `nelms` elements is sharded: of a group, or 1."""
