@@ -203,7 +203,7 @@ def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, fo
     optimizer = config.training.optimizer
     needed = {
         f"{OPTIMIZER}/{slot.name}/{weight.name}": slot.shape(weight.shape)
-        for weight in table.weights
+        for weight in table.trained
         for slot in config.optimizer_slots(len(weight.shape))
     }
     for name, shape in needed.items():

@@ -84,6 +84,8 @@ class Row:
             it is shorter. None: the whole is on every replica.
         cut: whether it is; if not, weights joined along `axis` are whole on every replica.
         holders: neighbours of a tensor-parallel group that have the same part, see `Groups`.
+        trained: whether training changes it. If not, it is frozen: it is loaded, and never written
+            back, and has no gradient and no optimizer state.
     """
 
     path: str
@@ -92,6 +94,7 @@ class Row:
     axis: int | None = None
     cut: bool = True
     holders: int = 1
+    trained: bool = True
 
     @classmethod
     def linear(
@@ -393,6 +396,12 @@ class WeightTable:
         """Every logical weight once."""
         return tuple(w for rows in self.layers.values() for row in rows for w in row.weights)
 
+    @property
+    def trained(self) -> tuple[Weight, ...]:
+        """The logical weights that training changes."""
+        rows = (row for rows in self.layers.values() for row in rows if row.trained)
+        return tuple(w for row in rows for w in row.weights)
+
     # ---- logical weights ------------------------------------------------------------------------
     def initial(self, seed: int) -> Arrays:
         """Initial weights by name, float32, made when asked for. No layout changes them."""
@@ -555,8 +564,8 @@ class WeightTable:
 
     def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
         """Gradients by the weight's name, from the variables in the `grad` trees."""
-        rows = self._rows(variables)
-        places = [_Place(row, tree.grad.get(row.path), "") for row, tree in rows]
+        trained = [(row, tree) for row, tree in self._rows(variables) if row.trained]
+        places = [_Place(row, tree.grad.get(row.path), "") for row, tree in trained]
         return _Logical(places, read, self.tensor_parallel, None)
 
     def _rows(self, variables: Variables) -> list[tuple[Row, NamedTensors]]:
@@ -581,8 +590,7 @@ class WeightTable:
             state = [
                 _state_place(row, slot, variable)
                 for row, tree in rows
-                if "optim" in tree
-                for slot, variable in tree.optim.get(row.path).to_dict().items()
+                for slot, variable in _optimizer_state(row, tree).items()
             ]
             places += sorted(state, key=lambda place: place.prefix)
         return places + (self._fp8_places(rows) if optimizer and fp8 else [])
@@ -599,6 +607,12 @@ class WeightTable:
         return sorted(found, key=lambda place: place.prefix)
 
 
+def _optimizer_state(row: Row, tree: NamedTensors) -> Mapping[str, Variable]:
+    """What an optimizer keeps for a row, as far as the program has it."""
+    there = row.trained and "optim" in tree
+    return tree.optim.get(row.path).to_dict() if there else {}
+
+
 def _state_place(row: Row, name: str, variable: Variable) -> _Place:
     """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
     slot = SLOTS[name]
@@ -611,7 +625,7 @@ def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[_Place]:
     """The masters of weights, with the names of the weights."""
     found = []
     for row, tree in rows:
-        state = tree.optim.get(row.path).to_dict() if "optim" in tree else {}
+        state = _optimizer_state(row, tree)
         found += [_Place(row, state[MASTER.name], "")] if MASTER.name in state else []
     return found
 

@@ -93,11 +93,12 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     table = family.weights(config)
     candidates = finetuning_candidates(config, platform)
     _, traced = candidates.get()
-    count, shapes = _parameters(table), [weight.shape for weight in table.weights]
+    count, shapes = _parameters(table), [weight.shape for weight in table.trained]
     kept = [(slot, shape) for shape in shapes for slot in config.optimizer_slots(len(shape))]
     moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != MASTER)
     masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == MASTER)
-    state = count * (_itemsize(config) + FLOAT32) + moments + masters
+    gradients = FLOAT32 * sum(map(math.prod, shapes))
+    state = count * _itemsize(config) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_of_sample(config)
     sizes = (count, state, samples, tokens, moments)

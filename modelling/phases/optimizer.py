@@ -39,11 +39,11 @@ class OptimizerStore:
     def create(
         cls, variables: VariableStore, phase: str, entries: int, settings: Settings
     ) -> OptimizerStore:
-        """State and graphs for the variables of a phase; vectors (norms, biases) have no weight
-        decay."""
+        """State and graphs for the trained variables of a phase; vectors (norms, biases) have no
+        weight decay."""
         made, steps = {}, {}
         loaded = dict(zip(variables.names, variables.load.graph.outputs, strict=True))
-        for name in variables.facts.keys_flat():
+        for name in variables.grads.keys_flat():
             shard = loaded[name]
             factory = variables.facts.get(name)
             whole = partial(settings.whole, phase, name)

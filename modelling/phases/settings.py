@@ -18,7 +18,8 @@ class Settings:
     Attributes:
         config: the run's configuration.
         groups: replica groups of data and tensor parallelism.
-        table: the model's weights, which Adafactor treats one by one.
+        table: the model's weights: which are trained (None: all), and what Adafactor treats one
+            by one.
         keeping: phases that keep their activations, where the configuration leaves it open.
     """
 
@@ -59,6 +60,10 @@ class Settings:
         model = self.config.model
         random = model.dropout_prob > 0 and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
+
+    def trains(self, phase: str, variable: str) -> bool:
+        """Whether a variable of the layers of a phase is trained."""
+        return self.table is None or self.row(phase, variable).trained
 
     def row(self, phase: str, variable: str) -> Row:
         """Of which weights a variable of the layers of a phase is made."""
