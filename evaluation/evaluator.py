@@ -15,13 +15,12 @@ from data.tokens import warn_truncated
 from evaluation.metrics import TEXT_METRICS
 from evaluation.outcome import Answer, Outcome
 from modelling.generation.strategies import strategy_of
+from modelling.objectives import objective_of
 from modelling.sessions.generating import Inference
 from modelling.sessions.losses import Losses
 from modelling.sessions.running import RunningModel, compiled
 from modelling.spec import ModelFamily
 from terminal.screen import is_first_process
-
-LOSS_METRICS = ("loss", "perplexity")
 
 
 class Evaluator:
@@ -53,7 +52,7 @@ class Evaluator:
         self._stops = config.generation.stops()
         self._losses: Losses | None = None
         self._inference: Inference | None = None
-        if any(name in LOSS_METRICS for name in self.metrics):
+        if any(name in objective_of(config).metrics for name in self.metrics):
             self._samples = data.samples(examples, evaluated=True)
             self._losses = compiled(
                 lambda: Losses(config, family, lender), "the program of the loss"
@@ -77,7 +76,8 @@ class Evaluator:
             self._losses.write(weights)
             with self._losses, _bar("loss", len(self._samples), quiet) as bar:
                 loss = self._losses.of(self._samples, bar.update)
-            found |= {"loss": loss.mean, "perplexity": loss.perplexity}
+            metrics_of = self._losses.objective.metrics.items()
+            found |= {name: metric(loss.mean) for name, metric in metrics_of}
         texts: list[str] = []
         if self._inference is not None:
             self._inference.write(weights)
@@ -101,7 +101,7 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
     Raises:
         ConfigError: a metric does not suit the task.
     """
-    suitable = (*task.metrics, *LOSS_METRICS)
+    suitable = (*task.metrics, *objective_of(config).metrics)
     names = config.evaluation.names() or suitable
     watched = config.watched
     for name in [*names, *([] if watched is None else [watched])]:
