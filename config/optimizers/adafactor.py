@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from config.base import Section
@@ -39,7 +39,7 @@ class Adafactor(Section):
     """Least root mean square that a weight counts as. HF: eps[1]."""
 
 
-FACTORS = (SECOND._replace(over="rows"), SECOND._replace(over="columns"))
+FACTORS = (replace(SECOND, over="rows"), replace(SECOND, over="columns"))
 
 
 def _keeps(optimizer: Optimizer, rank: int) -> tuple[Slot, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from config.run import Optimizer
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from popxl_addons.optimizers.adafactor import Whole
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """An array that is kept for each weight.
 
     Attributes:
@@ -35,7 +36,7 @@ class Slot(NamedTuple):
     def turned(self) -> Slot:
         """The same of the transposed weight."""
         axes: dict[str, Any] = {"rows": "columns", "columns": "rows"}
-        return self._replace(over=axes.get(self.over, self.over))
+        return replace(self, over=axes.get(self.over, self.over))
 
     def shape(self, weight: tuple[int, ...]) -> tuple[int, ...]:
         """For a weight of a shape."""

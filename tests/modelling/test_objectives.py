@@ -38,13 +38,13 @@ class Far(Objective):
 
 
 def test_a_head_takes_and_learns_what_its_objective_says() -> None:
-    head = DecoderHead(small_config())
-    head.objective = Far()
     hidden = small_config().model.hidden_size
     rng, ir = np.random.default_rng(0), popxl.Ir()
     x = rng.standard_normal((2, 3, hidden), np.float32)
     reward, weight = rng.standard_normal((2, 3), np.float32), np.float32(0.5)
     with ir.main_graph:
+        head = DecoderHead(small_config())
+        head.objective = Far()
         tokens = TensorSpec((2, 3), popxl.int32)
         specs = head.objective.streams(tokens)
         assert list(specs) == ["reward", "weight"]
