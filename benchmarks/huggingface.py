@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from config.sections import Optimizer, RunConfig
-from data.samples import Batch
+from data.samples import IGNORE_INDEX, Batch
 from huggingface.torch_model import model_of
-from modelling.layers.lm_head import IGNORED
 from modelling.spec import family_of
 
 
@@ -63,7 +62,7 @@ class TorchTraining:
             arrays["attention_mask"] = arrays.pop("segments")
         logits = self.model(**arrays, use_cache=False).logits.float()
         return torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX
         )
 
 

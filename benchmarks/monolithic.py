@@ -18,8 +18,7 @@ import numpy as np
 from jax import lax
 
 from config.sections import RunConfig
-from data.samples import Batch
-from modelling.layers.lm_head import IGNORED
+from data.samples import IGNORE_INDEX, Batch
 from modelling.spec import family_of
 
 Tree = Any
@@ -198,7 +197,7 @@ def _loss(facts: Mapping[str, Any], weights: Tree, words: jax.Array, labels: jax
     x, _ = lax.scan(layer, x, weights["layers"])
     logits = _linear(_normed(facts, x, weights["norm"]), weights["head"])
     labels = labels.reshape(-1)
-    counts = labels != IGNORED
+    counts = labels != IGNORE_INDEX
     words = jnp.where(counts, labels, 0)
     total = _losses(logits.reshape(len(labels), -1), words, counts.astype(jnp.float32))
     return total / jnp.sum(counts)

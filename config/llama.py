@@ -309,9 +309,10 @@ class LlamaConfig(RunConfig):
                 f"model.attention.key_value_heads {heads} and execution.tensor_parallel {parts}: "
                 "one must be a multiple of the other"
             )
-        if parts > heads and self.training.optimizer.name == "adafactor":
+        optimizer = self.training.optimizer
+        if parts > heads and not optimizer.record.shared_parts:
             raise ConfigError(
-                f"adafactor with execution.tensor_parallel {parts} above "
+                f"{optimizer.name} with execution.tensor_parallel {parts} above "
                 f"model.attention.key_value_heads {heads} is not supported: take adamw"
             )
 

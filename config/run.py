@@ -13,6 +13,7 @@ from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError, nearest
+from config.optimizers import OPTIMIZERS, Adafactor, OptimizerRecord, Slot
 from config.values import (
     BeamCount,
     Fraction,
@@ -72,33 +73,6 @@ class LearningRate(Section):
             )
 
 
-MASTER = "master"
-"""State of a 16-bit weight with execution.master_weights, among that of the optimizer."""
-
-
-@dataclass(frozen=True)
-class Adafactor(Section):
-    """What Adafactor has in place of AdamW's betas and eps. HF: transformers' Adafactor."""
-
-    beta1: Probability | None = None
-    """Decay per step of the mean of the updates. null: none is kept."""
-
-    decay_rate: PositiveFloat = 0.8
-    """The mean of the squared gradients decays by 1 - step^-decay_rate. HF: its negative."""
-
-    eps: PositiveFloat = 1e-30
-    """Added to squared gradients. HF: eps[0]."""
-
-    clip_threshold: PositiveFloat = 1.0
-    """Largest root mean square of an update, before the learning rate."""
-
-    scale_parameter: bool = True
-    """Multiply the learning rate by the root mean square of the weight."""
-
-    least_scale: PositiveFloat = 1e-3
-    """Least root mean square that a weight counts as. HF: eps[1]."""
-
-
 @dataclass(frozen=True)
 class Optimizer(Section):
     """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or Adafactor
@@ -126,14 +100,14 @@ class Optimizer(Section):
     gradient_clipping: PositiveFloat | None = 1.0
     """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
 
-    def state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the float32 state of a weight of `shape` by name, without the step's number."""
-        if self.name == "adamw":
-            return {"first_order": shape, "second_order": shape}
-        mean = {} if self.adafactor.beta1 is None else {"first_order": shape}
-        if len(shape) != 2:
-            return mean | {"second_order": shape}
-        return mean | {"second_order_rows": shape[:1], "second_order_columns": shape[1:]}
+    @property
+    def record(self) -> OptimizerRecord:
+        """What the registry says of it."""
+        return OPTIMIZERS[self.name]
+
+    def slots(self, rank: int) -> tuple[Slot, ...]:
+        """What it keeps for a weight of so many axes, besides the step's number."""
+        return self.record.keeps(self, rank)
 
 
 @dataclass(frozen=True)

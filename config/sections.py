@@ -11,10 +11,10 @@ from config.least import ITEM_BYTES, check_any_memory
 from config.model import Embedding as Embedding
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
+from config.optimizers import MASTER, Slot
+from config.optimizers import Adafactor as Adafactor
 from config.run import FP8 as FP8
-from config.run import MASTER
 from config.run import METRICS as METRICS
-from config.run import Adafactor as Adafactor
 from config.run import Checkpoint as Checkpoint
 from config.run import Evaluation as Evaluation
 from config.run import Execution as Execution
@@ -77,10 +77,10 @@ class RunConfig(Section):
         """Whether the optimizer keeps a float32 copy of each weight."""
         return self.execution.master_weights and self.model.precision != "float32"
 
-    def optimizer_state(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the float32 state of a weight of `shape` by name, without the step's number."""
-        masters = {MASTER: shape} if self.has_masters else {}
-        return self.training.optimizer.state(shape) | masters
+    def optimizer_slots(self, rank: int) -> tuple[Slot, ...]:
+        """What is kept for a weight of so many axes, besides the step's number."""
+        slots = self.training.optimizer.slots(rank)
+        return (*slots, MASTER) if self.has_masters else slots
 
     @property
     def tied(self) -> bool:
@@ -129,8 +129,8 @@ class RunConfig(Section):
 
     def _least_state(self) -> int:
         """Bytes of a weight's float32 gradient and of moments as large as the weights."""
-        moments = self.optimizer_state((1,) * 2)
-        return 4 * (1 + sum(not slot.endswith(("_rows", "_columns")) for slot in moments))
+        slots = self.optimizer_slots(2)
+        return 4 + sum(slot.itemsize for slot in slots if slot.over == "elements")
 
     def min_weights(self) -> int:
         """Weights of the model at the least; a family counts its own."""

@@ -7,6 +7,9 @@ needs no data. Activations stay as they are; a weight is decompressed where it i
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 
 from popxl import Variable
@@ -51,3 +54,24 @@ def quantised(weight: np.ndarray, parts: NamedTensors) -> dict[Variable, np.ndar
     size = parts.packed.shape[-1] * PER_WORD
     data = group_quantize_compress_numpy(weight, size, -2)
     return {parts.get(name): array for name, array in zip(PARTS, data, strict=True)}
+
+
+class QuantisedParts:
+    """The parts of a weight in 4 bits, which are made together and handed out one by one."""
+
+    def __init__(self, whole: Callable[[], np.ndarray], parts: NamedTensors) -> None:
+        self._whole, self._parts = whole, parts
+        self._made: dict[Variable, np.ndarray] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The parts' variables."""
+        return [v for v in self._parts.tensors if isinstance(v, Variable)]
+
+    def of(self, variable: Variable) -> np.ndarray:
+        """The data of one part."""
+        with self._lock:
+            if variable not in self._made:
+                self._made = quantised(self._whole(), self._parts)
+            return self._made.pop(variable)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import popxl
 from config.machines import Machine
+from config.optimizers import MASTER
 from config.sections import RunConfig
 from machine.placement import spill
 from modelling.generation import build_generation
@@ -24,7 +25,7 @@ from planning.residence import (
     on_platform,
 )
 
-FLOAT32 = 4  # bytes of an element of a gradient or a moment
+FLOAT32 = 4  # bytes of an element of a gradient
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,12 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
     table = family.weights(config)
     candidates = finetuning_candidates(config, platform)
     _, traced = candidates.get()
-    count, optimizer = _parameters(table), config.training.optimizer
-    shapes = [s for w in table.weights for s in optimizer.state(w.shape).values()]
-    moments, masters = FLOAT32 * sum(map(math.prod, shapes)), FLOAT32 * count * config.has_masters
-    state = count * (_itemsize(config) + FLOAT32) + moments + masters
+    count, shapes = _parameters(table), [weight.shape for weight in table.trained]
+    kept = [(slot, shape) for shape in shapes for slot in config.optimizer_slots(len(shape))]
+    moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != MASTER)
+    masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == MASTER)
+    gradients = FLOAT32 * sum(map(math.prod, shapes))
+    state = count * _itemsize(config) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_of_sample(config)
     sizes = (count, state, samples, tokens, moments)

@@ -203,9 +203,9 @@ def _check_state(config: RunConfig, tensors: TensorFiles, table: WeightTable, fo
     """Raise CheckpointError if a checkpoint has the state of another optimizer."""
     optimizer = config.training.optimizer
     needed = {
-        f"{OPTIMIZER}/{name}/{weight.name}": shape
-        for weight in table.weights
-        for name, shape in config.optimizer_state(weight.shape).items()
+        f"{OPTIMIZER}/{slot.name}/{weight.name}": slot.shape(weight.shape)
+        for weight in table.trained
+        for slot in config.optimizer_slots(len(weight.shape))
     }
     for name, shape in needed.items():
         if name in tensors and _is_state(tensors.spec(name), shape):

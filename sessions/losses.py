@@ -10,7 +10,8 @@ import numpy as np
 import popdist
 from config.sections import RunConfig
 from data.batches import BatchSharding
-from data.samples import IGNORE_INDEX, Batch, Samples, labelled_tokens
+from data.samples import Batch, Samples
+from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.evaluation import build_loss
 from modelling.spec import ModelFamily
 from sessions.running import RunningModel
@@ -18,11 +19,11 @@ from sessions.running import RunningModel
 
 @dataclass(frozen=True)
 class Loss:
-    """The negative log-likelihood of target tokens, in nats.
+    """The loss of samples.
 
     Attributes:
         total: over all of them.
-        tokens: how many there are, end tokens included.
+        tokens: what that is divided by: of target tokens their number, end tokens included.
     """
 
     total: float
@@ -30,14 +31,8 @@ class Loss:
 
     @property
     def mean(self) -> float:
-        """Of a token."""
+        """That of an objective."""
         return self.total / max(self.tokens, 1)
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the mean; infinite where that overflows."""
-        with np.errstate(over="ignore"):
-            return float(np.exp(self.mean))
 
 
 class Losses(RunningModel):
@@ -60,7 +55,7 @@ class Losses(RunningModel):
             training=replace(config.training, global_batch_size=batch),
         )
         self._sharding = BatchSharding.of(config)
-        self._family = family
+        self._family, self.objective = family, objective_of(config)
         self.program = build_loss(config, family.layout)
         variables = self.program.variables
         super().__init__(config, self.program.ir, family.weights(config), variables, lender)
@@ -77,9 +72,9 @@ class Losses(RunningModel):
         for start in range(0, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
             taken = samples.take(np.resize(indices, size)[own])
-            batch = _with_labels_where(taken, own < len(indices))
+            batch = self.objective.only(taken, own < len(indices))
             total += self._sum(batch)
-            tokens += labelled_tokens(self._sharding.without_duplicates(batch))
+            tokens += self.objective.normaliser(self._sharding.without_duplicates(batch))
             if on_progress is not None:
                 on_progress(len(indices))
         return Loss(total, sum(popdist.gather(tokens)))
@@ -91,21 +86,9 @@ class Losses(RunningModel):
         dealt = {streams[name]: x for name, x in arrays.items() if name in streams}
         inputs = {stream: self._sharding.to_replicas(x) for stream, x in dealt.items()}
 
-        inputs[streams["weight"]] = np.ones(
+        inputs[streams[WEIGHT]] = np.ones(
             (c.gradient_accumulation, own.stop - own.start), np.float32
         )
         losses = self._run(inputs)[self.program.loss]
         by_replica = losses.reshape(-1, c.execution.data_parallel, c.execution.tensor_parallel)
         return float(by_replica[..., 0].astype(np.float64).sum())
-
-
-def _with_labels_where(batch: Batch, counts: np.ndarray) -> Batch:
-    """The batch with nothing to predict in the samples that only fill it up.
-
-    Args:
-        counts: bool, whether a sample does not.
-    """
-    labels = batch["labels"].copy()
-    rows = len(labels) // len(counts)  # targets of a sample
-    labels[~np.repeat(counts, rows)] = IGNORE_INDEX
-    return {**batch, "labels": labels}

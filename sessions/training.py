@@ -13,7 +13,8 @@ import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
 from data.batches import BatchSharding
-from data.samples import Batch, labelled_tokens
+from data.samples import Batch
+from modelling.objectives import WEIGHT, objective_of
 from modelling.phases.training import build_training
 from modelling.spec import ModelFamily, family_of
 from modelling.weights import HeldParts, Variables
@@ -58,7 +59,7 @@ class FineTuning(RunningModel):
         """
         self._family = family = family or family_of(config)
         self._pending: int | None = None  # the step whose update waits for the next one
-        self._sharding = BatchSharding.of(config)
+        self._sharding, self._objective = BatchSharding.of(config), objective_of(config)
         table = family.weights(config)
         self.program = program_here(
             config, lambda keeping: build_training(config, family.layout, gradients, table, keeping)
@@ -175,7 +176,7 @@ class FineTuning(RunningModel):
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Tokens and target tokens of each global batch, on all processes."""
         once = [self._sharding.without_duplicates(batch) for batch in batches]
-        own = [[self._family.sample_format.tokens(b), labelled_tokens(b)] for b in once]
+        own = [[self._family.sample_format.tokens(b), self._objective.normaliser(b)] for b in once]
         totals = np.sum(popdist.gather(own), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
@@ -185,12 +186,10 @@ class FineTuning(RunningModel):
         arrays = self._family.sample_format.streams(batch)
         wanted = self.program.inputs.keys() & arrays.keys()
         fed = {name: self._sharding.to_replicas(arrays[name]) for name in wanted}
-        # Micro-batches and data-parallel replicas are averaged: each weighs its sum over tokens
-        # so that the average is the mean over all target tokens of the global batch.
         share = c.gradient_accumulation * c.execution.data_parallel
         weight = share / max(target_tokens, 1)
         shape = (c.gradient_accumulation, own.stop - own.start)
-        fed["weight"] = np.full(shape, weight, np.float32)
+        fed[WEIGHT] = np.full(shape, weight, np.float32)
         return fed
 
     def _per_step(self, values: np.ndarray) -> np.ndarray:

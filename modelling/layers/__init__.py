@@ -28,7 +28,6 @@ from modelling.layers.layer import Layer as Layer
 from modelling.layers.layer import cast as cast
 from modelling.layers.linear import FusedLinear as FusedLinear
 from modelling.layers.linear import Linear as Linear
-from modelling.layers.lm_head import IGNORED as IGNORED
 from modelling.layers.lm_head import LMHead as LMHead
 from modelling.layers.lm_head_loss import LMHeadLoss as LMHeadLoss
 from modelling.layers.masking import MASKED as MASKED

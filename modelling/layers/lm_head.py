@@ -10,10 +10,6 @@ from modelling.layers.masking import MASKED
 from modelling.layers.parallel import Groups
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
-from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
-
-IGNORED = -100
-"""Label of a position that is not part of the loss, as in PyTorch and Hugging Face."""
 
 
 class LMHead(Layer):
@@ -65,21 +61,3 @@ class LMHead(Layer):
         mask = popxl.constant(low, popxl.float32, "vocabulary_padding")
         own = ops.collectives.replicated_slice(mask, 0, self.groups.tp)
         return logits + own.reshape((shard,))
-
-    def token_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Sum of the negative log-likelihoods of `labels`.
-
-        Args:
-            logits: what `build` returns for x of shape (n, hidden).
-            labels: int32 (n,), in [0, vocabulary) or `IGNORED`.
-
-        Returns:
-            float32 scalar, the same on the replicas of a tensor-parallel group.
-        """
-        ignored: Tensor = popxl.constant(IGNORED, popxl.int32, "ignored")
-        if self.groups.tensor_parallel > 1:
-            offset = self.groups.rank() * logits.shape[-1]
-            labels, ignored = labels - offset, ignored - ops.reshape(offset, ())
-        return cross_entropy_sharded_loss(
-            logits, labels, ignored, replica_grouping=self.groups.tp, reduction="sum"
-        )

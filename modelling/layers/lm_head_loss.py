@@ -1,4 +1,4 @@
-"""The end of a model: the final norm, the logits and the loss."""
+"""The end of a model: the final norm, the logits and what is learned of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.layer import Layer
 from modelling.layers.lm_head import LMHead
 from modelling.layers.parallel import Groups
+from modelling.objectives import objective_of
 from popxl import Tensor
 
 
 class LMHeadLoss(Layer):
-    """Norm, dropout, logits and loss.
+    """A head (norm, dropout, logits) and an objective.
 
     Variables: those of `norm`, and `lm_head.weight` and `lm_head.bias`, see `LMHead`; if the head
     is tied to the embedding, `tokens.weight` instead, which the embeddings own.
@@ -40,7 +41,7 @@ class LMHeadLoss(Layer):
     ) -> None:
         super().__init__()
         groups = Groups.current(config.execution.tensor_parallel)
-        self.axes = Axes.of(config)
+        self.axes, self.objective = Axes.of(config), objective_of(config)
         self.norm = norm
         self.dropout = dropout
         self.tied = tied
@@ -50,29 +51,20 @@ class LMHeadLoss(Layer):
         with linear_head(config):
             self.lm_head = LMHead(config.model.embedding.vocab_size, groups, bias, cap)
 
-    def build(
-        self, x: Tensor, labels: Tensor, weight: Tensor, seed: Tensor | None = None
-    ) -> Tensor:
-        """The loss of a micro-batch: `weight` times the sum over its target tokens.
-
-        The loss of a global batch is the mean over its target tokens. So that the mean of this
-        over all micro-batches (of all data-parallel replicas) is that loss, the weight is the
-        number of micro-batches divided by the number of target tokens in the global batch.
+    def build(self, x: Tensor, *inputs: Tensor, seed: Tensor | None = None) -> Tensor:
+        """The weighted loss of a micro-batch, see `Objective.loss` and `WEIGHT`.
 
         Args:
             x: the last layer's output, (batch, length, hidden).
-            labels: int32 (batch, length), `IGNORED` where there is no target.
-            weight: float32 scalar.
+            inputs: those of `Objective.streams`, in their order.
             seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
 
         Returns:
             float32 scalar.
         """
-        logits = self.logits(x, seed)
-        tokens, classes = labels.nelms, logits.shape[-1]
-        labels = self.axes.swap(labels)
-        flat = logits.reshape((tokens, classes)), labels.reshape((tokens,))
-        return self.lm_head.token_loss(*flat) * weight
+        logits, (*own, weight) = self.logits(x, seed), inputs
+        named = dict(zip(self.objective.inputs, own, strict=True))
+        return self.objective.loss(logits, named, self.axes, self.lm_head.groups) * weight
 
     def logits(self, x: Tensor, seed: Tensor | None = None, table: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import popxl
@@ -138,6 +138,10 @@ class InputBuffers:
     def port(self, name: str) -> Port:
         """The input `name` as a phase takes it."""
         return Port(self.streams[name].spec, self[name])
+
+    def ports(self, names: Iterable[str]) -> dict[str, Port]:
+        """The inputs of these names, by name."""
+        return {name: self.port(name) for name in names}
 
     def load(self) -> None:
         """Bring all micro-batches of the step from the host."""

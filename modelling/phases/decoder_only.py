@@ -20,8 +20,8 @@ from modelling.phases.step import StepInputs
 class DecoderOnlyLayout:
     """Embeddings, layers, and the head. See `modelling.phases.training.Layout`.
 
-    Inputs: `words` and `labels`, int32 (micro-batch, sequence_length), and where samples hold
-    several texts, `starts`, see `data.causal_lm.starts_of`.
+    Inputs: `words`, int32 (micro-batch, sequence_length), those of the head's objective, and where
+    samples hold several texts, `starts`, see `data.causal_lm.starts_of`.
 
     Args:
         layers: of one kind, or several; `build(x, seed=None)` returns the shape of x, (batch,
@@ -43,10 +43,9 @@ class DecoderOnlyLayout:
             layers = Layers([layers], [0] * model.layers)
         self._layers, self._settings = layers, settings
         words = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
-        scalar = popxl.TensorSpec((), popxl.float32)
-        inputs = {"words": words, "labels": words, "weight": scalar}
+        learned = head.objective.streams(words)
         packed = {"starts": words} if examples_per_row(config) > 1 else {}
-        self.inputs = InputBuffers(inputs | packed, settings)
+        self.inputs = InputBuffers({"words": words} | learned | packed, settings)
         shape = Axes.of(config).shape(batch, model.sequence_length, model.hidden_size)
         hidden = popxl.TensorSpec(shape, settings.dtype)
         row = ActivationBuffers.create(hidden, model.layers + 1, settings).port
@@ -59,11 +58,7 @@ class DecoderOnlyLayout:
         )
         starts = {name: self.inputs.port(name) for name in packed}
         self.kinds = self._kinds({"x": row(0), **starts}, row(1))
-        head_inputs = {
-            "x": row(model.layers),
-            "labels": self.inputs.port("labels"),
-            "weight": self.inputs.port("weight"),
-        }
+        head_inputs = {"x": row(model.layers), **self.inputs.ports(learned)}
         tied = {"tokens": self.embeddings} if head.tied else None
         self.head = LossPhase("head", head, head_inputs, settings, tied)
         self.phases = [self.embeddings, *self.kinds, self.head]

@@ -28,9 +28,9 @@ class FP8State:
     """The state of the FP8 products of a phase, the same on all replicas; one entry for each layer.
 
     The gradients in a layer are those of the loss of its micro-batch, which weighs as much as the
-    whole global batch (see `LMHeadLoss.build`): they grow with the number of micro-batches. The
-    state holds amaxes and scales of gradients of the global batch's loss, which do not, so that
-    every split of a global batch gives the same ones.
+    whole global batch (see `modelling.objectives.WEIGHT`): they grow with the number of
+    micro-batches. The state holds amaxes and scales of gradients of the global batch's loss, which
+    do not, so that every split of a global batch gives the same ones.
 
     Attributes:
         facts: the variables' factories.

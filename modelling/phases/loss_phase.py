@@ -51,7 +51,7 @@ class LossPhase(Phase):
         ]
         self._grad_facts, grad = addons.autodiff_with_accumulation(
             forward,
-            forward.args.tensors,
+            self._accumulated(forward),
             grads_required=with_grad,
             mean=False,
             accumulator_dtype=popxl.float32,

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import popxl
-from config.run import MASTER
+import popxl_addons as addons
+from config.optimizers import MASTER
 from popxl import ReplicaGrouping, ops
-from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
-from popxl_addons.optimizers.adam import AdamOptimizerStep
 
 
 class _OnMaster:
@@ -30,14 +29,11 @@ class _OnMaster:
     ) -> None:
         """Update the master, the other state, and `var`; see the optimizer's own `build`."""
         group = replica_grouping
-        master = self.state_like(MASTER, var, popxl.float32, group)  # type: ignore[attr-defined]
+        master = self.state_like(MASTER.name, var, popxl.float32, group)  # type: ignore[attr-defined]
         super().build(master, grad, group, **settings)  # type: ignore[misc]
         ops.var_updates.copy_var_update_(var, ops.cast(master, var.dtype))
 
 
-class AdamOnMaster(_OnMaster, AdamOptimizerStep):
-    """AdamW with a master."""
-
-
-class AdafactorOnMaster(_OnMaster, AdafactorOptimizerStep):
-    """Adafactor with a master."""
+def on_master(step: type[addons.Module]) -> type[addons.Module]:
+    """The module of an optimizer's step that updates a master."""
+    return type(f"{step.__name__}OnMaster", (_OnMaster, step), {})

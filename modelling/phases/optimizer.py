@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import popxl
 import popxl_addons as addons
-from modelling.phases.masters import AdafactorOnMaster, AdamOnMaster
+from modelling.phases.masters import on_master
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore, name_kind
 from modelling.phases.step import Update
-from modelling.weights import Row
 from popxl import ops
-from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep, Whole
-from popxl_addons.optimizers.adam import AdamOptimizerStep
+from popxl_addons.optimizers.adafactor import Whole
 from popxl_addons.remote import NamedRemoteBuffers, named_variable_buffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
@@ -40,16 +39,15 @@ class OptimizerStore:
     def create(
         cls, variables: VariableStore, phase: str, entries: int, settings: Settings
     ) -> OptimizerStore:
-        """State and graphs for the variables of a phase; vectors (norms, biases) have no weight
-        decay."""
+        """State and graphs for the trained variables of a phase; vectors (norms, biases) have no
+        weight decay."""
         made, steps = {}, {}
-        adafactor = settings.config.training.optimizer.name == "adafactor"
         loaded = dict(zip(variables.names, variables.load.graph.outputs, strict=True))
-        for name in variables.facts.keys_flat():
+        for name in variables.grads.keys_flat():
             shard = loaded[name]
             factory = variables.facts.get(name)
-            own = _adafactor(settings, settings.row(phase, name)) if adafactor else _adam(settings)
-            made[name], steps[name] = _graph(own, shard.spec, factory, settings)
+            whole = partial(settings.whole, phase, name)
+            made[name], steps[name] = _graph(whole, shard.spec, factory, settings)
         facts = NamedVariableFactories.from_dict(made)
         buffers = named_variable_buffers(facts, entries, False)
         name_kind(buffers, "moments")
@@ -109,41 +107,16 @@ def _buffers_of(
     return {_VARIABLE: variables.buffers.to_dict()[name], **state}
 
 
-_Step = tuple[addons.Module, dict[str, Any]]
-"""An optimizer and the settings that others do not have."""
-
-
-def _adam(settings: Settings) -> _Step:
-    optimizer = settings.config.training.optimizer
-    step = AdamOnMaster() if settings.config.has_masters else AdamOptimizerStep()
-    return step, {
-        "beta1": optimizer.beta1,
-        "beta2": optimizer.beta2,
-        "eps": optimizer.eps,
-        "first_order_dtype": popxl.float32,
-    }
-
-
-def _adafactor(settings: Settings, row: Row) -> _Step:
-    """Each weight of a variable counts as a matrix of its own, whether it is sharded or not."""
-    own = settings.config.training.optimizer.adafactor
-    step = AdafactorOnMaster() if settings.config.has_masters else AdafactorOptimizerStep()
-    return step, {
-        "beta1": own.beta1,
-        "decay_rate": -own.decay_rate,
-        "eps": (own.eps, own.least_scale),
-        "clip_threshold": own.clip_threshold,
-        "scale_parameter": own.scale_parameter,
-        "whole": Whole(len(row.weights), row.axis, settings.groups.identical),
-    }
-
-
 def _graph(
-    step: _Step, spec: popxl.TensorSpec, factory: addons.VariableFactory, settings: Settings
+    whole: Callable[[], Whole],
+    spec: popxl.TensorSpec,
+    factory: addons.VariableFactory,
+    settings: Settings,
 ) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     """The update of a variable, of which a replica has a part of `spec`."""
     optimizer = settings.config.training.optimizer
-    module, own = step
+    step, own = optimizer.record.step(optimizer, whole)
+    module = on_master(step)() if settings.config.has_masters else step()
     clipping = {}
     if optimizer.gradient_clipping is not None:
         clipping = {"global_norm": _SCALAR, "global_norm_max": optimizer.gradient_clipping}

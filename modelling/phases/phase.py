@@ -37,6 +37,10 @@ class Phase:
 
     Attributes:
         layer: the module's class, which layers of a kind have in common.
+        names: of the variables that the phase loads, own and borrowed.
+        trained: those of them that the program trains: they alone have gradients, accumulators and
+            optimizer state, and are written back (`modelling.weights.Row.trained`).
+        bwd: the gradient graph; None where nothing in or before the phase is trained.
 
     Args:
         module: the layer; `build(*inputs, seed=None)` returns one tensor.
@@ -49,6 +53,7 @@ class Phase:
             decides in which of the two it runs a layer.
     """
 
+    _owner: dict[str, Phase]  # of borrowed variables
     _optim: popxl.Graph  # the update of a layer
     _updated: list[str]  # what it returns, by name
 
@@ -69,14 +74,31 @@ class Phase:
         specs = [port.spec for port in inputs.values()]
         self._facts, forward = module.create_graph(*specs, seed=settings.seed_spec)
         self.names = [n for n in forward.args.keys_flat() if self._facts.get(n).kind == "parameter"]
-        if settings.training:
+        self._owner = self._owners(shared or {}) if weights_of is None else weights_of._owner
+        self.trained = [n for n in self.names if self._trains(n, weights_of or self)]
+        self.bwd: addons.GraphWithNamedArgs | None = None
+        if self.trained or (settings.training and any(port.grad for port in inputs.values())):
             self._build_graphs(forward, inputs, output)
         else:
             self._build_forward(forward, inputs, output)
         if weights_of is None:
-            self._own(dict(shared or {}))
+            self._own()
         else:
             self._share(weights_of)
+
+    def _owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
+        """The phases of variables that this phase borrows, by the variable's name."""
+        return {
+            name: owner
+            for name in self.names
+            for prefix, owner in shared.items()
+            if not prefix or name == prefix or name.startswith(f"{prefix}.")
+        }
+
+    def _trains(self, name: str, keeper: Phase) -> bool:
+        """Whether a variable is trained; `keeper` keeps those that are not borrowed."""
+        settings = self._settings
+        return settings.training and settings.trains(self._owner.get(name, keeper).name, name)
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(
@@ -113,7 +135,7 @@ class Phase:
         with popxl.transforms.saving(popxl.transforms.products_saveable):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
-                forward.args.tensors,
+                self._accumulated(forward),
                 grads_provided=[result],
                 grads_required=with_grad,
                 mean=False,
@@ -148,22 +170,26 @@ class Phase:
             handle.buffer.kind = handle.buffer.kind or "activations inside layers"
         self.fwd, self.bwd = fwd.graph, bwd.graph
 
-    def _own(self, shared: dict[str, Phase]) -> None:
-        """Split the variables into own ones, which get buffers, and those of other phases."""
+    def _accumulated(self, forward: addons.GraphWithNamedArgs) -> tuple[popxl.Tensor, ...]:
+        """The inputs whose gradients are added up: trained variables, and scales of FP8 products,
+        whose gradients are what was observed."""
+        frozen = {*self.names} - {*self.trained}
+        wanted = [name for name in forward.args.keys_flat() if name not in frozen]
+        return forward.args.filter_keys(wanted).tensors
+
+    def _own(self) -> None:
+        """Give own variables buffers, and let the phases that keep the others know."""
         settings = self._settings
-        self._owner = {
-            name: owner
-            for name in self.names
-            for prefix, owner in shared.items()
-            if not prefix or name == prefix or name.startswith(f"{prefix}.")
-        }
         parameters = self._facts.of_kind("parameter").to_dict()
         own = {n: f for n, f in parameters.items() if n not in self._owner}
         facts = NamedVariableFactories.from_dict(own)
-        self.variables = VariableStore.create(facts, self.entries, settings) if own else None
+        trained = [name for name in self.trained if name in own]
+        self.variables = (
+            VariableStore.create(facts, self.entries, settings, trained) if own else None
+        )
         self.optimizer = (
             OptimizerStore.create(self.variables, self.name, self.entries, settings)
-            if self.variables and settings.training
+            if self.variables and trained
             else None
         )
         self.fp8 = FP8State.create(self._facts, self.entries, settings)
@@ -172,19 +198,18 @@ class Phase:
         self._keep_resident(settings.config.execution.resident_layers)
         self._lent: dict[str, list[Phase]] = {}  # own variables, and who adds to their gradients
         for name, owner in self._owner.items():
-            owner._lent.setdefault(name, []).append(self)
-        if settings.training:
-            self._build_reduction()
+            if name in self.trained:
+                owner._lent.setdefault(name, []).append(self)
+        self._build_reduction()
 
     def _share(self, other: Phase) -> None:
         """Use the variables, FP8 state and gradients of a phase, and its optimizer."""
         assert self.names == other.names, "phases that are alike have the same variables"
         self.variables, self.fp8, self.optimizer = other.variables, other.fp8, other.optimizer
-        self._owner, self._lent = other._owner, other._lent
+        self._lent = other._lent
         if self.optimizer is not None:
             self._optim, self._updated = other._optim, other._updated
-        if self._settings.training:
-            self._build_reduction()
+        self._build_reduction()
 
     def _build_update(self) -> None:
         """The update of a layer, the same executables wherever in a step it runs."""
@@ -203,8 +228,10 @@ class Phase:
         self._optim = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_reduction(self) -> None:
+        if not self.trained or self.bwd is None:
+            return
         settings = self._settings
-        groups = {n: self._store_of(n).shard_groups[n] for n in self.names}
+        groups = {n: self._store_of(n).shard_groups[n] for n in self.trained}
         accumulated = self._accumulators(self.bwd.args)
         self._reduce, self._reduced = reduce_replica_sharded_graph(
             accumulated,
@@ -215,13 +242,14 @@ class Phase:
 
     def _keep_resident(self, layers: int) -> None:
         """Keep variables, gradients and moments of the first `layers` layers on the device."""
-        if self.variables and self.optimizer:
-            trees = (self.variables.buffers, self.variables.grads, self.optimizer.buffers)
-            for buffer in (b for tree in trees for b in tree.to_dict().values()):
-                buffer.resident = min(layers, self.entries)
+        if self.variables and self._settings.training:
+            state = [self.optimizer.buffers] if self.optimizer else []
+            for tree in (self.variables.buffers, self.variables.grads, *state):
+                for buffer in tree.to_dict().values():
+                    buffer.resident = min(layers, self.entries)
 
     def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
-        return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.names})
+        return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trained})
 
     def _store_of(self, name: str) -> VariableStore:
         store = self._owner[name].variables if name in self._owner else self.variables
@@ -279,11 +307,7 @@ class Phase:
         found: dict[str, popxl.Tensor] = {}
         new = {} if update is None else self.update(row, update)
         if self.variables:
-            shards = (
-                addons.NamedTensors.from_dict({n: new[n] for n in self.variables.names})
-                if new
-                else self.variables.load_shards(row)
-            )
+            shards = self.variables.load_shards(row, new)
             found.update(self.variables.gathered(shards).to_dict())
         for owner in dict.fromkeys(self._owner.values()):
             assert owner.variables is not None
@@ -334,6 +358,8 @@ class Phase:
         Returns:
             This replica's part of the sum of squares of the gradients that are complete now.
         """
+        if self.bwd is None:
+            return popxl.constant(0.0, popxl.float32)
         with self._part("backward"):
             self._load_code(self.bwd.graph)
             accumulators = self._grad_facts.init_zero()
@@ -349,8 +375,9 @@ class Phase:
     ) -> popxl.Tensor:
         if self.fp8:
             self.fp8.observe(row, accumulators)
-        accumulated = self._accumulators(accumulators)
-        outputs = self._reduce.bind(accumulated).call()
+        if not self.trained:
+            return popxl.constant(0.0, popxl.float32)
+        outputs = self._reduce.bind(self._accumulators(accumulators)).call()
         reduced = dict(zip(self._reduced, outputs, strict=True))
         complete = {}
         for name, grad in reduced.items():

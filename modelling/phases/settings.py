@@ -8,6 +8,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.layers.parallel import Groups
 from modelling.weights import Row, WeightTable
+from popxl_addons.optimizers.adafactor import Whole
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Settings:
     Attributes:
         config: the run's configuration.
         groups: replica groups of data and tensor parallelism.
-        table: the model's weights, which Adafactor treats one by one.
+        table: the model's weights: which are trained (None: all), and what Adafactor treats one
+            by one.
         keeping: phases that keep their activations, where the configuration leaves it open.
     """
 
@@ -59,11 +61,20 @@ class Settings:
         random = model.dropout_prob > 0 and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
+    def trains(self, phase: str, variable: str) -> bool:
+        """Whether a variable of the layers of a phase is trained."""
+        return self.table is None or self.row(phase, variable).trained
+
     def row(self, phase: str, variable: str) -> Row:
         """Of which weights a variable of the layers of a phase is made."""
         assert self.table is not None, "Adafactor needs the table of weights"
         layer = self.table.phases[phase][0]
         return next(row for row in self.table.layers[layer] if row.path == variable)
+
+    def whole(self, phase: str, variable: str) -> Whole:
+        """To which matrices a variable belongs, for optimizers that treat weights as such."""
+        row = self.row(phase, variable)
+        return Whole(len(row.weights), row.axis, self.groups.identical)
 
     def shards(self, nelms: int, grouping: popxl.ReplicaGrouping) -> int:
         """Over how many replicas a variable of `nelms` elements is sharded: of a group, or 1."""

@@ -24,7 +24,7 @@ class VariableStore:
     Attributes:
         facts: the variables' factories.
         buffers: their remote buffers; one entry for each layer of the phase.
-        grads: buffers of float32 gradients, sharded as the variables are; none without training.
+        grads: buffers of float32 gradients of those that are trained, sharded as the variables are.
         shard_groups: for each variable, the replicas it is sharded over (a group of 1: not).
         names: of what `load` and `gather` give.
         load: graph that loads the entry of a layer.
@@ -41,7 +41,11 @@ class VariableStore:
 
     @classmethod
     def create(
-        cls, facts: NamedVariableFactories, entries: int, settings: Settings
+        cls,
+        facts: NamedVariableFactories,
+        entries: int,
+        settings: Settings,
+        trained: Sequence[str] = (),
     ) -> VariableStore:
         """Buffers and graphs for `entries` layers' worth of the variables of `facts`."""
         groupings = _cut_over(facts)
@@ -49,7 +53,7 @@ class VariableStore:
         over = {n: settings.shards(math.prod(shapes[n]), groupings[n]) for n in shapes}
         alone = popxl.gir().replica_grouping(group_size=1)
         buffers = named_variable_buffers(facts, entries, over)
-        grads = _gradient_buffers(buffers, entries) if settings.training else NamedRemoteBuffers()
+        grads = buffers.filter_keys(trained).map(lambda buffer: _float32_buffer(buffer, entries))
         name_kind(buffers, "weights")
         name_kind(grads, "gradients")
         load, names, gather = _loading(buffers, groupings)
@@ -70,9 +74,20 @@ class VariableStore:
         load, found, gather = _loading(buffers, _cut_over(wanted))
         return replace(self, facts=wanted, buffers=buffers, names=found, load=load, gather=gather)
 
-    def load_shards(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """The variables of layer `row` as this replica stores them."""
-        return addons.NamedTensors.pack(self.names, self.load.call(row))
+    def load_shards(
+        self, row: popxl.Tensor, at_hand: Mapping[str, popxl.Tensor] | None = None
+    ) -> addons.NamedTensors:
+        """The variables of layer `row` as this replica stores them.
+
+        Args:
+            at_hand: those that need not be loaded, after an update.
+        """
+        missing = [name for name in self.names if name not in (at_hand or {})]
+        if missing == self.names:
+            return addons.NamedTensors.pack(self.names, self.load.call(row))
+        loaded = self.only(missing).load_shards(row).to_dict() if missing else {}
+        found = {**loaded, **(at_hand or {})}
+        return addons.NamedTensors.from_dict({name: found[name] for name in self.names})
 
     def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row`, gathered."""
@@ -134,10 +149,6 @@ def _loading(
         shards, replica_groups=NamedReplicaGrouping.from_dict(groupings)
     )
     return load, names, gather
-
-
-def _gradient_buffers(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:
-    return buffers.map(lambda buffer: _float32_buffer(buffer, entries))
 
 
 def _float32_buffer(buffer: popxl.RemoteBuffer, entries: int) -> popxl.RemoteBuffer:

@@ -37,6 +37,7 @@ class T5Layout:
         assert isinstance(settings.config, T5Config)
         self._settings, self._config = settings, settings.config
         self._layers = self._config.model.layers
+        self._head = DecoderHead(self._config)
         self._specs()
         self._encoder_phases()
         self._decoder_phases()
@@ -57,13 +58,14 @@ class T5Layout:
         self._enc = popxl.TensorSpec(axes.shape(batch, enc, model.hidden_size), settings.dtype)
         targets = batch * self._config.data.examples_per_row
         self._dec = popxl.TensorSpec(axes.shape(targets, dec, model.hidden_size), settings.dtype)
+        words = popxl.TensorSpec((targets, dec), popxl.int32)
+        self._learned = self._head.objective.streams(words)
         self.inputs = InputBuffers(
             {
                 "words": popxl.TensorSpec((batch, enc), popxl.int32),
                 "mask": popxl.TensorSpec((batch, enc), popxl.int32),
-                "decoder_words": popxl.TensorSpec((targets, dec), popxl.int32),
-                "labels": popxl.TensorSpec((targets, dec), popxl.int32),
-                "weight": popxl.TensorSpec((), popxl.float32),
+                "decoder_words": words,
+                **self._learned,
             },
             settings,
         )
@@ -130,14 +132,9 @@ class T5Layout:
         self.decoder = self._remaining(
             "decoder_block", DecoderBlock(config), inputs(1), row(2), self.first_decoder
         )
-        head_inputs = {
-            "x": row(self._layers),
-            "labels": self.inputs.port("labels"),
-            "weight": self.inputs.port("weight"),
-        }
-        head = DecoderHead(config)
-        tied = {"tokens": self.embeddings} if head.tied else None
-        self.head = LossPhase("head", head, head_inputs, settings, tied)
+        head_inputs = {"x": row(self._layers), **self.inputs.ports(self._learned)}
+        tied = {"tokens": self.embeddings} if self._head.tied else None
+        self.head = LossPhase("head", self._head, head_inputs, settings, tied)
 
     # ---- order ----------------------------------------------------------------------------------
     def forward(self, step: StepInputs) -> None:

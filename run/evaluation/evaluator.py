@@ -14,6 +14,7 @@ from data.pipeline import Pipeline
 from data.task import Task, task_of
 from data.tokens import warn_truncated
 from modelling.generation.strategies import strategy_of
+from modelling.objectives import objective_of
 from modelling.spec import ModelFamily
 from run.evaluation.metrics import TEXT_METRICS
 from run.evaluation.outcome import Answer, Outcome
@@ -21,8 +22,6 @@ from sessions.generating import Inference
 from sessions.losses import Losses
 from sessions.running import RunningModel, compiled
 from terminal.screen import is_first_process
-
-LOSS_METRICS = ("loss", "perplexity")
 
 
 class Evaluator:
@@ -59,7 +58,7 @@ class Evaluator:
         self._stops = config.generation.stops()
         self._losses: Losses | None = None
         self._inference: Inference | None = None
-        if any(name in LOSS_METRICS for name in self.metrics):
+        if any(name in objective_of(config).metrics for name in self.metrics):
             self._samples = data.samples(examples, evaluated=True)
             self._losses = compiled(
                 lambda: Losses(config, family, lender), "the program of the loss"
@@ -83,7 +82,8 @@ class Evaluator:
             self._losses.write(weights)
             with self._losses, _bar("loss", len(self._samples), quiet) as bar:
                 loss = self._losses.of(self._samples, bar.update)
-            found |= {"loss": loss.mean, "perplexity": loss.perplexity}
+            metrics_of = self._losses.objective.metrics.items()
+            found |= {name: metric(loss.mean) for name, metric in metrics_of}
         texts: list[str] = []
         if self._inference is not None:
             self._inference.write(weights)
@@ -107,7 +107,7 @@ def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
     Raises:
         ConfigError: a metric does not suit the task.
     """
-    suitable = (*task.metrics, *LOSS_METRICS)
+    suitable = (*task.metrics, *objective_of(config).metrics)
     names = config.evaluation.names() or suitable
     watched = config.watched
     for name in [*names, *([] if watched is None else [watched])]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from checkpoints.parts import assembled, check_whole
-from modelling.row_parts import parts_in_row
 from modelling.weights import Row, Weight
+from modelling.weights.row_parts import parts_in_row
 
 JOINED = [(axis, cut, count) for axis in (0, 1) for cut in (True, False) for count in (1, 3)]
 

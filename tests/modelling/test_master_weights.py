@@ -99,9 +99,9 @@ def test_a_run_without_masters_is_not_continued_with_them(tmp_path) -> None:
     config, weights = config_of(), dict(initial())
     table = family_of(config).weights(config)
     moments = {
-        f"optimizer/{state}/{w.name}": np.zeros(shape, np.float32)
+        f"optimizer/{slot.name}/{w.name}": np.zeros(slot.shape(w.shape), np.float32)
         for w in table.weights
-        for state, shape in config.training.optimizer.state(w.shape).items()
+        for slot in config.training.optimizer.slots(len(w.shape))
     }
     with CheckpointStore(tmp_path) as store:
         store.save(3, weights | moments, {}, wait=True)

@@ -10,9 +10,10 @@ import torch
 
 import popxl
 import popxl_addons as addons
+from data.samples import IGNORE_INDEX
 from modelling.layers import (
-    IGNORED,
     Attention,
+    Axes,
     Dropout,
     GatedFeedForward,
     Groups,
@@ -22,6 +23,7 @@ from modelling.layers import (
     VocabularyEmbedding,
     padding_bias,
 )
+from modelling.objectives import CrossEntropy
 from modelling.weights import Row, Weight
 from popxl import Tensor
 from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases
@@ -38,7 +40,7 @@ class TokenLoss(LMHead):
     """The head with its loss."""
 
     def build(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
-        return self.token_loss(super().build(x), labels)
+        return CrossEntropy().loss(super().build(x), {"labels": labels}, Axes(), self.groups)
 
 
 class WholeFeedForward(addons.Module):
@@ -104,7 +106,7 @@ def embedding_case() -> Case:
 
 def lm_head_case() -> Case:
     p = parameters(w=rand(VOCABULARY, HIDDEN))
-    labels = np.array([0, 40, 11, IGNORED, 20], np.int32)
+    labels = np.array([0, 40, 11, IGNORE_INDEX, 20], np.int32)
 
     def reference(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(x @ p["w"].T, labels.long(), reduction="sum")

@@ -18,10 +18,11 @@ from tests.modelling.phases.toy_runs import (
 )
 
 
-def train_torch() -> tuple[list[float], list[float], list[np.ndarray]]:
-    """Losses, gradient norms and final weights (three and the scale)."""
+def train_torch(*frozen: str) -> tuple[list[float], list[float], list[np.ndarray]]:
+    """Losses, gradient norms and final weights (three and the scale), of which some are frozen."""
     weights, scale, xs, ys = draw()
-    parameters = [torch.tensor(w, requires_grad=True) for w in [*weights, scale]]
+    named = zip(NAMES, [*weights, scale], strict=True)
+    parameters = [torch.tensor(w, requires_grad=name not in frozen) for name, w in named]
     groups = [
         {"params": parameters[:3], "weight_decay": 0.1},
         {"params": parameters[3:], "weight_decay": 0.0},
@@ -39,6 +40,9 @@ def train_torch() -> tuple[list[float], list[float], list[np.ndarray]]:
         optimizer.step()
         losses.append(loss.item())
     return losses, norms, [p.detach().numpy() for p in parameters]
+
+
+NAMES = ("w0", "w1", "w2", "scale")
 
 
 @pytest.mark.parametrize(

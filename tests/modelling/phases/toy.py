@@ -19,6 +19,7 @@ from modelling.phases import (
     stack_backward,
     stack_forward,
 )
+from modelling.weights import Row, Weight, WeightTable
 from popxl import ops
 
 WIDTH = 12
@@ -81,6 +82,17 @@ class ToyLayout:
         zero = popxl.constant(0, popxl.int32)
         squares = stack_backward(self.rest, self.head.backward(zero, step), step)
         return squares + self.first.backward(zero, step)
+
+
+def toy_table(*frozen: str) -> WeightTable:
+    """The weights of three layers, of which some are frozen: w0, w1, w2, scale."""
+
+    def row(path: str, name: str, *shape: int) -> Row:
+        return Row(path, (Weight(name, shape),), trained=name not in frozen)
+
+    layers = {str(i): (row("w", f"w{i}", WIDTH, WIDTH),) for i in range(3)}
+    layers["0"] += (row("scale", "scale", WIDTH),)
+    return WeightTable(layers, {"first": ("0",), "rest": ("1", "2")})
 
 
 def toy_config(

@@ -10,6 +10,7 @@ import popxl
 from config.sections import RunConfig
 from data.samples import Batch
 from modelling.phases.training import TrainingProgram, build_training
+from modelling.weights import WeightTable
 from tests.modelling.phases.toy import WIDTH, ToyLayout
 
 STEPS, SAMPLES, RATE = 4, 8, 1e-2
@@ -46,10 +47,13 @@ def weights_of(program: TrainingProgram) -> list[popxl.tensor.Variable]:
 
 
 def toy_session(
-    config: RunConfig, weights: list[np.ndarray], scale: np.ndarray
+    config: RunConfig,
+    weights: list[np.ndarray],
+    scale: np.ndarray,
+    table: WeightTable | None = None,
 ) -> tuple[TrainingProgram, popxl.Session]:
     """The program of a configuration, compiled, with these weights."""
-    program = build_training(config, ToyLayout)
+    program = build_training(config, ToyLayout, table=table)
     session = popxl.Session(program.ir, "cpu")
     session.write_variables_data(dict(zip(weights_of(program), [*weights, scale], strict=True)))
     return program, session

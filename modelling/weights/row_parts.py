@@ -12,7 +12,7 @@ import numpy as np
 from checkpoints.parts import Part
 
 if TYPE_CHECKING:
-    from modelling.weights import Row
+    from modelling.weights.row import Row
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""What an optimizer keeps for a weight, and its record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from config.run import Optimizer
+    from popxl_addons import Module
+    from popxl_addons.optimizers.adafactor import Whole
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An array that is kept for each weight.
+
+    Attributes:
+        of: what it is, such as a moment.
+        over: an element for each of the weight's, for each of its rows or columns, or one for all.
+    """
+
+    of: str
+    over: Literal["elements", "rows", "columns", "weight"] = "elements"
+    dtype: Literal["float32"] = "float32"
+    itemsize: int = 4
+
+    @property
+    def name(self) -> str:
+        """In checkpoints, and in the update's graph."""
+        return f"{self.of}_{self.over}" if self.over in ("rows", "columns") else self.of
+
+    @property
+    def turned(self) -> Slot:
+        """The same of the transposed weight."""
+        axes: dict[str, Any] = {"rows": "columns", "columns": "rows"}
+        return replace(self, over=axes.get(self.over, self.over))
+
+    def shape(self, weight: tuple[int, ...]) -> tuple[int, ...]:
+        """For a weight of a shape."""
+        of = {"elements": weight, "rows": weight[:1], "columns": weight[1:], "weight": ()}
+        return of[self.over]
+
+    def nbytes(self, weight: tuple[int, ...]) -> int:
+        """For a weight of a shape."""
+        return math.prod(self.shape(weight)) * self.itemsize
+
+
+FIRST, SECOND = Slot("first_order"), Slot("second_order")
+STEP = Slot("step", "weight")
+"""The number of the step, which every optimizer keeps."""
+
+MASTER = Slot("master")
+"""The float32 copy of a 16-bit weight (execution.master_weights), which any optimizer may keep."""
+
+
+@dataclass(frozen=True)
+class OptimizerRecord:
+    """All that a run needs to know of an optimizer.
+
+    The functions take its fields, `training.optimizer`. The runtime is imported when a graph is
+    made: configurations are read without it.
+
+    Attributes:
+        slots: what it may keep for a weight, besides `STEP`.
+        keeps: which of them it keeps for a weight of so many axes.
+        step: the module that updates a variable, and its settings that other optimizers do not
+            have. `Whole` says which matrices the variable belongs to.
+        shared_parts: whether replicas of a tensor-parallel group may hold the same part of a
+            weight.
+    """
+
+    slots: tuple[Slot, ...]
+    keeps: Callable[[Optimizer, int], tuple[Slot, ...]]
+    step: Callable[[Optimizer, Callable[[], Whole]], tuple[type[Module], dict[str, Any]]]
+    shared_parts: bool = True

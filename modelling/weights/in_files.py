@@ -1,0 +1,123 @@
+"""The names and shapes that a model's weights have in files, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from files.shown import shown_name
+from modelling.weights.computed import Arrays, Computed
+from modelling.weights.row import WeightsError, check_shape
+
+if TYPE_CHECKING:
+    from modelling.weights.table import WeightTable
+
+
+@dataclass(frozen=True)
+class InFiles:
+    """A table's weights in files, which may have other names for them, and join some."""
+
+    table: WeightTable
+
+    def renamed(self, tensors: Arrays) -> Arrays:
+        """The weights of a file under their logical names; each is read when asked for.
+
+        Raises:
+            ValueError: a weight is missing, or there is an unknown one; when one is read that a
+                file has under several names, they differ.
+        """
+        names = self._split_names(tensors)
+        sources, split = self._sources(names), self._splits()
+        made = {
+            own: partial(_part_of, tensors, *split.get(name, (name, None)))
+            for own, name in sources.items()
+        }
+        for name in names:
+            own = self.table.aliases.get(name)
+            if own is not None and sources[own] != name:
+                made[own] = partial(_same, made[own], sources[own], tensors, name)
+        return Computed(made)
+
+    def for_files(self, weights: Arrays) -> Arrays:
+        """The inverse of `renamed`: logical weights as files have them."""
+        joined = {own for names in self.table.fused.values() for own in names}
+        makers = {n: partial(weights.__getitem__, n) for n in weights if n not in joined}
+        for name, owns in self.table.fused.items():
+            if all(own in weights for own in owns):
+                makers[name] = partial(_joined, weights, owns)
+        return Computed(makers)
+
+    def _splits(self) -> dict[str, tuple[str, slice]]:
+        """For each logical weight that files join with others: the tensor, and its rows there."""
+        shapes = {w.name: w.shape for w in self.table.weights if self.table.fused}
+        found: dict[str, tuple[str, slice]] = {}
+        for name, owns in self.table.fused.items():
+            ends = list(accumulate((shapes[own][0] for own in owns), initial=0))
+            parts = zip(owns, pairwise(ends), strict=True)
+            found |= {own: (name, slice(*part)) for own, part in parts}
+        return found
+
+    def _split_names(self, names: Iterable[str]) -> list[str]:
+        """Names in a file, with joined tensors replaced by the names of their parts."""
+        return [own for name in names for own in self.table.fused.get(name, (name,))]
+
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that a file has the weights of this model, from their shapes by the file's names.
+
+        Raises:
+            ValueError: as for `renamed`, or a weight has another shape.
+        """
+        sources = self._sources(self._split_names(shapes))
+        expected = {w.name: w.shape for w in self.table.weights}
+        for name, owns in self.table.fused.items():
+            if name in shapes:
+                rows = sum(expected[own][0] for own in owns)
+                check_shape(name, shapes[name], (rows, *expected[owns[0]][1:]))
+        for own, shape in expected.items():
+            if sources[own] in shapes:
+                check_shape(sources[own], shapes[sources[own]], shape)
+
+    def _sources(self, names: Iterable[str]) -> dict[str, str]:
+        """Logical name to the name in a file that has the weights `names`."""
+        found: dict[str, str] = {}
+        for name in (n for n in names if n not in self.table.ignored):
+            own = self.table.aliases.get(name, name)
+            if own not in found or name == own:
+                found[own] = name
+        needed = {w.name for w in self.table.weights}
+        missing, unknown = needed - found.keys(), found.keys() - needed
+        if missing or unknown:
+            raise WeightsError(
+                "the weights belong to a model of another kind or size than the configuration's: "
+                f"missing {_some(missing)}, unknown {_some(unknown)}"
+            )
+        return found
+
+
+def _part_of(tensors: Arrays, name: str, rows: slice | None) -> np.ndarray:
+    return tensors[name] if rows is None else tensors[name][rows]
+
+
+def _same(read: Callable[[], np.ndarray], name: str, tensors: Arrays, copy: str) -> np.ndarray:
+    """What `read` gives of `name`, if `copy` has the same."""
+    found = read()
+    if not np.array_equal(found, tensors[copy]):
+        raise WeightsError(
+            f"{name!r} and {copy!r} differ, but the configured model has one weight for both"
+        )
+    return found
+
+
+def _joined(weights: Arrays, names: Sequence[str]) -> np.ndarray:
+    return np.concatenate([weights[name] for name in names])
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *rest = sorted(names) or ["none"]
+    first = shown_name(first, 48)  # two of them, and a path, are in one sentence
+    return f"{first} and {len(rest)} more" if rest else first

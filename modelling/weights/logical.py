@@ -1,0 +1,177 @@
+"""Logical tensors read from a program's variables, whole or in the parts that replicas hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from checkpoints.parts import CutTensor, Layout
+from modelling.weights.computed import Arrays, Computed
+from modelling.weights.row import Row, Weight
+from modelling.weights.row_parts import RowPart, parts_in_row
+from popxl import Variable
+from popxl.session import VariablePart
+
+OPTIMIZER = "optimizer"
+"""First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
+
+
+class Place(NamedTuple):
+    """A variable, and the row that says which logical tensors make it up."""
+
+    row: Row
+    variable: Any
+    """For a weight in 4 bits, which is written only, the tree of its parts."""
+
+    prefix: str
+    """Prefix of the tensors' names, before the names of the weights."""
+
+    common: bool = False
+    """Whether all weights of the row share the data, as they share a step counter."""
+
+
+class HeldParts(NamedTuple):
+    """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
+
+    of: Callable[[Variable], tuple[VariablePart, ...]]
+    read: Callable[[Variable, VariablePart], np.ndarray]
+
+
+class LogicalTensors(Mapping[str, np.ndarray]):
+    """Logical tensors, made from a variable's data on demand. They come in the order of the
+    variables: tensors of one variable follow each other, and are kept until each was asked for
+    once.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        read: Callable[[Variable], np.ndarray],
+        tensor_parallel: int,
+        held: HeldParts | None,
+    ) -> None:
+        self._all, self._held = places, held
+        self._places = {p.prefix + w.name: p for p in places for w in p.row.weights}
+        self._read, self._tensor_parallel = read, tensor_parallel
+        self._made: dict[str, np.ndarray] = {}
+
+    def parts(self) -> Iterator[CutTensor]:
+        """As `ShardSource`: what the variables' parts hold of each tensor."""
+        assert self._held is not None
+        for row, variable, prefix, common in self._all:
+            dtype = variable.dtype.as_numpy()
+            cuts = cuts_of(Form.of(row, variable, common), self._held.of(variable))
+            for weight, cut in zip(row.weights, cuts, strict=True):
+                read = partial(_read_part, cut.sources, variable, self._held.read)
+                yield CutTensor(prefix + weight.name, dtype, cut.layout, cut.holders, read)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(
+            math.prod(place.variable.shape if place.common else weight.shape)
+            * place.variable.dtype.as_numpy().itemsize
+            for place in self._all
+            for weight in place.row.weights
+        )
+
+    def without(self, prefix: str) -> LogicalTensors:
+        """The same without the tensors whose names begin with `prefix`."""
+        places = [p for p in self._all if not p.prefix.startswith(prefix)]
+        return LogicalTensors(places, self._read, self._tensor_parallel, self._held)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._made:
+            row, variable, prefix, common = self._places[name]
+            data = self._read(variable)
+            if common:
+                self._made = {prefix + w.name: data for w in row.weights}
+            else:
+                self._made = row.to_logical(data, self._tensor_parallel, prefix)
+        return self._made.pop(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class Form(NamedTuple):
+    """What decides where the elements of a row's weights are in its variable."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the weights."""
+
+    transpose: bool
+    axis: int | None
+    common: bool
+    variable: tuple[int, ...]
+    """Its shape on a replica."""
+
+    @classmethod
+    def of(cls, row: Row, variable: Variable, common: bool) -> Form:
+        """That of a place."""
+        shapes = tuple(w.shape for w in row.weights)
+        return cls(shapes, row.transpose, row.axis, common, variable.shape)
+
+
+class _Cut(NamedTuple):
+    """How one weight of a row is cut, where its variable is held in parts."""
+
+    layout: Layout
+    holders: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[VariablePart, RowPart], ...]
+
+
+@cache
+def cuts_of(form: Form, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
+    """How each weight of a row is cut. Layers that are alike share what this returns."""
+    if form.common:
+        alone = Form((form.variable,), False, None, False, form.variable)
+        return cuts_of(alone, held) * len(form.shapes)
+    row = Row("", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis)
+    sources: list[list[tuple[VariablePart, RowPart]]] = [[] for _ in form.shapes]
+    for part in held:
+        for found in parts_in_row(row, form.variable, part.group, part.start, part.size):
+            sources[found.weight].append((part, found))
+    return tuple(
+        _Cut(
+            tuple(found.part for _, found in of_one),
+            tuple(part.processes for part, _ in of_one),
+            tuple(of_one),
+        )
+        for of_one in sources
+    )
+
+
+def _read_part(
+    sources: Sequence[tuple[VariablePart, RowPart]],
+    variable: Variable,
+    read: Callable[[Variable, VariablePart], np.ndarray],
+    number: int,
+) -> np.ndarray:
+    part, found = sources[number]
+    return found.taken(read(variable, part))
+
+
+def without_optimizer(tensors: Arrays) -> Arrays:
+    """All but the optimizer's state, on demand."""
+    if isinstance(tensors, LogicalTensors):
+        return tensors.without(f"{OPTIMIZER}/")
+    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
+    return Computed({name: partial(tensors.__getitem__, name) for name in names})
+
+
+def nbytes_of(tensors: Arrays) -> int:
+    """Bytes of tensors, without reading those of a program."""
+    if isinstance(tensors, LogicalTensors):
+        return tensors.nbytes
+    return sum(array.nbytes for array in tensors.values())

@@ -1,0 +1,157 @@
+"""Logical weights, and how a variable is made of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from config.errors import UserError
+from modelling.weights.computed import Arrays
+from popxl_addons.array_munging import pad_axis, shard
+
+
+class WeightsError(UserError, ValueError):
+    """Weights or state that belong to another model or program than the configured one."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A logical weight.
+
+    Attributes:
+        name: Hugging Face's.
+        shape: Hugging Face's.
+        std: standard deviation of its initial values around 0 (0: they are 0); None: they are 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    std: float | None = None
+
+    def initial(self, seed: int) -> np.ndarray:
+        """Initial values, float32: a function of the seed and the name alone."""
+        if self.std is None:
+            return np.ones(self.shape, np.float32)
+        if self.std == 0:
+            return np.zeros(self.shape, np.float32)
+        digest = hashlib.sha256(self.name.encode()).digest()
+        generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
+        values = generator.standard_normal(self.shape, np.float32)
+        values *= np.float32(self.std)
+        return values
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a variable is made of logical weights.
+
+    Attributes:
+        path: of the variable in its layer's tree of variables.
+        weights: joined along `axis`; each replica joins its own parts. Several weights need `axis`.
+        transpose: whether the variable is (in, out), while the logical weights are (out, in).
+        axis: of the variable, cut over tensor parallelism; the last part is padded with zeros if
+            it is shorter. None: the whole is on every replica.
+        cut: whether it is; if not, weights joined along `axis` are whole on every replica.
+        holders: neighbours of a tensor-parallel group that have the same part, see `Groups`.
+        trained: whether training changes it. If not, it is frozen: it is loaded, and never written
+            back, and has no gradient and no optimizer state.
+    """
+
+    path: str
+    weights: tuple[Weight, ...]
+    transpose: bool = False
+    axis: int | None = None
+    cut: bool = True
+    holders: int = 1
+    trained: bool = True
+
+    @classmethod
+    def linear(
+        cls, path: str, *weights: Weight, cut: Literal["in", "out"], holders: int = 1
+    ) -> Row:
+        """The weight of the linear map in `path`: the "in" or the "out" features are cut."""
+        axis = 0 if cut == "in" else 1
+        return cls(f"{path}.weight", weights, transpose=True, axis=axis, holders=holders)
+
+    def _parts(self, tensor_parallel: int) -> int:
+        """Into how many parts the weights are cut."""
+        return tensor_parallel // self.holders if self.cut else 1
+
+    def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
+        """The variable's host data; dtypes stay.
+
+        Args:
+            logical: arrays by name, `prefix` and a weight's name.
+
+        Returns:
+            Array of the variable's shape on a replica, after an axis for the shards if there are
+            several.
+
+        Raises:
+            ValueError: an array is missing or has the wrong shape.
+        """
+        arrays = [self._turned(_checked(w, logical, prefix)) for w in self.weights]
+        if self.axis is None:
+            (array,) = arrays
+            return array
+        tensor_parallel = self._parts(tensor_parallel)
+        cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
+        data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
+        return data if tensor_parallel > 1 else data[0]
+
+    def to_logical(
+        self, data: np.ndarray, tensor_parallel: int, prefix: str = ""
+    ) -> dict[str, np.ndarray]:
+        """The inverse of `to_host`. Padding is dropped."""
+        if self.axis is None:
+            return {prefix + self.weights[0].name: self._turned(data)}
+        tensor_parallel = self._parts(tensor_parallel)
+        shards = data if tensor_parallel > 1 else data[None]
+        parts = np.split(shards, len(self.weights), 1 + self.axis)
+        out = {}
+        for weight, part in zip(self.weights, parts, strict=True):
+            whole = np.concatenate(list(part), self.axis)
+            shape = weight.shape[::-1] if self.transpose else weight.shape
+            out[prefix + weight.name] = self._turned(whole[tuple(map(slice, shape))])
+        return out
+
+    def means(self, axis: int) -> Row:
+        """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
+        size = 1 - axis if self.transpose else axis
+        weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
+        return Row(self.path, weights, axis=0, cut=axis == self.axis, holders=self.holders)
+
+    def _turned(self, array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array.T if self.transpose else array)
+
+
+def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
+    name = prefix + weight.name
+    check_presence(name, logical)
+    array = np.asarray(logical[name])
+    check_shape(name, array.shape, weight.shape)
+    return array
+
+
+def check_presence(name: str, logical: Arrays) -> None:
+    if name not in logical:
+        raise WeightsError(
+            f"{name!r} is missing: the weights belong to a model of another kind or size than the "
+            "configuration's"
+        )
+
+
+def check_shape(name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    if shape != needed:
+        raise WeightsError(f"{name!r} has shape {shape}, but the configuration needs {needed}")
+
+
+def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
+    """(count, ...): equal parts along `axis`, the last padded with zeros."""
+    if count == 1:
+        return array[None]
+    length = -(-array.shape[axis] // count) * count
+    return shard(pad_axis(array, length, axis), count, axis)

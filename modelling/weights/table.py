@@ -1,0 +1,239 @@
+"""One table of weights, read in both directions.
+
+A model's weights have names and shapes of their own, independent of how a program lays them out:
+the *logical* weights, with Hugging Face's names. A row of the table says which logical weights make
+up a variable of ours. The same rows convert weights, and tensors of the same shapes such as the
+optimizer's moments, to variables and back, and hold the rules for initial values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from checkpoints.parts import PartialReader
+from config.optimizers import MASTER, SLOTS
+from modelling.quantisation import QuantisedParts
+from modelling.weights.computed import Arrays, Computed
+from modelling.weights.in_files import InFiles
+from modelling.weights.logical import OPTIMIZER, Form, HeldParts, LogicalTensors, Place, cuts_of
+from modelling.weights.row import Row, Weight, check_presence
+from popxl import Variable
+from popxl.session import OnDemand, VariablePart
+from popxl_addons import NamedTensors
+
+Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
+"""A program's variables: by layer, or by phase for each of its layers, the trees `fwd` (variables),
+`optim` (their optimizer state, by variable) and `grad` (their gradients), as far as there are."""
+
+FP8 = "fp8"
+"""First part of the names of the FP8 state of linear layers: `fp8/scale/<weight>`."""
+
+
+@dataclass(frozen=True)
+class WeightTable:
+    """All weights of a model.
+
+    Attributes:
+        layers: rows of each layer, in the order of the forward pass. A variable that several
+            layers use is a row of the one that owns it.
+        phases: names of the layers of each phase of a phased program.
+        tensor_parallel: number of parts that sharded variables are cut into.
+        aliases: other names of logical weights that files may have, by alias.
+        ignored: names of tensors in files that are no weights.
+        fused: logical weights that files have as one, joined along the first axis, by its name.
+    """
+
+    layers: Mapping[str, tuple[Row, ...]]
+    phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tensor_parallel: int = 1
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    ignored: Collection[str] = ()
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every logical weight once."""
+        return tuple(w for rows in self.layers.values() for row in rows for w in row.weights)
+
+    @property
+    def trained(self) -> tuple[Weight, ...]:
+        """The logical weights that training changes."""
+        rows = (row for rows in self.layers.values() for row in rows if row.trained)
+        return tuple(w for row in rows for w in row.weights)
+
+    # ---- logical weights ------------------------------------------------------------------------
+    def initial(self, seed: int) -> Arrays:
+        """Initial weights by name, float32, made when asked for. No layout changes them."""
+        return Computed({w.name: partial(w.initial, seed) for w in self.weights})
+
+    def renamed(self, tensors: Arrays) -> Arrays:
+        """The weights of a file under their logical names; see `InFiles`."""
+        return InFiles(self).renamed(tensors)
+
+    def for_files(self, weights: Arrays) -> Arrays:
+        """The inverse of `renamed`: logical weights as files have them."""
+        return InFiles(self).for_files(weights)
+
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that a file has the weights of this model; see `InFiles`."""
+        InFiles(self).check_shapes(shapes)
+
+    # ---- variables ------------------------------------------------------------------------------
+    def to_variables(
+        self, tensors: Arrays, variables: Variables
+    ) -> dict[Variable, Callable[[], np.ndarray]]:
+        """Functions that make the host data of a program's variables from logical tensors.
+
+        They read the tensors they need, and raise WeightsError if one has the wrong shape. Of
+        tensors in ranges (`PartialReader`) a process reads the elements that its devices hold.
+
+        Args:
+            tensors: weights by name; if there is optimizer state among them (see `OPTIMIZER`), or
+                FP8 state, and in the program, it is converted too. Without optimizer state, the
+                masters of weights begin with the weights.
+
+        Raises:
+            ValueError: a tensor is missing.
+        """
+        with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
+        out: dict[Variable, Callable[[], np.ndarray]] = {}
+        rows = self._rows(variables)
+        places = self._places(variables, with_state, fp8=False)
+        places += [] if with_state else _master_places(rows)
+        places += [p for p in self._fp8_places(rows) if p.prefix + p.row.weights[0].name in tensors]
+        for place in places:
+            for weight in place.row.weights:
+                check_presence(place.prefix + weight.name, tensors)
+            if isinstance(place.variable, NamedTensors):
+                parts = QuantisedParts(partial(self._host_data, place, tensors), place.variable)
+                out.update({v: partial(parts.of, v) for v in parts.variables})
+            else:
+                out[place.variable] = self._source(place, tensors)
+        return out
+
+    def _source(self, place: Place, tensors: Arrays) -> Callable[[], np.ndarray]:
+        """What makes the data of a variable; of what some elements can be had, a part of it."""
+        whole = partial(self._typed_data, place, tensors)
+        if not isinstance(tensors, PartialReader):
+            return whole
+        row, variable, prefix, common = place
+
+        def some(held: tuple[VariablePart, ...]) -> np.ndarray:
+            cuts = zip(row.weights, cuts_of(Form.of(row, variable, common), held), strict=True)
+            wanted = {prefix + w.name: partial(tensors.some, prefix + w.name, cut.layout)
+                      for w, cut in cuts}  # fmt: skip
+            return self._typed_data(place, Computed(wanted))
+
+        return OnDemand(whole, some)
+
+    def _typed_data(self, place: Place, tensors: Arrays) -> np.ndarray:
+        data = self._host_data(place, tensors)
+        return data.astype(place.variable.dtype.as_numpy(), copy=False)
+
+    def _host_data(self, place: Place, tensors: Arrays) -> np.ndarray:
+        row, variable, prefix, common = place
+        if common:
+            return _fitted(np.asarray(tensors[prefix + row.weights[0].name]), variable.shape)
+        return row.to_host(tensors, self.tensor_parallel, prefix)
+
+    def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
+        """The variables that `to_logical` reads, in its order."""
+        return [place.variable for place in self._places(variables, optimizer)]
+
+    def to_logical(
+        self,
+        read: Callable[[Variable], np.ndarray],
+        variables: Variables,
+        optimizer: bool = True,
+        held: HeldParts | None = None,
+    ) -> Arrays:
+        """The inverse of `to_variables`: logical tensors, made when they are asked for.
+
+        Taken in order, they read each variable once, and those of one remote buffer one after the
+        other.
+
+        Args:
+            read: gives the host data of a variable.
+            held: access to their parts, where tensors are asked for in parts (`ShardSource`).
+        """
+        places = self._places(variables, optimizer)
+        return LogicalTensors(places, read, self.tensor_parallel, held)
+
+    def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
+        """Gradients by the weight's name, from the variables in the `grad` trees."""
+        trained = [(row, tree) for row, tree in self._rows(variables) if row.trained]
+        places = [Place(row, tree.grad.get(row.path), "") for row, tree in trained]
+        return LogicalTensors(places, read, self.tensor_parallel, None)
+
+    def _rows(self, variables: Variables) -> list[tuple[Row, NamedTensors]]:
+        """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer
+        follow each other."""
+        found: list[tuple[Row, NamedTensors]] = []
+        for name, trees in variables.items():
+            if isinstance(trees, NamedTensors):
+                layers = [(name, trees)] if name in self.layers else []
+            else:  # a phase that owns nothing has no layers here
+                layers = list(zip(self.phases.get(name, ()), trees, strict=True))
+            rows = [(row, tree) for layer, tree in layers for row in self.layers[layer]]
+            found += sorted(rows, key=lambda pair: pair[0].path)
+        return found
+
+    def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[Place]:
+        """Weights, then optimizer state and FP8 state; entries of a remote buffer follow each
+        other."""
+        rows = self._rows(variables)
+        places = [Place(row, tree.fwd.get(row.path), "") for row, tree in rows]
+        if optimizer:
+            state = [
+                _state_place(row, slot, variable)
+                for row, tree in rows
+                for slot, variable in _optimizer_state(row, tree).items()
+            ]
+            places += sorted(state, key=lambda place: place.prefix)
+        return places + (self._fp8_places(rows) if optimizer and fp8 else [])
+
+    @staticmethod
+    def _fp8_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[Place]:
+        """The state of the FP8 products of linear layers, under the names of their weights."""
+        found = []
+        for row, tree in rows:
+            layer, _, name = row.path.rpartition(".")
+            if name == "weight" and f"{layer}.product" in tree.fwd:
+                state = tree.fwd.get(f"{layer}.product").to_dict().items()
+                found += [Place(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
+        return sorted(found, key=lambda place: place.prefix)
+
+
+def _optimizer_state(row: Row, tree: NamedTensors) -> Mapping[str, Variable]:
+    """What an optimizer keeps for a row, as far as the program has it."""
+    there = row.trained and "optim" in tree
+    return tree.optim.get(row.path).to_dict() if there else {}
+
+
+def _state_place(row: Row, name: str, variable: Variable) -> Place:
+    """Optimizer state, under the name that it has for a weight as Hugging Face turns it."""
+    slot = SLOTS[name]
+    own = row if slot.over in ("elements", "weight") else row.means(slot.over == "columns")
+    theirs = slot.turned if row.transpose else slot
+    return Place(own, variable, f"{OPTIMIZER}/{theirs.name}/", slot.over == "weight")
+
+
+def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[Place]:
+    """The masters of weights, with the names of the weights."""
+    found = []
+    for row, tree in rows:
+        state = _optimizer_state(row, tree)
+        found += [Place(row, state[MASTER.name], "")] if MASTER.name in state else []
+    return found
+
+
+def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Amax histories, latest first, cut or zero-padded to another length; other data unchanged."""
+    if data.ndim < 2 or data.shape == shape:
+        return data
+    missing = max(shape[1] - data.shape[1], 0)
+    return np.pad(data[:, : shape[1]], ((0, 0), (0, missing)))

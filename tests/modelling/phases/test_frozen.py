@@ -1,0 +1,103 @@
+"""Frozen variables of the toy family: loaded, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import popxl
+from modelling.layers import Groups
+from modelling.phases import Phase, Settings
+from modelling.phases.training import TrainingProgram
+from tests.modelling.phases.test_phased_training import NAMES, train_torch
+from tests.modelling.phases.toy import ToyLayout, toy_config, toy_table
+from tests.modelling.phases.toy_runs import STEPS, draw, feed, toy_session, weights_of
+
+FROZEN = [("w0",), ("scale",), ("w1", "w2"), ("w0", "scale")]
+"""One that no other phase uses; one that another borrows; all of a phase's own; a whole phase,
+before which nothing is trained."""
+LAYOUTS = [(1, 1, "end"), (2, 2, "end"), (2, 1, "behind")]
+
+
+def stored(program: TrainingProgram) -> set[popxl.RemoteBuffer]:
+    """The buffers that the program writes to."""
+    return {
+        op.attrs["buffer"]
+        for graph in program.ir._graphs
+        for op in graph._ops
+        if op.name == "remote_store"
+    }
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.parametrize(("dp", "tp", "update"), LAYOUTS)
+def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
+    config = toy_config(dp, tp)
+    config = replace(config, execution=replace(config.execution, update=update))
+    weights, scale, xs, ys = draw()
+    program, session = toy_session(config, weights, scale, toy_table(*frozen))
+    losses, norms = [], []
+    with session:
+        for x, y in zip(xs, ys, strict=True):
+            inputs = feed(program, config, {"x": x[None], "y": y[None]})
+            if program.only_update is not None:
+                inputs[program.only_update] = np.zeros(
+                    (program.ir.num_host_transfers, dp * tp), bool
+                )
+            out = session.run(inputs)
+            losses.append(out[program.loss].mean())
+            norms.append(out[program.gradient_norm].reshape(-1)[0])
+        if program.only_update is not None:
+            inputs[program.only_update] = ~inputs[program.only_update]
+            session.run(inputs)
+    expected_losses, expected_norms, expected = train_torch(*frozen)
+    assert len(losses) == STEPS
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+    found = session.get_tensors_data(weights_of(program))
+    for name, variable, start, value in zip(
+        NAMES, weights_of(program), [*weights, scale], expected, strict=True
+    ):
+        if name in frozen:
+            assert found[variable].tobytes() == start.tobytes(), name
+        np.testing.assert_allclose(found[variable], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
+    config = toy_config()
+    program, _ = toy_session(config, *draw()[:2], toy_table(*frozen))
+    ir = popxl.Ir()
+    with ir.main_graph:
+        layout = ToyLayout(Settings(config, Groups.current(1), toy_table(*frozen)))
+    written = stored(program)
+    for name, variable in zip(NAMES, weights_of(program), strict=True):
+        assert (variable._remote[0] in written) == (name not in frozen), name
+    for phase, w in ((layout.first, "w0"), (layout.rest, "w1")):
+        names = {"w": w, "scale": "scale"}
+        check_phase(phase, [name for name, weight in names.items() if weight not in frozen])
+
+
+def check_phase(phase: Phase, trained: list[str]) -> None:
+    """It loads all that it uses, and has gradients and state of what is trained alone."""
+    assert phase.names == ["w", "scale"]
+    assert phase.trained == trained
+    args = [] if phase.bwd is None else phase.bwd.args.keys_flat()
+    assert {n for n in args if n.startswith("accum.")} == {f"accum.{n}" for n in trained}
+    store = phase.variables
+    own = [n for n in trained if n in store.facts]
+    assert set(phase.fwd.args.keys_flat()) == {"w", "scale"}
+    assert store.grads.keys_flat() == own
+    assert (phase.optimizer.facts.keys() if phase.optimizer else []) == own
+
+
+def test_a_table_has_no_gradients_and_no_state_of_them() -> None:
+    config, table = toy_config(), toy_table("w0", "scale")
+    program, session = toy_session(config, *draw()[:2], table)
+    with session:
+        names = list(table.to_logical(session.read_variable_data, program.variables))
+    assert [w.name for w in table.trained] == ["w1", "w2"]
+    assert {n for n in names if "/" not in n} == set(NAMES)
+    assert {n.rpartition("/")[2] for n in names if "/" in n} == {"w1", "w2"}

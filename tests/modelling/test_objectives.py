@@ -1,0 +1,84 @@
+"""Objectives: what a head learns is the objective's to say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+import popxl
+import popxl_addons as addons
+from data.samples import IGNORE_INDEX, Batch
+from modelling.gptj import DecoderHead
+from modelling.layers import Axes, Groups
+from modelling.objectives import OBJECTIVES, CrossEntropy, Objective
+from popxl import Tensor, TensorSpec, ops
+from tests.modelling.gptj.hf import small_config
+
+
+class Far(Objective):
+    """The sum of each token's logits times its reward, an input that no other objective has."""
+
+    inputs: ClassVar = {"reward": lambda tokens: TensorSpec(tokens.shape, popxl.float32)}
+    metrics: ClassVar = {"loss": float}
+
+    def loss(
+        self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups
+    ) -> Tensor:
+        reward = axes.swap(inputs["reward"]).reshape((*logits.shape[:2], 1))
+        return ops.sum(logits * reward)
+
+    def normaliser(self, batch: Batch) -> int:
+        return len(batch["reward"])
+
+    def only(self, batch: Batch, counted: np.ndarray) -> Batch:
+        return {"reward": batch["reward"] * counted[:, None]}
+
+
+def test_a_head_takes_and_learns_what_its_objective_says() -> None:
+    hidden = small_config().model.hidden_size
+    rng, ir = np.random.default_rng(0), popxl.Ir()
+    x = rng.standard_normal((2, 3, hidden), np.float32)
+    reward, weight = rng.standard_normal((2, 3), np.float32), np.float32(0.5)
+    with ir.main_graph:
+        head = DecoderHead(small_config())
+        head.objective = Far()
+        tokens = TensorSpec((2, 3), popxl.int32)
+        specs = head.objective.streams(tokens)
+        assert list(specs) == ["reward", "weight"]
+        facts, graph = head.create_graph(TensorSpec(x.shape, popxl.float32), *specs.values())
+        values = {
+            name: rng.standard_normal(f.shape, np.float32) for name, f in facts.to_dict().items()
+        }
+        variables = addons.NamedTensors.from_dict(
+            {name: popxl.variable(value) for name, value in values.items()}
+        )
+        inputs = [popxl.variable(t) for t in (x, reward, weight)]
+        (loss,) = graph.bind(variables).call(*inputs)
+        stream = addons.host_store(loss)
+    with popxl.Session(ir, "cpu") as session:
+        found = float(session.run()[stream])
+    mean, spread = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
+    normed = (x - mean) / spread * values["norm.weight"] + values["norm.bias"]
+    logits = normed @ values["lm_head.weight"] + values["lm_head.bias"]
+    np.testing.assert_allclose(found, 0.5 * (logits * reward[..., None]).sum(), rtol=1e-3)
+
+
+def test_cross_entropy_counts_labels_and_leaves_out_what_fills_up() -> None:
+    objective = OBJECTIVES["cross_entropy"]()
+    labels = np.array([[1, 2], [3, IGNORE_INDEX], [4, 5], [6, 7]], np.int32)
+    batch = {"labels": labels, "words": labels}
+    assert objective.normaliser(batch) == 7
+    only = objective.only(batch, np.array([True, False]))  # two targets a sample
+    assert objective.normaliser(only) == 3
+    np.testing.assert_array_equal(only["labels"][:2], labels[:2])
+    assert only["words"] is labels
+    assert objective.normaliser(batch) == 7, "the batch itself stays"
+
+
+def test_perplexity_overflows_to_infinity() -> None:
+    perplexity = CrossEntropy.metrics["perplexity"]
+    assert perplexity(1e4) == math.inf
+    assert perplexity(2.0) == np.exp(2.0)
