@@ -1,0 +1,209 @@
+"""Generation with all weights on the device: a graph that prefills, and one for each position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import popxl
+from modelling.generation.condition import call_if, is_any
+from modelling.generation.generator import (
+    CACHES,
+    Generator,
+    Inputs,
+    Shared,
+    nothing_shared,
+)
+from modelling.generation.loop import Prefilled, bind_decode
+from modelling.layers import Groups, Layers, LMHeadLoss
+from popxl import Tensor, TensorSpec
+from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
+from popxl_addons.variable_factory import NamedVariableFactories
+
+Item = TypeVar("Item")
+
+Kept = list[list[Tensor]]
+"""What each layer keeps."""
+
+
+class ResidentExecutor:
+    """An `Executor` that adds to the graph of a module, whose variables are all layers'.
+
+    Args:
+        moment: "prompt" or "token", for plans.
+        wanted: bool scalar; what layers keep are zeros unless it is set; None: it is.
+    """
+
+    def __init__(self, module: Module, moment: str, wanted: Tensor | None = None) -> None:
+        self._module, self._moment, self._wanted = module, moment, wanted
+
+    def run(self, name: str, module: Module, x: Tensor) -> Tensor:
+        """See `Executor`."""
+        setattr(self._module, name, module)
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            found: Tensor = module(x)
+        return found
+
+    def run_head(self, head: LMHeadLoss, x: Tensor) -> Tensor:
+        """The logits of one position."""
+        self._module.head = head
+        with popxl.plan.part(f"head/{self._moment}"):
+            table = self._module.get("embeddings").tokens.get("weight") if head.tied else None
+            return head.next_logits(x, table)
+
+    def run_layers(
+        self,
+        name: str,
+        layers: Layers,
+        x: Tensor,
+        kept: Kept | None = None,
+        facts: Sequence[Tensor] = (),
+        same: Sequence[Tensor] = (),
+        shared: Shared = nothing_shared,
+    ) -> tuple[Tensor, Kept]:
+        """See `Executor`. What layers share is computed once."""
+        others = [shared(kind, *facts, *same) for kind in range(len(layers.kinds))]
+        own: list[Inputs] = [[]] * len(layers.order) if kept is None else [[t] for t in kept]
+        new: Kept = []
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            made = [
+                module.create_graph(x, *first, *given)
+                for module, first, given in zip(
+                    layers.kinds, layers.first_of_kinds(own), others, strict=True
+                )
+            ]
+            for i, kind in enumerate(layers.order):
+                given = [t for t in (*own[i], *others[kind]) if not isinstance(t, list) or t]
+                x, *changed = self._call(f"{name}.{i}", *made[kind], x, *given)
+                new.append([*([] if kept is None else kept[i][:-CACHES]), *changed])
+        return x, new
+
+    def prepare_layers(self, name: str, layers: Layers, x: Tensor) -> Kept:
+        """See `Executor`."""
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            made = [module.create_graph(x) for module in layers.kinds]
+            return [
+                list(self._call(f"{name}.{i}", *made[kind], x))
+                for i, kind in enumerate(layers.order)
+            ]
+
+    def run_of_first(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+        """See `Executor`."""
+        facts, graph = module.create_graph(*args)
+        with popxl.plan.part(f"{name}/{self._moment}"):
+            return graph.bind(self._weights(f"{name}.0.{path}", facts)).call()[0]
+
+    def _call(
+        self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *given: Any
+    ) -> tuple[Tensor, ...]:
+        """Call a layer; one that fills caches, if they are wanted.
+
+        Otherwise XLA puts off filling the caches until all layers are done, and keeps their
+        projections until then, one and a half times the caches.
+        """
+        bound = graph.bind(self._weights(name, facts))
+        if self._wanted is None or len(graph.graph.outputs) == 1:
+            return bound.call(*given)
+        return call_if(self._wanted, bound, *given)
+
+    def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
+        """Inputs for a layer's variables."""
+        add = self._module.add_variable_factory
+        found = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
+        return NamedTensors.from_dict(found)
+
+
+class _Prefill(Module):
+    """From prompts to what the layers keep, and what is the same for all micro-batches."""
+
+    def __init__(self, model: Generator) -> None:
+        super().__init__()
+        self._model = model
+
+    def build(self, words: Tensor, facts: list[Tensor], wanted: Tensor) -> list[Tensor]:
+        """words: int32 (batch, length) -> what each layer keeps, then what is the same."""
+        executor = ResidentExecutor(self, "prompt", wanted)
+        self.kept, self.same = self._model.prefill(executor, words, facts)
+        return [*(t for layer in self.kept for t in layer), *self.same]
+
+
+class _Decode(Module):
+    """From the token at one position to the logits of the next."""
+
+    def __init__(self, model: Generator) -> None:
+        super().__init__()
+        self._model = model
+
+    def build(
+        self,
+        position: Tensor,
+        words: Tensor,
+        caches: Kept,
+        fixed: Kept,
+        facts: list[Tensor],
+        same: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """words: int32 (sequences, 1) -> float32 logits (sequences, part of the vocabulary), and
+        the caches with this position.
+
+        Args:
+            position: of the words, int32 scalar.
+            caches: of each layer, those of the positions before.
+            fixed: of each layer, what else it keeps.
+        """
+        executor = ResidentExecutor(self, "token")
+        kept = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
+        x, new = self._model.decode(executor, words, position, kept, facts, same)
+        logits = executor.run_head(self._model.head(), x)
+        return logits, *(t for layer in new for t in layer[-CACHES:])
+
+
+class ResidentModel:
+    """The graphs of a generator.
+
+    Attributes:
+        facts: the model's variables, under the names of its weight table's layers and paths.
+    """
+
+    def __init__(self, model: Generator, batch: int, groups: Groups) -> None:
+        """Create the graphs in the current Ir. `batch`: samples of a micro-batch."""
+        self._model, self._groups = model, groups
+        words = TensorSpec((batch, model.prompt_length), popxl.int32)
+        prefill, wanted = _Prefill(model), TensorSpec((), popxl.bool)
+        prefill_facts, self._prefill = prefill.create_graph(words, list(model.facts), wanted)
+        self._kept = [len(layer) for layer in prefill.kept]
+        outputs = [t.spec for t in self._prefill.graph.outputs]
+        kept, same = self._split(outputs)
+        decode_facts, self._decode = _Decode(model).create_graph(
+            TensorSpec((), popxl.int32),
+            TensorSpec((model.sequences, 1), popxl.int32),
+            [layer[-CACHES:] for layer in kept],
+            [layer[:-CACHES] for layer in kept],
+            list(model.facts),
+            same,
+        )
+        self.facts = NamedVariableFactories.from_dict(
+            prefill_facts.to_dict() | decode_facts.to_dict()  # both have the embeddings
+        )
+
+    def prefill(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Prefilled:
+        """Read the prompts, in the current graph.
+
+        Args:
+            weights: values of the variables, by the names of `facts`.
+            words, mask: see `Generator.begin`.
+        """
+        prompts = self._model.begin(words, mask)
+        wanted = is_any(prompts.prompted, self._groups)
+        found = self._prefill.bind(weights).call(words, *prompts.facts, wanted)
+        kept, same = self._split(found)
+        caches = [t for layer in kept for t in layer[-CACHES:]]
+        fixed = [t for layer in kept for t in layer[:-CACHES]]
+        decode = bind_decode(self._decode, weights, len(caches), [*fixed, *prompts.facts, *same])
+        return Prefilled(decode, caches, prompts.first, prompts.prompted, prompts.read)
+
+    def _split(self, found: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
+        """What each layer keeps, and what is the same, from the outputs of prefill."""
+        left = list(found)
+        kept = [[left.pop(0) for _ in range(count)] for count in self._kept]
+        return kept, left
