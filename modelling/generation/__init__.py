@@ -5,10 +5,10 @@ A family says once how its models generate (see `Generator`); two executors run 
 
 from modelling.generation.beam import Beam as Beam
 from modelling.generation.caches import put as put
+from modelling.generation.generator import Caches as Caches
 from modelling.generation.generator import Executor as Executor
 from modelling.generation.generator import Generator as Generator
-from modelling.generation.generator import Inputs as Inputs
-from modelling.generation.generator import Kept as Kept
+from modelling.generation.generator import LayerInputs as LayerInputs
 from modelling.generation.generator import Prompts as Prompts
 from modelling.generation.generator import Value as Value
 from modelling.generation.greedy import Greedy as Greedy

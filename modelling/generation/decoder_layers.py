@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelling.generation.caches import Slots, put
-from modelling.generation.rows import repeated
+from modelling.generation.prompts import repeated
 from modelling.generation.wrapped import Wrapped
 from modelling.layers import DecoderLayer
 from popxl import Tensor

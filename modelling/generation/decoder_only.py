@@ -14,9 +14,15 @@ from config.sections import RunConfig
 from modelling.decoder import Decoder
 from modelling.generation.caches import Slots
 from modelling.generation.decoder_layers import Decode, Prefill
-from modelling.generation.generator import Executor, GeneratorOf, Inputs, Kept, Prompts, Value
-from modelling.generation.prompts import last_words, what_was_read
-from modelling.generation.rows import repeated
+from modelling.generation.generator import (
+    Caches,
+    Executor,
+    GeneratorOf,
+    LayerInputs,
+    Prompts,
+    Value,
+)
+from modelling.generation.prompts import last_words, repeated, what_was_read
 from modelling.generation.search import SpecialTokens
 from modelling.layers import DecoderLayer, Layers, LMHeadLoss, tables_at
 from popxl import Tensor, TensorSpec
@@ -42,22 +48,22 @@ class DecoderOnlyGenerator:
         self.special = SpecialTokens.of(model)
         batch = config.execution.micro_batch_size
         self.sequences = batch * sequences
-        self.facts: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
+        self.about: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
     def begin(self, words: Tensor, mask: Tensor) -> Prompts:
-        """See `Generator`; the fact is `last`, see `Slots`."""
+        """See `Generator`; layers need to know `last`, see `Slots`."""
         first, last, prompted = last_words(words, mask)
         first = repeated(first, self._copies)
         return Prompts(prompted, first, what_was_read(words, mask), [last])
 
     def prefill(
-        self, executor: Executor, words: Value, facts: Sequence[Value]
-    ) -> tuple[Kept, list[Tensor]]:
+        self, executor: Executor, words: Value, about: Sequence[Value]
+    ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
         layers = self._wrapped(lambda layer: Prefill(layer, self._slots(layer), self._copies))
         _, caches = executor.run_layers(
-            LAYER, layers, x, facts=facts, shared=lambda kind, last: [last]
+            LAYER, layers, x, about=about, shared=lambda kind, last: [last]
         )
         return caches, []
 
@@ -66,14 +72,14 @@ class DecoderOnlyGenerator:
         executor: Executor,
         words: Value,
         position: Tensor,
-        kept: Kept,
-        facts: Sequence[Value],
+        caches: Caches,
+        about: Sequence[Value],
         same: Sequence[Tensor],
-    ) -> tuple[Value, Kept]:
+    ) -> tuple[Value, Caches]:
         """See `Generator`."""
         x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
         layers = self._wrapped(Decode)
-        return executor.run_layers(LAYER, layers, x, kept, facts, [position], self._at)
+        return executor.run_layers(LAYER, layers, x, caches, about, [position], self._at)
 
     def head(self) -> LMHeadLoss:
         """See `Generator`."""
@@ -86,7 +92,7 @@ class DecoderOnlyGenerator:
         window = layer.attention.window
         return Slots.of(self.prompt_length, self.output_length, window)
 
-    def _at(self, kind: int, last: Tensor, position: Tensor) -> Inputs:
+    def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
         """What layers of a kind need to know of a position; see `Decode`."""
         layer: Any = self._layers.kinds[kind]
         slots = self._slots(layer)

@@ -14,23 +14,24 @@ from modelling.layers import Layers, LMHeadLoss
 from popxl import Tensor, TensorSpec
 from popxl_addons import Module
 
-CACHES = 2
-"""Keys and values: the last tensors of those that a layer keeps. The others stay as they are."""
+KEYS_AND_VALUES = 2
+"""The last tensors of a layer's caches, which each position changes. The others, such as keys and
+values of an encoder's output, stay as they are."""
 
 Value = Any
 """A tensor of one micro-batch, as an executor has it: a `Tensor`, or the `Port` that has it."""
 
-Kept = Any
+Caches = Any
 """What the layers of a stack keep between positions, as an executor has it."""
 
-Inputs = Sequence[Tensor | list[Tensor]]
-"""Inputs of a graph; lists of tensors are inputs one after the other."""
+LayerInputs = Sequence[Tensor | list[Tensor]]
+"""Inputs of a layer; lists of tensors are inputs one after the other."""
 
-Shared = Callable[..., Inputs]
-"""Further inputs of all layers of a kind: of its number, the facts and what is the same."""
+Shared = Callable[..., LayerInputs]
+"""Further inputs of all layers of a kind: of its number, `Prompts.about` and what is the same."""
 
 
-def nothing_shared(kind: int, *given: Tensor) -> Inputs:
+def nothing_shared(kind: int, *given: Tensor) -> LayerInputs:
     """Layers take nothing else."""
     return []
 
@@ -47,23 +48,24 @@ class Executor(Protocol):
         name: str,
         layers: Layers,
         x: Value,
-        kept: Kept | None = None,
-        facts: Sequence[Value] = (),
+        caches: Caches | None = None,
+        about: Sequence[Value] = (),
         same: Sequence[Tensor] = (),
         shared: Shared = nothing_shared,
-    ) -> tuple[Value, Kept]:
+    ) -> tuple[Value, Caches]:
         """All layers of a stack.
 
         Args:
-            layers: `build(x, *shared)` or `build(x, kept, *shared)` returns x, and its caches.
-            facts: see `Prompts`.
+            layers: `build(x, *shared)` or `build(x, caches, *shared)` returns x, and keys and
+                values.
+            about: see `Prompts`.
             same: for all micro-batches.
-            shared: of a kind of layer, the facts and `same`.
+            shared: of a kind of layer, `about` and `same`.
         """
         ...
 
-    def prepare_layers(self, name: str, layers: Layers, x: Value) -> Kept:
-        """What the layers of a stack keep before the first position; `build(x)` returns it."""
+    def prepare_layers(self, name: str, layers: Layers, x: Value) -> Caches:
+        """The caches of a stack before the first position; `build(x)` returns those of a layer."""
         ...
 
     def run_of_first(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
@@ -78,13 +80,13 @@ class Prompts(NamedTuple):
         prompted: bool (prompts,), false for those to leave out, which only fill up the batch.
         first: int32 (sequences, 1), the tokens read at the first position.
         read: see `Search.start`.
-        facts: what prefill and all positions need to know of them.
+        about: what prefill and all positions need to know of them.
     """
 
     prompted: Tensor
     first: Tensor
     read: Tensor
-    facts: list[Tensor]
+    about: list[Tensor]
 
 
 class Generator(Protocol):
@@ -96,7 +98,7 @@ class Generator(Protocol):
         sequences: decoded in a micro-batch.
         output_length: tokens generated for each prompt.
         special: tokens with a meaning.
-        facts: specs of `Prompts.facts`.
+        about: specs of `Prompts.about`.
     """
 
     prompt_length: int
@@ -104,7 +106,7 @@ class Generator(Protocol):
     sequences: int
     output_length: int
     special: SpecialTokens
-    facts: Sequence[TensorSpec]
+    about: Sequence[TensorSpec]
 
     def begin(self, words: Tensor, mask: Tensor) -> Prompts:
         """What the prompts say, in the current graph.
@@ -117,9 +119,9 @@ class Generator(Protocol):
         ...
 
     def prefill(
-        self, executor: Executor, words: Value, facts: Sequence[Value]
-    ) -> tuple[Kept, list[Tensor]]:
-        """Read the prompts: what the layers keep, and what is the same for all micro-batches."""
+        self, executor: Executor, words: Value, about: Sequence[Value]
+    ) -> tuple[Caches, list[Tensor]]:
+        """Read the prompts: the caches, and what is the same for all micro-batches."""
         ...
 
     def decode(
@@ -127,12 +129,12 @@ class Generator(Protocol):
         executor: Executor,
         words: Value,
         position: Tensor,
-        kept: Kept,
-        facts: Sequence[Value],
+        caches: Caches,
+        about: Sequence[Value],
         same: Sequence[Tensor],
-    ) -> tuple[Value, Kept]:
-        """Read a token of each sequence: the last layer's output, (sequences, 1, hidden), and what
-        the layers keep.
+    ) -> tuple[Value, Caches]:
+        """Read a token of each sequence: the last layer's output, (sequences, 1, hidden), and the
+        caches.
 
         Args:
             words: int32 (sequences, 1).

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import popxl
 from modelling.generation.condition import call_if, is_any
 from modelling.generation.generator import (
-    CACHES,
+    KEYS_AND_VALUES,
     Generator,
-    Inputs,
+    LayerInputs,
     Shared,
     nothing_shared,
 )
@@ -22,8 +22,8 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 Item = TypeVar("Item")
 
-Kept = list[list[Tensor]]
-"""What each layer keeps."""
+Caches = list[list[Tensor]]
+"""Of each layer."""
 
 
 class ResidentExecutor:
@@ -31,7 +31,7 @@ class ResidentExecutor:
 
     Args:
         moment: "prompt" or "token", for plans.
-        wanted: bool scalar; what layers keep are zeros unless it is set; None: it is.
+        wanted: bool scalar; caches that are filled are zeros unless it is set; None: it is.
     """
 
     def __init__(self, module: Module, moment: str, wanted: Tensor | None = None) -> None:
@@ -56,15 +56,17 @@ class ResidentExecutor:
         name: str,
         layers: Layers,
         x: Tensor,
-        kept: Kept | None = None,
-        facts: Sequence[Tensor] = (),
+        caches: Caches | None = None,
+        about: Sequence[Tensor] = (),
         same: Sequence[Tensor] = (),
         shared: Shared = nothing_shared,
-    ) -> tuple[Tensor, Kept]:
+    ) -> tuple[Tensor, Caches]:
         """See `Executor`. What layers share is computed once."""
-        others = [shared(kind, *facts, *same) for kind in range(len(layers.kinds))]
-        own: list[Inputs] = [[]] * len(layers.order) if kept is None else [[t] for t in kept]
-        new: Kept = []
+        others = [shared(kind, *about, *same) for kind in range(len(layers.kinds))]
+        own: list[LayerInputs] = (
+            [[]] * len(layers.order) if caches is None else [[t] for t in caches]
+        )
+        new: Caches = []
         with popxl.plan.part(f"{name}/{self._moment}"):
             made = [
                 module.create_graph(x, *first, *given)
@@ -75,10 +77,10 @@ class ResidentExecutor:
             for i, kind in enumerate(layers.order):
                 given = [t for t in (*own[i], *others[kind]) if not isinstance(t, list) or t]
                 x, *changed = self._call(f"{name}.{i}", *made[kind], x, *given)
-                new.append([*([] if kept is None else kept[i][:-CACHES]), *changed])
+                new.append([*([] if caches is None else caches[i][:-KEYS_AND_VALUES]), *changed])
         return x, new
 
-    def prepare_layers(self, name: str, layers: Layers, x: Tensor) -> Kept:
+    def prepare_layers(self, name: str, layers: Layers, x: Tensor) -> Caches:
         """See `Executor`."""
         with popxl.plan.part(f"{name}/{self._moment}"):
             made = [module.create_graph(x) for module in layers.kinds]
@@ -107,24 +109,24 @@ class ResidentExecutor:
         return call_if(self._wanted, bound, *given)
 
     def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
-        """Inputs for a layer's variables."""
+        """LayerInputs for a layer's variables."""
         add = self._module.add_variable_factory
         found = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
         return NamedTensors.from_dict(found)
 
 
 class _Prefill(Module):
-    """From prompts to what the layers keep, and what is the same for all micro-batches."""
+    """From prompts to caches, and what is the same for all micro-batches."""
 
     def __init__(self, model: Generator) -> None:
         super().__init__()
         self._model = model
 
-    def build(self, words: Tensor, facts: list[Tensor], wanted: Tensor) -> list[Tensor]:
-        """words: int32 (batch, length) -> what each layer keeps, then what is the same."""
+    def build(self, words: Tensor, about: list[Tensor], wanted: Tensor) -> list[Tensor]:
+        """words: int32 (batch, length) -> the caches of each layer, then what is the same."""
         executor = ResidentExecutor(self, "prompt", wanted)
-        self.kept, self.same = self._model.prefill(executor, words, facts)
-        return [*(t for layer in self.kept for t in layer), *self.same]
+        self.caches, same = self._model.prefill(executor, words, about)
+        return [*(t for layer in self.caches for t in layer), *same]
 
 
 class _Decode(Module):
@@ -138,9 +140,9 @@ class _Decode(Module):
         self,
         position: Tensor,
         words: Tensor,
-        caches: Kept,
-        fixed: Kept,
-        facts: list[Tensor],
+        caches: Caches,
+        fixed: Caches,
+        about: list[Tensor],
         same: list[Tensor],
     ) -> tuple[Tensor, ...]:
         """words: int32 (sequences, 1) -> float32 logits (sequences, part of the vocabulary), and
@@ -148,14 +150,14 @@ class _Decode(Module):
 
         Args:
             position: of the words, int32 scalar.
-            caches: of each layer, those of the positions before.
-            fixed: of each layer, what else it keeps.
+            caches: of each layer, keys and values of the positions before.
+            fixed: of each layer, the other caches.
         """
         executor = ResidentExecutor(self, "token")
-        kept = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
-        x, new = self._model.decode(executor, words, position, kept, facts, same)
+        whole = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
+        x, new = self._model.decode(executor, words, position, whole, about, same)
         logits = executor.run_head(self._model.head(), x)
-        return logits, *(t for layer in new for t in layer[-CACHES:])
+        return logits, *(t for layer in new for t in layer[-KEYS_AND_VALUES:])
 
 
 class ResidentModel:
@@ -170,16 +172,16 @@ class ResidentModel:
         self._model, self._groups = model, groups
         words = TensorSpec((batch, model.prompt_length), popxl.int32)
         prefill, wanted = _Prefill(model), TensorSpec((), popxl.bool)
-        prefill_facts, self._prefill = prefill.create_graph(words, list(model.facts), wanted)
-        self._kept = [len(layer) for layer in prefill.kept]
+        prefill_facts, self._prefill = prefill.create_graph(words, list(model.about), wanted)
+        self._counts = [len(layer) for layer in prefill.caches]
         outputs = [t.spec for t in self._prefill.graph.outputs]
-        kept, same = self._split(outputs)
+        caches, same = self._split(outputs)
         decode_facts, self._decode = _Decode(model).create_graph(
             TensorSpec((), popxl.int32),
             TensorSpec((model.sequences, 1), popxl.int32),
-            [layer[-CACHES:] for layer in kept],
-            [layer[:-CACHES] for layer in kept],
-            list(model.facts),
+            [layer[-KEYS_AND_VALUES:] for layer in caches],
+            [layer[:-KEYS_AND_VALUES] for layer in caches],
+            list(model.about),
             same,
         )
         self.facts = NamedVariableFactories.from_dict(
@@ -195,15 +197,15 @@ class ResidentModel:
         """
         prompts = self._model.begin(words, mask)
         wanted = is_any(prompts.prompted, self._groups)
-        found = self._prefill.bind(weights).call(words, *prompts.facts, wanted)
-        kept, same = self._split(found)
-        caches = [t for layer in kept for t in layer[-CACHES:]]
-        fixed = [t for layer in kept for t in layer[:-CACHES]]
-        decode = bind_decode(self._decode, weights, len(caches), [*fixed, *prompts.facts, *same])
-        return Prefilled(decode, caches, prompts.first, prompts.prompted, prompts.read)
+        found = self._prefill.bind(weights).call(words, *prompts.about, wanted)
+        caches, same = self._split(found)
+        own = [t for layer in caches for t in layer[-KEYS_AND_VALUES:]]
+        fixed = [t for layer in caches for t in layer[:-KEYS_AND_VALUES]]
+        decode = bind_decode(self._decode, weights, len(own), [*fixed, *prompts.about, *same])
+        return Prefilled(decode, own, prompts.first, prompts.prompted, prompts.read)
 
     def _split(self, found: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
-        """What each layer keeps, and what is the same, from the outputs of prefill."""
+        """The caches of each layer, and what is the same, from the outputs of prefill."""
         left = list(found)
-        kept = [[left.pop(0) for _ in range(count)] for count in self._kept]
-        return kept, left
+        caches = [[left.pop(0) for _ in range(count)] for count in self._counts]
+        return caches, left

@@ -22,7 +22,7 @@ from modelling.generation.greedy import Greedy
 from modelling.generation.passes import ModelWeights, Pass
 from modelling.generation.program import GenerationProgram
 from modelling.generation.search import Search, SearchContext, Strategy
-from modelling.generation.streamed_executor import ONCE, Kept, StreamedExecutor
+from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
 from modelling.generation.wrapped import Wrapped
 from modelling.layers import Groups, LMHeadLoss
 from modelling.phases.buffers import InputBuffers, over_layers
@@ -73,7 +73,7 @@ def streamed_batches(config: RunConfig) -> int:
 
 
 def _with_batches(config: RunConfig, count: int) -> RunConfig:
-    """The configuration whose `Settings.steps` are `count`."""
+    """The configuration whose `Settings.micro_batches` are `count`."""
     e = config.execution
     size = e.micro_batch_size * e.data_parallel * count
     return replace(config, training=replace(config.training, global_batch_size=size))
@@ -89,10 +89,10 @@ class _Begin(Module):
 
     def build(self, words: Tensor, mask: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         program = self._program
-        prompted, first, read, facts = program.model.begin(words, mask)
+        prompted, first, read, about = program.model.begin(words, mask)
         state = program.search.start(prompted, read, inputs)
-        program.needs_mask = [fact is mask for fact in facts]
-        new = [fact for fact in facts if fact is not mask]
+        program.needs_mask = [t is mask for t in about]
+        new = [t for t in about if t is not mask]
         return program.outputs(first, _itself(first.shape[0]), state, new)
 
 
@@ -134,7 +134,7 @@ class _Program:
 
     Attributes:
         searched: names of the streams of the search's inputs.
-        needs_mask: which of `Prompts.facts` are the mask.
+        needs_mask: which of `Prompts.about` are the mask.
     """
 
     needs_mask: list[bool]
@@ -159,16 +159,16 @@ class _Program:
         words: Tensor,
         parents: Tensor | None,
         state: Sequence[Tensor],
-        facts: Sequence[Tensor] = (),
+        about: Sequence[Tensor] = (),
     ) -> list[Tensor]:
-        """A micro-batch's state between positions, and `facts`, as distinct tensors, since each is
+        """A micro-batch's state between positions, and `about`, as distinct tensors, since each is
         stored in a buffer of its own."""
         going_on = is_any(self.search.unfinished(list(state)), self.groups)
         first = [words, going_on]
         if self.reorders:
             assert parents is not None
             first.append(parents)
-        return [ops.identity(t) for t in (*first, *state, *facts)]
+        return [ops.identity(t) for t in (*first, *state, *about)]
 
     def run(self) -> popxl.DeviceToHostStream:
         """Add the whole program; gives the stream of the tokens."""
@@ -176,12 +176,12 @@ class _Program:
         only, nothing = popxl.constant(0, popxl.int32), NamedTensors()
         self.inputs.load()
         self._begin(only, nothing)
-        kept, same = self.model.prefill(
+        caches, same = self.model.prefill(
             StreamedExecutor(self.weights, self.settings, "prompt"),
             self.inputs.port("words"),
-            self._facts,
+            self._about,
         )
-        self._all_positions(kept, same)
+        self._all_positions(caches, same)
         found = Pass(_Tokens(self.search), [self._state], self.settings)
         with popxl.plan.part("search/end"):
             found.call(only, nothing)
@@ -198,26 +198,26 @@ class _Program:
         new = self.needs_mask.count(False)
         self._carried = begin.outputs[: len(begin.outputs) - new]
         found = iter(begin.outputs[len(self._carried) :])
-        self._facts = [ports("mask") if mask else next(found) for mask in self.needs_mask]
+        self._about = [ports("mask") if mask else next(found) for mask in self.needs_mask]
         self._words, self._going_on, *left = self._carried
         self._parents, self._state = (left[:1], left[1:]) if self.reorders else ([], left)
 
-    def _one_position(self, position: Tensor, kept: Kept, same: list[Tensor]) -> Tensor:
+    def _one_position(self, position: Tensor, caches: Caches, same: list[Tensor]) -> Tensor:
         """Write a token of each sequence; whether any prompt needs more, see `_any_going_on`."""
         settings = self.settings
         executor = StreamedExecutor(self.weights, settings, "token", self._parents)
-        x, _ = self.model.decode(executor, self._words, position, kept, self._facts, same)
+        x, _ = self.model.decode(executor, self._words, position, caches, self._about, same)
         choose = Pass(_Choose(self), [x, self._state], settings, [position.spec], self._carried)
         with popxl.plan.part("head/token"):
             self.weights.run("head", [choose], ONCE, position)
         return self._any_going_on()
 
-    def _all_positions(self, kept: Kept, same: list[Tensor]) -> None:
+    def _all_positions(self, caches: Caches, same: list[Tensor]) -> None:
         """Write tokens until every prompt is answered; the remaining positions cost nothing."""
         ir = popxl.gir()
 
         def advance(position: Tensor, same: list[Tensor]) -> Tensor:
-            return self._one_position(position, kept, same)
+            return self._one_position(position, caches, same)
 
         def finished(position: Tensor, same: list[Tensor]) -> Tensor:
             return popxl.constant(0, popxl.int32)

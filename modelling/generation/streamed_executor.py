@@ -8,7 +8,7 @@ from typing import Any
 
 import popxl
 from modelling.generation.caches import continued
-from modelling.generation.generator import CACHES, Shared, nothing_shared
+from modelling.generation.generator import KEYS_AND_VALUES, Shared, nothing_shared
 from modelling.generation.passes import ModelWeights, Pass
 from modelling.generation.wrapped import Wrapped, renamed
 from modelling.layers import Layers
@@ -17,8 +17,8 @@ from modelling.phases.settings import Settings
 from popxl import Tensor
 from popxl_addons import Module
 
-Kept = list[list[Port]]
-"""What the layers of each kind keep."""
+Caches = list[list[Port]]
+"""Of the layers of each kind."""
 
 ONCE = [(0, range(1))]
 """The run of a part that is there once."""
@@ -27,19 +27,22 @@ ONCE = [(0, range(1))]
 class _Sharing(Wrapped):
     """A layer that makes for itself what layers share."""
 
-    def __init__(self, layer: Module, shared: Shared, caches: bool) -> None:
+    def __init__(self, layer: Module, shared: Shared, has_caches: bool) -> None:
         super().__init__(layer)
-        self._shared, self._caches = shared, caches
+        self._shared, self._has_caches = shared, has_caches
 
     def build(
-        self, x: Tensor, kept: list[Tensor], parents: list[Tensor], *given: Tensor
+        self, x: Tensor, caches: list[Tensor], parents: list[Tensor], *given: Tensor
     ) -> tuple[Tensor, ...]:
-        """Args:
-        parents: see `continued`.
-        given: facts, then what is the same.
+        """What the layer returns.
+
+        Args:
+            parents: see `continued`.
+            given: `Prompts.about`, then what is the same.
         """
-        own = [[*kept[:-CACHES], *continued(kept[-CACHES:], parents)]] if self._caches else []
-        found: tuple[Tensor, ...] = self.layer(x, *own, *self._shared(*given))
+        own = [*caches[:-KEYS_AND_VALUES], *continued(caches[-KEYS_AND_VALUES:], parents)]
+        first = [own] if self._has_caches else []
+        found: tuple[Tensor, ...] = self.layer(x, *first, *self._shared(*given))
         return found
 
 
@@ -69,31 +72,31 @@ class StreamedExecutor:
         name: str,
         layers: Layers,
         x: Port,
-        kept: Kept | None = None,
-        facts: Sequence[Port] = (),
+        caches: Caches | None = None,
+        about: Sequence[Port] = (),
         same: Sequence[Tensor] = (),
         shared: Shared = nothing_shared,
-    ) -> tuple[Port, Kept]:
+    ) -> tuple[Port, Caches]:
         """See `Executor`."""
         passes: list[Pass] = []
-        new: Kept = []
+        new: Caches = []
         for kind, layer in enumerate(layers.kinds):
-            own = [] if kept is None else kept[kind]
+            own = [] if caches is None else caches[kind]
             visit = Pass(
-                _Sharing(layer, partial(shared, kind), kept is not None),
-                [x, own, self._parents if own else [], *facts],
+                _Sharing(layer, partial(shared, kind), caches is not None),
+                [x, own, self._parents if own else [], *about],
                 self._settings,
                 same=[t.spec for t in same],
-                stores=[x, *own[-CACHES:]],
+                stores=[x, *own[-KEYS_AND_VALUES:]],
                 rows=layers.order.count(kind),
             )
             passes.append(visit)
-            new.append([*own[:-CACHES], *visit.outputs[1:]])
+            new.append([*own[:-KEYS_AND_VALUES], *visit.outputs[1:]])
         with popxl.plan.part(f"{name}/{self._moment}"):
             self._weights.run(name, passes, layers.runs(), *same)
         return x, new
 
-    def prepare_layers(self, name: str, layers: Layers, x: Port) -> Kept:
+    def prepare_layers(self, name: str, layers: Layers, x: Port) -> Caches:
         """See `Executor`."""
         passes = [
             Pass(layer, [x], self._settings, rows=layers.order.count(kind))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Executor, Inputs, Kept, Prompts, SpecialTokens, Value, put
+from modelling.generation import Caches, Executor, LayerInputs, Prompts, SpecialTokens, Value, put
 from modelling.generation.wrapped import Wrapped
 from modelling.layers import Embeddings, Groups, Layer, Layers
 from modelling.t5.biases import Packing, RelativePosition
@@ -45,7 +45,7 @@ class EncodingBlock(Wrapped):
 
 
 class PreparedLayer(Layer):
-    """What a decoder layer keeps before the first position.
+    """The caches of a decoder layer before the first position.
 
     Args:
         cache: of its keys, or values, of all positions.
@@ -76,7 +76,7 @@ class DecodingBlock(Wrapped):
     def build(
         self,
         x: Tensor,
-        kept: Sequence[Tensor],
+        caches: Sequence[Tensor],
         position: Tensor,
         position_bias: Tensor,
         hiding: Tensor,
@@ -84,16 +84,16 @@ class DecodingBlock(Wrapped):
         """x: (sequences, 1, hidden) -> the same shape, and the caches with the new key and value.
 
         Args:
-            kept: what `PreparedLayer` gives, with keys and values of the positions before,
+            caches: what `PreparedLayer` gives, with keys and values of the positions before,
                 (sequences, heads, positions, d_kv) each.
             position: int32 scalar.
             position_bias: float32 (1, heads, 1, positions); it also hides later positions.
             hiding: see `Packing.cross_bias`.
         """
         attention, cross = self.layer.self_attention, self.layer.cross_attention
-        encoded_keys, encoded_values, *caches = kept
+        encoded_keys, encoded_values, *own = caches
         query, *new = attention.project_qkv(x)
-        keys, values = put(caches, position, new)
+        keys, values = put(own, position, new)
         x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
         x = self._packing.together(x)
         heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [hiding])
@@ -122,48 +122,48 @@ class T5Generator:
         )
         self.prompts_per_sample = config.data.examples_per_row
         self.sequences = batch * self.prompts_per_sample * sequences
-        self.facts: Sequence[TensorSpec] = [TensorSpec((batch, self.prompt_length), popxl.int32)]
+        self.about: Sequence[TensorSpec] = [TensorSpec((batch, self.prompt_length), popxl.int32)]
 
     def begin(self, words: Tensor, mask: Tensor) -> Prompts:
-        """See `Generator`; the fact is the mask. T5 starts with its padding token."""
+        """See `Generator`; layers need to know the mask. T5 starts with its padding token."""
         first = popxl.constant([[self.special.pad]] * self.sequences, popxl.int32, "start_tokens")
         prompted = self._packing.is_there(mask)
         read = popxl.constant([[self.special.pad]] * prompted.nelms, popxl.int32, "read")
         return Prompts(prompted, first, read, [mask])
 
     def prefill(
-        self, executor: Executor, words: Value, facts: Sequence[Value]
-    ) -> tuple[Kept, list[Tensor]]:
+        self, executor: Executor, words: Value, about: Sequence[Value]
+    ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`. The same are biases of positions, float32 (1, heads, positions,
         positions), for each query and key."""
         config = self._config
         x = executor.run("embeddings", Embeddings(config), words)
         bias = self._positions(executor, "encoder", self.prompt_length)
         layers = self._layers(EncodingBlock(EncoderBlock(config)))
-        x, _ = executor.run_layers("encoder", layers, x, None, facts, [bias], self._encoder_biases)
+        x, _ = executor.run_layers("encoder", layers, x, None, about, [bias], self._encoder_biases)
         encoded = executor.run("encoder_head", EncoderFinalNorm(config), x)
         attention = config.model.attention
         heads = self._groups.shard(attention.heads, "attention heads")
         shape = (self.sequences, heads, self.output_length, attention.d_kv)
         prepared = self._layers(PreparedLayer(config, TensorSpec(shape, self._dtype)))
-        kept = executor.prepare_layers("decoder", prepared, encoded)
-        return kept, [self._positions(executor, "decoder", self.output_length)]
+        caches = executor.prepare_layers("decoder", prepared, encoded)
+        return caches, [self._positions(executor, "decoder", self.output_length)]
 
     def decode(
         self,
         executor: Executor,
         words: Value,
         position: Tensor,
-        kept: Kept,
-        facts: Sequence[Value],
+        caches: Caches,
+        about: Sequence[Value],
         same: Sequence[Tensor],
-    ) -> tuple[Value, Kept]:
+    ) -> tuple[Value, Caches]:
         """See `Generator`."""
         x = executor.run("embeddings", Embeddings(self._config), words)
         bias = ops.dynamic_slice(same[0], position, [2], [1], no_overlap=True)
         layers = self._layers(DecodingBlock(DecoderBlock(self._config), self._packing))
         same = [position, bias]
-        return executor.run_layers("decoder", layers, x, kept, facts, same, self._decoder_inputs)
+        return executor.run_layers("decoder", layers, x, caches, about, same, self._decoder_inputs)
 
     def head(self) -> DecoderHead:
         """See `Generator`."""
@@ -179,8 +179,10 @@ class T5Generator:
         path = "self_attention.relative_position"
         return executor.run_of_first(stack, path, module, length, length)
 
-    def _encoder_biases(self, kind: int, mask: Tensor, bias: Tensor) -> Inputs:
+    def _encoder_biases(self, kind: int, mask: Tensor, bias: Tensor) -> LayerInputs:
         return [[bias, self._packing.encoder_bias(mask)]]
 
-    def _decoder_inputs(self, kind: int, mask: Tensor, position: Tensor, bias: Tensor) -> Inputs:
+    def _decoder_inputs(
+        self, kind: int, mask: Tensor, position: Tensor, bias: Tensor
+    ) -> LayerInputs:
         return [position, bias, self._packing.cross_bias(mask, length=1)]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from config.toy import ToyConfig
 from data.causal_lm import CAUSAL_LM
 from modelling.generation import (
+    Caches,
     Executor,
-    Kept,
     Prompts,
     SpecialTokens,
     Value,
@@ -30,11 +30,11 @@ def toy_layout(settings: Settings) -> DecoderOnlyLayout:
 
 
 class ToyGenerator:
-    """See `modelling.generation.Generator`; nothing is kept of the positions before."""
+    """See `modelling.generation.Generator`; nothing is caches of the positions before."""
 
     special = SpecialTokens(end=0, pad=1)
     prompts_per_sample = 1
-    facts: Sequence[TensorSpec] = ()
+    about: Sequence[TensorSpec] = ()
 
     def __init__(self, config: ToyConfig, sequences: int) -> None:
         model = config.model
@@ -48,8 +48,8 @@ class ToyGenerator:
         return Prompts(prompted, first, what_was_read(words, mask), [])
 
     def prefill(
-        self, executor: Executor, words: Value, facts: Sequence[Value]
-    ) -> tuple[Kept, list[Tensor]]:
+        self, executor: Executor, words: Value, about: Sequence[Value]
+    ) -> tuple[Caches, list[Tensor]]:
         """See `Generator`."""
         return [], []
 
@@ -58,10 +58,10 @@ class ToyGenerator:
         executor: Executor,
         words: Value,
         position: Tensor,
-        kept: Kept,
-        facts: Sequence[Value],
+        caches: Caches,
+        about: Sequence[Value],
         same: Sequence[Tensor],
-    ) -> tuple[Value, Kept]:
+    ) -> tuple[Value, Caches]:
         """See `Generator`."""
         x = executor.run("embeddings", Embeddings(self._config), words)
         return executor.run_layers("layer", Layers([Block()], [0] * self._config.model.layers), x)
