@@ -14,10 +14,10 @@ from data.causal_lm import CAUSAL_LM
 from data.sample_format import SampleFormat
 from files.json_files import Fields
 from files.shown import shown
-from modelling.generation.cached import CachedModel, resident_of
-from modelling.generation.decoder_only import streamed_of
-from modelling.generation.program import GeneratorOf
-from modelling.generation.streamed import StreamedOf
+from modelling.decoder import Decoder
+from modelling.generation.decoder_only import generator_of
+from modelling.generation.generator import GeneratorOf
+from modelling.phases.decoder_only import DecoderOnlyLayout
 from modelling.phases.settings import Settings
 from modelling.phases.training import Layout
 from modelling.weights import WeightTable
@@ -30,8 +30,7 @@ class ModelFamily:
     Attributes:
         sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.
         layout: builds the phases of training in the current Ir.
-        generator: builds the graphs of generation in the current Ir.
-        streamed: builds those of generation layer by layer; None: the family has none.
+        generator: says how its models generate.
         weights: which Hugging Face tensors are in which variables, for a configuration.
         to_config_json: content of config.json, next to the weights in a Hugging Face folder.
         from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
@@ -46,13 +45,11 @@ class ModelFamily:
     weights: Callable[[Any], WeightTable]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
-    streamed: StreamedOf | None = None
     normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
 
 
 def decoder_family(
-    cached_model: Callable[[Any], CachedModel],
-    layout: Callable[[Settings], Layout],
+    decoder_of: Callable[[Any], Decoder],
     weights: Callable[[Any], WeightTable],
     to_config_json: Callable[[Any], dict[str, Any]],
     from_config_json: Callable[[Fields], dict[str, Any]],
@@ -61,13 +58,17 @@ def decoder_family(
     """The record of a family of decoders alone.
 
     Args:
-        cached_model: builds the parts of generation in the current Ir.
+        decoder_of: the description of a configured model.
         others: further fields of the record.
     """
-    resident, streamed = resident_of(cached_model), streamed_of(cached_model)
-    others = {"streamed": streamed, **others}
+
+    def layout(settings: Settings) -> DecoderOnlyLayout:
+        decoder = decoder_of(settings.config)
+        return DecoderOnlyLayout(settings, decoder.layers(0), decoder.head(), decoder.embeddings())
+
+    generator = generator_of(decoder_of)
     return ModelFamily(
-        CAUSAL_LM, layout, resident, weights, to_config_json, from_config_json, **others
+        CAUSAL_LM, layout, generator, weights, to_config_json, from_config_json, **others
     )
 
 

@@ -10,10 +10,8 @@ from config.machines import Machine
 from config.optimizers import MASTER
 from config.sections import RunConfig
 from machine.placement import spill
-from modelling.generation import build_generation
-from modelling.generation.choice import streamed_of
+from modelling.generation import build_generation, build_streamed
 from modelling.generation.strategies import strategy_of
-from modelling.generation.streamed import build_streamed
 from modelling.spec import family_of
 from modelling.weights import WeightTable
 from planning.residence import (
@@ -106,20 +104,16 @@ def finetuning_needs(config: RunConfig, platform: str = "cpu") -> Needs:
 
 
 def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
-    """What generation needs, traced for a platform.
-
-    Raises:
-        ConfigError: `generation.weights` is streamed, which the family has no program for.
-    """
+    """What generation needs, traced for a platform."""
     config = replace(config, model=replace(config.model, eval=True))
     family, here = family_of(config), on_platform(config, platform)
     streamed = config.generation.weights == "streamed"
-    strategy = strategy_of(config)
+    strategy, table = strategy_of(config), family.weights(config)
     if streamed:
-        program = build_streamed(here, streamed_of(config, family), strategy)
+        program = build_streamed(here, family.generator, table, strategy)
     else:
         program = build_generation(here, family.generator, strategy)
-    execution, count = config.execution, _parameters(family.weights(config))
+    execution, count = config.execution, _parameters(table)
     batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, platform)
     return Needs(
@@ -136,12 +130,9 @@ def inference_needs(config: RunConfig, platform: str = "cpu") -> Needs:
 
 
 def streamed_instead(needs: Needs, platform: str) -> Needs | None:
-    """What generation layer by layer needs, where the configuration leaves the choice and there is
-    such a program."""
+    """What generation layer by layer needs, where the configuration leaves the choice."""
     config = needs.config
     if needs.kind != "inference" or config.generation.weights != "auto":
-        return None
-    if family_of(config).streamed is None:
         return None
     generation = replace(config.generation, weights="streamed")
     return inference_needs(replace(config, generation=generation), platform)

@@ -23,8 +23,7 @@ import popxl_addons as addons
 from benchmarks.accumulation.settings import WAYS, Measured, Size, Way
 from benchmarks.launch import in_processes
 from config.gptj import GPTJConfig
-from modelling.gptj.block import Block
-from modelling.gptj.ends import DecoderHead
+from modelling.gptj.block import Block, DecoderHead
 from modelling.gptj.weights import weight_table
 from modelling.layers import Embeddings
 from popxl import ops

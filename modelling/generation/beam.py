@@ -18,7 +18,7 @@ import numpy as np
 import popxl
 from modelling.generation.greedy import check_vocabulary
 from modelling.generation.one_by_one import WithoutInputs
-from modelling.generation.rows import repeated
+from modelling.generation.prompts import repeated
 from modelling.generation.rules import NO_RULES, Rules
 from modelling.generation.search import Advance, SearchContext
 from modelling.layers import cast
@@ -99,7 +99,7 @@ class BeamSearch:
         running, scores, finished, finished_scores, is_finished, going_on, *rest = state
         stops, stays, _ = self.context.rules.parts(rest)
         found = self._candidates(self._scores(logits, position, running, stays), scores)
-        stops = [_rows(states, found.beams, 1) for states in stops]
+        stops = [_take_rows(states, found.beams, 1) for states in stops]
         stops, stopped = self.context.rules.ended(stops, found.tokens)
         continued = self._continued(running, found, position)
         last = popxl.constant(self.context.length - 1, popxl.int32, "last")
@@ -115,19 +115,19 @@ class BeamSearch:
         merged = ops.concat([finished_scores, penalised], 1)
         finished_scores, chosen = ops.topk(merged, self.strategy.beams, 1, True, True)
         both = ops.concat([finished, continued], 1)
-        finished = _rows(both, chosen, self.context.length)
+        finished = _take_rows(both, chosen, self.context.length)
         is_finished = ops.cast(
-            _rows(ops.concat([_ints(is_finished), _ints(new)], 1), chosen, 1), popxl.bool
+            _take_rows(ops.concat([_ints(is_finished), _ints(new)], 1), chosen, 1), popxl.bool
         )
 
         left = found.scores + _never_unless(ops.logical_not(ends))
         scores, chosen = ops.topk(left, self.strategy.beams, 1, True, True)
-        running = _rows(continued, chosen, self.context.length)
-        words, parents = _rows(found.tokens, chosen, 1), _rows(found.beams, chosen, 1)
+        running = _take_rows(continued, chosen, self.context.length)
+        words, parents = _take_rows(found.tokens, chosen, 1), _take_rows(found.beams, chosen, 1)
         going_on = ops.logical_and(
             going_on, self._can_improve(scores, finished_scores, is_finished, position)
         )
-        stops = [_rows(states, chosen, 1) for states in stops]
+        stops = [_take_rows(states, chosen, 1) for states in stops]
         state = [running, scores, finished, finished_scores, is_finished, going_on, *stops, *stays]
         sequences = words.nelms
         return Advance(
@@ -167,7 +167,7 @@ class BeamSearch:
             owner = np.tile(owner, groups.tensor_parallel)
         top, chosen = ops.topk(best, self.looked_at, 1, True, True)
         owners = popxl.constant(owner, popxl.int32, "beams")
-        return Candidates(top, _rows(tokens, chosen, 1), ops.gather(owners, chosen))
+        return Candidates(top, _take_rows(tokens, chosen, 1), ops.gather(owners, chosen))
 
     def _log_total(self, logits: Tensor) -> Tensor:
         """The logarithm of the sum of exponentials over all of the vocabulary: (sequences, 1)."""
@@ -187,7 +187,7 @@ class BeamSearch:
         """The candidates' tokens, (prompts, `looked_at` * length)."""
         prompts, count = found.tokens.shape
         length = self.context.length
-        before = _rows(running, found.beams, length).reshape((prompts, count, length))
+        before = _take_rows(running, found.beams, length).reshape((prompts, count, length))
         here = popxl.constant(np.arange(length).reshape(1, 1, -1), popxl.int32, "positions")
         new = found.tokens.reshape((prompts, count, 1))
         return ops.where(ops.equal(here, position), new, before).reshape((prompts, count * length))
@@ -214,7 +214,7 @@ class BeamSearch:
         return parents + popxl.constant(first, popxl.int32, "first_sequences")
 
 
-def _rows(x: Tensor, chosen: Tensor, length: int) -> Tensor:
+def _take_rows(x: Tensor, chosen: Tensor, length: int) -> Tensor:
     """Rows of `length` of each prompt: x (prompts, n * length) -> (prompts, chosen * length).
 
     Args:

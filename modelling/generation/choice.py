@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from config.errors import ConfigError
 from config.sections import RunConfig
 from machine.devices import device_desc
 from machine.memory import NotEnoughMemoryError, check_memory
 from machine.placement import host_room
 from modelling.generation.program import GenerationProgram, build_generation
 from modelling.generation.search import Strategy
-from modelling.generation.streamed import StreamedOf, build_streamed
+from modelling.generation.streamed import build_streamed
 
 if TYPE_CHECKING:
     from modelling.spec import ModelFamily
@@ -29,29 +28,13 @@ def generation_program(
 
     Raises:
         DeviceError: fewer devices than replicas.
-        ConfigError: the family has no program of the kind.
     """
     wanted = config.generation.weights
-    if wanted == "streamed":
-        return build_streamed(config, streamed_of(config, family), strategy)
-    resident = build_generation(config, family.generator, strategy)
-    if wanted != "auto" or family.streamed is None or _fits(resident, config, taken):
-        return resident
-    return build_streamed(config, family.streamed, strategy)
-
-
-def streamed_of(config: RunConfig, family: ModelFamily) -> StreamedOf:
-    """The streamed generator of the family of a configuration.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    if family.streamed is None:
-        raise ConfigError(
-            f"the family {config.family} has no generation layer by layer: leave out "
-            "generation.weights streamed"
-        )
-    return family.streamed
+    if wanted != "streamed":
+        resident = build_generation(config, family.generator, strategy)
+        if wanted != "auto" or _fits(resident, config, taken):
+            return resident
+    return build_streamed(config, family.generator, family.weights(config), strategy)
 
 
 def _fits(program: GenerationProgram, config: RunConfig, taken: int) -> bool:

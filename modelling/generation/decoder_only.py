@@ -1,4 +1,8 @@
-"""Generation layer by layer, for decoder-only families; `cached.py` explains the caches."""
+"""Generation with decoder-only models: prefill, then decode with key/value caches.
+
+The loop reads the last token of a prompt as its first one. So all positions work alike: read a
+token, choose the next. Reading the prompts needs no head.
+"""
 
 from __future__ import annotations
 
@@ -6,156 +10,106 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import popxl
-from modelling.generation.cached import CachedModel
-from modelling.generation.caches import Slots, continued
-from modelling.generation.passes import Pass, PhaseWeights, Stack, head_stack
-from modelling.generation.prompts import last_words, what_was_read
-from modelling.generation.rows import repeated
+from config.sections import RunConfig
+from modelling.decoder import Decoder
+from modelling.generation.caches import Slots
+from modelling.generation.decoder_layers import Decode, Prefill
+from modelling.generation.generator import (
+    Caches,
+    Executor,
+    GeneratorOf,
+    LayerInputs,
+    Prompts,
+    Value,
+)
+from modelling.generation.prompts import last_words, repeated, what_was_read
 from modelling.generation.search import SpecialTokens
-from modelling.generation.streamed import At, Begun, StreamedOf
-from modelling.layers import LMHeadLoss
-from modelling.phases.buffers import Port
-from modelling.phases.settings import Settings
+from modelling.layers import DecoderLayer, Layers, LMHeadLoss, tables_at
 from popxl import Tensor, TensorSpec
 from popxl_addons import Module
 
-LAYER = "layer"
+EMBEDDINGS, LAYER = "embeddings", "layer"
 
 
-class Reading(Module):
-    """A layer that reads prompts, for `copies` sequences each."""
-
-    def __init__(self, layer: Module, slots: Slots, copies: int) -> None:
-        super().__init__()
-        self.layer, self.slots, self.copies = layer, slots, copies
-
-    def build(self, x: Tensor, last: Tensor) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> the same shape, and each sequence's caches."""
-        x, *caches = self.layer(x, last, self.slots)
-        return x, *(repeated(cache, self.copies) for cache in caches)
-
-
-class Writing(Module):
-    """A layer that reads one token of each sequence."""
-
-    def __init__(self, model: CachedModel, kind: int, copies: int) -> None:
-        super().__init__()
-        self.layer, self.copies = model.token.kinds[kind], copies
-        self._model, self._kind = model, kind
-
-    def build(
-        self,
-        x: Tensor,
-        caches: Sequence[Tensor],
-        parents: Sequence[Tensor],
-        last: Tensor,
-        position: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """x: (sequences, 1, hidden) -> the same shape, and the caches with this position.
-
-        Args:
-            parents: see `continued`.
-            last: of the prompts, see `Slots`.
-        """
-        at = self._model.at(self._kind, position, repeated(last, self.copies))
-        return self.layer(x, continued(caches, parents), *at)
-
-
-class DecoderOnlyStreams:
-    """A `StreamedGenerator` of a model with the phases embeddings, layer and head."""
+class DecoderOnlyGenerator:
+    """A `Generator` of a model with the phases embeddings, layer and head."""
 
     prompts_per_sample = 1
-    x: Port
 
-    def __init__(self, settings: Settings, sequences: int, model: CachedModel) -> None:
+    def __init__(self, config: RunConfig, decoder: Decoder, sequences: int) -> None:
         """
         Args:
             sequences: decoded for each prompt.
         """
-        given: Any = settings.config.model  # a decoder alone has an output_length and tokens
-        self._settings, self._copies, self._model = settings, sequences, model
-        self.prompt_length, self.output_length = given.sequence_length, given.output_length
-        self.special = SpecialTokens.of(given)
-        self.sequences = settings.config.execution.micro_batch_size * sequences
-        self.stacks: list[Stack] = []
+        model: Any = config.model  # decoder-only models have an output_length and tokens
+        self._decoder, self._copies = decoder, sequences
+        self._layers = decoder.layers(model.output_length)
+        self.prompt_length, self.output_length = model.sequence_length, model.output_length
+        self.special = SpecialTokens.of(model)
+        batch = config.execution.micro_batch_size
+        self.sequences = batch * sequences
+        self.about: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
-    # ---- the passes -----------------------------------------------------------------------------
-    def begin(self, words: Tensor, mask: Tensor) -> Begun:
-        """See `StreamedGenerator`."""
+    def begin(self, words: Tensor, mask: Tensor) -> Prompts:
+        """See `Generator`; layers need to know `last`, see `Slots`."""
         first, last, prompted = last_words(words, mask)
         first = repeated(first, self._copies)
-        return Begun(prompted, first, what_was_read(words, mask), [last])
+        return Prompts(prompted, first, what_was_read(words, mask), [last])
 
-    def connect(self, at: At) -> None:
-        """See `StreamedGenerator`."""
-        settings, layers = self._settings, self._settings.config.model.layers
-        self._prompts = Pass(self._model.embeddings(), [at.words], settings)
-        (x,) = self._prompts.outputs
-        self._tokens = Pass(self._model.embeddings(), [at.next_words], settings)
-        (self.x,) = self._tokens.outputs
-        kinds = range(len(self._model.slots))
-        self._read = [self._reading(kind, x, at) for kind in kinds]
-        self._write = [self._writing(kind, at) for kind in kinds]
-        facts = [p.facts for p in (*self._read, *self._write)]
-        self._embeddings = PhaseWeights("embeddings", [self._prompts.facts], settings)
-        self._layers = PhaseWeights("layer", facts, settings, layers)
-        self.stacks = [Stack(self._embeddings), Stack(self._layers)]
-
-    def _reading(self, kind: int, x: Port, at: At) -> Pass:
-        """The pass of layers of a kind over the prompts; each has caches of its own."""
-        model = self._model
-        module = Reading(model.prompt.kinds[kind], model.slots[kind], self._copies)
-        rows = model.prompt.order.count(kind)
-        return Pass(module, [x, *at.facts], self._settings, stores=[x], rows=rows, part=LAYER)
-
-    def _writing(self, kind: int, at: At) -> Pass:
-        model, caches = self._model, self._read[kind].outputs[1:]
-        return Pass(
-            Writing(model, kind, self._copies),
-            [self.x, caches, at.parents, *at.facts],
-            self._settings,
-            same=[TensorSpec((), popxl.int32)],
-            stores=[self.x, *caches],
-            rows=model.token.order.count(kind),
-            part=LAYER,
+    def prefill(
+        self, executor: Executor, words: Value, about: Sequence[Value]
+    ) -> tuple[Caches, list[Tensor]]:
+        """See `Generator`."""
+        x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
+        layers = self._wrapped(lambda layer: Prefill(layer, self._slots(layer), self._copies))
+        _, caches = executor.run_layers(
+            LAYER, layers, x, about=about, shared=lambda kind, last: [last]
         )
+        return caches, []
+
+    def decode(
+        self,
+        executor: Executor,
+        words: Value,
+        position: Tensor,
+        caches: Caches,
+        about: Sequence[Value],
+        same: Sequence[Tensor],
+    ) -> tuple[Value, Caches]:
+        """See `Generator`."""
+        x = executor.run(EMBEDDINGS, self._decoder.embeddings(), words)
+        layers = self._wrapped(Decode)
+        return executor.run_layers(LAYER, layers, x, caches, about, [position], self._at)
 
     def head(self) -> LMHeadLoss:
-        """See `StreamedGenerator`."""
-        return self._model.head
+        """See `Generator`."""
+        return self._decoder.head()
 
-    def head_stack(self, choose: Pass) -> Stack:
-        """See `StreamedGenerator`."""
-        return head_stack(choose, self._embeddings, self._settings)
+    def _wrapped(self, wrap: Callable[[Any], Module]) -> Layers:
+        return Layers([wrap(layer) for layer in self._layers.kinds], self._layers.order)
 
-    # ---- running --------------------------------------------------------------------------------
-    def read(self) -> list[Tensor]:
-        """See `StreamedGenerator`."""
-        with popxl.plan.part("embeddings/prompt"):
-            self.stacks[0].run(self._prompts)
-        with popxl.plan.part("layer/prompt"):
-            self._through_layers(self._read)
-        return []
+    def _slots(self, layer: DecoderLayer) -> Slots:
+        window = layer.attention.window
+        return Slots.of(self.prompt_length, self.output_length, window)
 
-    def step(self, position: Tensor, same: Sequence[Tensor]) -> None:
-        """See `StreamedGenerator`."""
-        with popxl.plan.part("embeddings/token"):
-            self.stacks[0].run(self._tokens)
-        with popxl.plan.part("layer/token"):
-            self._through_layers(self._write, position)
-
-    def _through_layers(self, passes: Sequence[Pass], *same: Tensor) -> None:
-        """Let all micro-batches pass through all layers, each by the pass of its kind."""
-        done = [0] * len(passes)
-        for kind, rows in self._model.prompt.runs():
-            self._layers.run(passes[kind], rows, done[kind], *same)
-            done[kind] += len(rows)
+    def _at(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
+        """What layers of a kind need to know of a position; see `Decode`."""
+        layer: Any = self._layers.kinds[kind]
+        slots = self._slots(layer)
+        last = repeated(last, self._copies)
+        place = last + position
+        tables = layer.attention.tables(slots.prompt + slots.room)
+        return [
+            slots.slot(position),
+            [place.reshape((-1, 1)), slots.places(position, last)],
+            [] if tables is None else list(tables_at(tables, place)),
+        ]
 
 
-def streamed_of(model_of: Callable[[Any], CachedModel]) -> StreamedOf:
-    """The record's `streamed` of a family with such models."""
+def generator_of(decoder_of: Callable[[Any], Decoder]) -> GeneratorOf:
+    """The record's `generator` of a family of such models."""
 
-    def made(settings: Settings, sequences: int) -> DecoderOnlyStreams:
-        return DecoderOnlyStreams(settings, sequences, model_of(settings.config))
+    def made(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
+        return DecoderOnlyGenerator(config, decoder_of(config), sequences)
 
     return made

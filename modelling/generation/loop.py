@@ -14,43 +14,43 @@ from popxl import Tensor, ops
 from popxl_addons import BoundGraph, GraphWithNamedArgs, NamedTensors
 
 
-def bind_step(
-    step: GraphWithNamedArgs, weights: NamedTensors, caches: int, fixed: Sequence[Tensor]
+def bind_decode(
+    graph: GraphWithNamedArgs, weights: NamedTensors, caches: int, fixed: Sequence[Tensor]
 ) -> BoundGraph:
     """Bind what is the same at all positions.
 
     Args:
-        step: takes position, words, caches and `fixed`, in this order; see `decode`.
+        graph: takes position, words, caches and `fixed`, in this order; see `Prefilled`.
         weights: values of its variables.
         caches: how many there are.
     """
-    inputs = step.graph.inputs[2 + caches :]  # after `fixed` come the weights
-    return step.bind(weights).bind(dict(zip(inputs, fixed, strict=False)))
+    inputs = graph.graph.inputs[2 + caches :]  # after `fixed` come the weights
+    return graph.bind(weights).bind(dict(zip(inputs, fixed, strict=False)))
 
 
-class Start(NamedTuple):
+class Prefilled(NamedTuple):
     """What a model begins to write from.
 
     Attributes:
-        step: reads one token. Inputs that are not bound: position (int32 scalar, from 0), words
+        decode: reads one token. Inputs that are not bound: position (int32 scalar, from 0), words
             (int32 (sequences, 1), the tokens at that position), the caches. Outputs: logits for the
             next token (see `Search.advance`), the updated caches.
-        caches: what `step` carries from one position to the next, at the start; their first axis is
-            the sequences'.
+        caches: what `decode` carries from one position to the next, at the start; their first axis
+            is the sequences'.
         first: int32 (sequences, 1), the tokens read at the first position.
         prompted: bool (prompts,), false for those to leave out, which only fill up the batch.
         read: see `Search.start`.
     """
 
-    step: BoundGraph
+    decode: BoundGraph
     caches: Sequence[Tensor]
     first: Tensor
     prompted: Tensor
     read: Tensor
 
 
-def decode(
-    start: Start, length: int, search: Search, inputs: Sequence[Tensor], groups: Groups
+def write_tokens(
+    start: Prefilled, length: int, search: Search, inputs: Sequence[Tensor], groups: Groups
 ) -> Tensor:
     """Generate `length` tokens for each prompt.
 
@@ -62,11 +62,10 @@ def decode(
     Returns:
         See `Search.tokens`.
     """
-    step = start.step
     state = search.start(start.prompted, start.read, inputs)
     carried = [is_any(search.unfinished(state), groups), start.first, *state, *start.caches]
-    bound = list(step.args.values())
-    advance = _Advance(step, search, groups, len(state))
+    bound = list(start.decode.args.values())
+    advance = _Advance(start.decode, search, groups, len(state))
     ir = popxl.gir()
 
     def one_position(position: Tensor, carried: list[Tensor], bound: list[Tensor]) -> list[Tensor]:
@@ -83,9 +82,9 @@ def decode(
 
 @dataclass(frozen=True)
 class _Advance:
-    """Builds the graph of one position. See `decode`."""
+    """Builds the graph of one position. See `write_tokens`."""
 
-    step: BoundGraph
+    decode: BoundGraph
     search: Search
     groups: Groups
     state: int
@@ -96,8 +95,8 @@ class _Advance:
     ) -> list[Tensor]:
         _, words, *rest = carried
         state, caches = rest[: self.state], rest[self.state :]
-        step = BoundGraph(self.step.graph, dict(zip(self.step.args, bound, strict=True)))
-        logits, *caches = step.call(position, words, *caches)
+        decode = BoundGraph(self.decode.graph, dict(zip(self.decode.args, bound, strict=True)))
+        logits, *caches = decode.call(position, words, *caches)
         words, parents, state = self.search.advance(logits, position, state)
         if parents is not None:
             caches = [ops.gather(cache, parents) for cache in caches]

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import popxl
-from modelling.generation.stack import joined
 from modelling.phases.buffers import Port, over_layers
 from modelling.phases.settings import Settings
 from modelling.phases.state import VariableStore
 from popxl import Tensor
-from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
+from popxl_addons import Module, NamedTensors
 from popxl_addons.transforms.batch_serialisation import (
     RemoteHandle,
     batch_serial_buffer,
@@ -28,7 +27,7 @@ TABLE = "tokens.weight"
 """The embedding's table, in its phase and in that of a head that is tied to it."""
 
 
-def one_row(spec: popxl.TensorSpec, settings: Settings) -> Port:
+def _one_row(spec: popxl.TensorSpec, settings: Settings) -> Port:
     """An entry for each micro-batch, whichever layer is at work."""
     buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
     return Port(spec, RemoteHandle(buffer, None))
@@ -46,13 +45,12 @@ class Pass:
         module: `build` takes the values of `loads`, then what is the same for all micro-batches.
         loads: where inputs of each micro-batch come from; lists are inputs that are lists.
         same: specs of the inputs that are the same for all of them.
-        stores: where outputs go, the first ones in order. The others get buffers of their own.
+        stores: where outputs go, in order, as far as there are such of their spec. The others get
+            buffers of their own.
         rows: layers that it is called for; the new buffers have a row for each.
-        part: name of the part of `module` whose variables these are; "": all.
-        variables: the name that they have in their phase, in front of their own.
 
     Attributes:
-        facts: the variables, by their phase's names.
+        facts: the variables.
         outputs: where the outputs are.
     """
 
@@ -64,21 +62,17 @@ class Pass:
         same: Sequence[popxl.TensorSpec] = (),
         stores: Sequence[Port] = (),
         rows: int = 1,
-        part: str = "",
-        variables: str = "",
     ) -> None:
         listed = [[p] if isinstance(p, Port) else list(p) for p in loads]
         specs = [p.spec if isinstance(p, Port) else [port.spec for port in p] for p in loads]
         facts, graph = module.create_graph(*specs, *same)
-        self.facts, graph = named_within(facts.inputs, graph, part, variables)
-        self.names = graph.args.keys_flat()
+        self.facts, self.names = facts.inputs, graph.args.keys_flat()
         inner, flat = graph.graph, [port for ports in listed for port in ports]
-        self.outputs = [
-            *stores,
-            *(
-                one_row(t.spec, settings) if rows == 1 else _rows(t, settings, rows)
-                for t in inner.outputs[len(stores) :]
-            ),
+        pairs = zip(inner.outputs, stores, strict=False)
+        self.outputs = [port for t, port in pairs if t.spec == port.spec]
+        self.outputs += [
+            _one_row(t.spec, settings) if rows == 1 else _rows(t, settings, rows)
+            for t in inner.outputs[len(self.outputs) :]
         ]
         assert len(set(inner.outputs)) == len(inner.outputs), "an output has one place"
         loaded = zip(inner.inputs, flat, strict=False)
@@ -98,23 +92,6 @@ class Pass:
         self._serialised.bind(weights).call(row, *same)
 
 
-def named_within(
-    facts: NamedVariableFactories, graph: GraphWithNamedArgs, part: str = "", variables: str = ""
-) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-    """The variables of a part of a module, under the names of their phase. See `Pass`."""
-    start, front = f"{part}." if part else "", f"{variables}." if variables else ""
-
-    def renamed(name: str) -> str:
-        return front + name.removeprefix(start)
-
-    named = {renamed(n): f for n, f in facts.to_dict().items()}
-    args = {renamed(n): t for n, t in graph.args.to_dict().items()}
-    return (
-        NamedVariableFactories.from_dict(named),
-        GraphWithNamedArgs(graph.graph, NamedTensors.from_dict(args)),
-    )
-
-
 class PhaseWeights:
     """The weights of a phase of training, for the passes that use them.
 
@@ -123,30 +100,39 @@ class PhaseWeights:
     Args:
         name: of the phase.
         entries: number of its layers.
-        facts: variables that passes use; together, all of the phase's.
-        borrowed: by name, the phase of one layer that owns a variable.
+        lender: the phase that owns the table of a tied head.
     """
 
     def __init__(
-        self,
-        name: str,
-        facts: Sequence[NamedVariableFactories],
-        settings: Settings,
-        entries: int = 1,
-        borrowed: Mapping[str, PhaseWeights] | None = None,
+        self, name: str, entries: int, settings: Settings, lender: PhaseWeights | None = None
     ) -> None:
-        self._owners = dict(borrowed or {})
-        together = joined(*facts).to_dict()
-        own = {n: f for n, f in together.items() if n not in self._owners}
         self.name, self.entries = name, entries
-        self._store = VariableStore.create(NamedVariableFactories.from_dict(own), entries, settings)
-        self.variables = [self._layer(row) for row in range(entries)]
+        self._settings, self._lender = settings, lender
+        self._stores: list[VariableStore] = []
         self._loads: dict[tuple[str, ...], Callable[[Tensor], NamedTensors]] = {}
 
+    def add(self, facts: NamedVariableFactories) -> None:
+        """Make buffers for the variables of a graph, where there are none yet."""
+        known = {n for store in self._stores for n in store.names}
+        if self._lender is not None:
+            known.add(TABLE)
+        new = {n: f for n, f in facts.to_dict().items() if n not in known}
+        if new:
+            named = NamedVariableFactories.from_dict(new)
+            self._stores.append(VariableStore.create(named, self.entries, self._settings))
+
+    @property
+    def variables(self) -> list[NamedTensors]:
+        """Of each layer, made now."""
+        return [self._layer(row) for row in range(self.entries)]
+
     def _layer(self, row: int) -> NamedTensors:
-        store = self._store
-        fwd = store.facts.init_remote(store.buffers, row, f"{self.name}.{row}", empty=True)
-        return NamedTensors(fwd=fwd)
+        found: dict[str, Tensor] = {}
+        for store in self._stores:
+            prefix = f"{self.name}.{row}"
+            made = store.facts.init_remote(store.buffers, row, prefix, empty=True)
+            found |= made.to_dict()
+        return NamedTensors(fwd=NamedTensors.from_dict(found))
 
     def load_whole(self, names: Sequence[str], row: Tensor) -> NamedTensors:
         """Those that a graph names, of layer `row`, gathered."""
@@ -156,13 +142,16 @@ class PhaseWeights:
         return self._loads[key](row)
 
     def _loading(self, names: Sequence[str]) -> Callable[[Tensor], NamedTensors]:
-        store = self._store.only([n for n in names if n not in self._owners])
-        owners = {n: owner for n, owner in self._owners.items() if n in names}
+        own = [[n for n in names if n in store.names] for store in self._stores]
+        stores = [store.only(n) for store, n in zip(self._stores, own, strict=True) if n]
+        lender = self._lender if TABLE in names else None
 
         def load(row: Tensor) -> NamedTensors:
-            found = store.load_whole(row).to_dict()
-            for name, owner in owners.items():
-                found |= owner.load_whole([name], popxl.constant(0, popxl.int32)).to_dict()
+            found: dict[str, Tensor] = {}
+            for store in stores:
+                found |= store.load_whole(row).to_dict()
+            if lender is not None:
+                found |= lender.load_whole([TABLE], popxl.constant(0, popxl.int32)).to_dict()
             return NamedTensors.from_dict(found)
 
         return load
@@ -184,26 +173,51 @@ class PhaseWeights:
         over_layers(rows, body, (), same)
 
 
-class Stack:
-    """The layers of phases that follow each other: one graph, with the weights of each layer."""
+class ModelWeights:
+    """The weights of all phases, by the layers that they are of.
 
-    def __init__(self, *phases: PhaseWeights | None) -> None:
-        self.phases = [phase for phase in phases if phase is not None]
+    Args:
+        phases: the weight table's.
+    """
+
+    def __init__(self, phases: Mapping[str, Sequence[str]], settings: Settings) -> None:
+        self._phases: dict[str, list[PhaseWeights]] = {}
+        for phase, layers in phases.items():
+            if layers:
+                stack = layers[0].split(".")[0]
+                lender = self._phases["embeddings"][0] if phase == "head" else None
+                weights = PhaseWeights(phase, len(layers), settings, lender)
+                self._phases.setdefault(stack, []).append(weights)
 
     @property
     def variables(self) -> dict[str, list[NamedTensors]]:
-        """By phase and layer, as `modelling.weights.Variables` has them."""
-        return {phase.name: phase.variables for phase in self.phases}
+        """By phase and layer, as `modelling.weights.Variables` has them; made now."""
+        return {p.name: p.variables for phases in self._phases.values() for p in phases}
 
-    def run(self, visit: Pass, *same: Tensor) -> None:
-        """Let all micro-batches pass through all layers."""
-        before = 0
-        for phase in self.phases:
-            phase.run(visit, range(phase.entries), before, *same)
+    def first(self, name: str) -> PhaseWeights:
+        """The phase of a stack's first layer."""
+        return self._phases[name][0]
+
+    def layers(self, name: str) -> int:
+        """How many layers a stack has."""
+        return sum(phase.entries for phase in self._phases[name])
+
+    def run(
+        self, name: str, passes: Sequence[Pass], runs: Sequence[tuple[int, range]], *same: Tensor
+    ) -> None:
+        """Let all micro-batches pass through all layers of a stack, each by the pass of its kind.
+
+        Args:
+            runs: see `Layers.runs`.
+        """
+        done, before = [0] * len(passes), 0
+        for phase in self._phases[name]:
+            for visit in passes:
+                phase.add(visit.facts)
+            for kind, rows in runs:
+                stop = min(rows.stop - before, phase.entries)
+                part = range(max(rows.start - before, 0), stop)
+                if part:
+                    phase.run(passes[kind], part, done[kind], *same)
+                    done[kind] += len(part)
             before += phase.entries
-
-
-def head_stack(choose: Pass, embeddings: PhaseWeights, settings: Settings) -> Stack:
-    """The stack of the head, which reads the embedding's table if it is tied to it."""
-    tied = {TABLE: embeddings} if TABLE in choose.names else {}
-    return Stack(PhaseWeights("head", [choose.facts], settings, borrowed=tied))

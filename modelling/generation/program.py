@@ -1,56 +1,23 @@
-"""The program that generates: the same for all families."""
+"""The program that generates with all weights on the device: the same for all families."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import popxl
 from config.sections import RunConfig
 from machine.devices import new_ir
 from modelling.fp8 import linear_layers
+from modelling.generation.generator import GeneratorOf
 from modelling.generation.greedy import Greedy
-from modelling.generation.loop import Start, decode
-from modelling.generation.search import SearchContext, SpecialTokens, Strategy
+from modelling.generation.loop import write_tokens
+from modelling.generation.resident import ResidentModel
+from modelling.generation.search import SearchContext, Strategy
 from modelling.layers import Groups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 from popxl_addons.patterns import apply_pre_alias_patterns
-from popxl_addons.variable_factory import NamedVariableFactories
-
-
-class Generator(Protocol):
-    """What a family provides, made in the Ir that it is to be used in.
-
-    Attributes:
-        facts: the model's variables, under the names of its weight table's layers and paths.
-        prompt_length: tokens of a sample, padded.
-        prompts_per_sample: most prompts that share a sample.
-        output_length: tokens generated for each prompt.
-        special: tokens with a meaning.
-    """
-
-    facts: NamedVariableFactories
-    prompt_length: int
-    prompts_per_sample: int
-    output_length: int
-    special: SpecialTokens
-
-    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Start:
-        """Read the prompts, in the current graph.
-
-        Args:
-            weights: values of the variables, by the names of `facts`.
-            words: int32 (batch, prompt_length).
-            mask: int32, for each token the number of its prompt in the sample, from 1, and 0 for
-                padding; prompts without a token are not generated for.
-
-        Returns:
-            What the batch * prompts_per_sample prompts begin with, each for the sequences that the
-            generator was made for.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,14 +49,11 @@ class GenerationProgram:
         return self.tokens.shape[0] // self.words.shape[0]
 
 
-GeneratorOf = Callable[[Any, Groups, int], Generator]
-"""Makes the generator of a configuration in the current Ir, for so many sequences of a prompt."""
-
-
 def build_generation(
     config: RunConfig, generator_of: GeneratorOf, strategy: Strategy | None = None
 ) -> GenerationProgram:
-    """Build the program of a configuration. The variables' values are zeros.
+    """Build the program of a configuration, whose `model.eval` must be set. The variables' values
+    are zeros.
 
     Args:
         strategy: how to search; None: greedily.
@@ -100,10 +64,11 @@ def build_generation(
     with ir.main_graph:
         groups = Groups.current(config.execution.tensor_parallel)
         with linear_layers(config):
-            generator = generator_of(config, groups, strategy.sequences)
+            generator = generator_of(config, strategy.sequences)
+            batch = config.execution.micro_batch_size
+            model = ResidentModel(generator, batch, groups)
         length = generator.output_length
         search = strategy.search(SearchContext(groups, generator.special, length, strategy.rules))
-        batch = config.execution.micro_batch_size
         prompts = (batch, generator.prompt_length)
         words = popxl.h2d_stream(prompts, popxl.int32, "words")
         mask = popxl.h2d_stream(prompts, popxl.int32, "mask")
@@ -113,15 +78,15 @@ def build_generation(
             for name, spec in strategy.inputs(count, length).items()
         }
         tokens = popxl.d2h_stream((count, length), popxl.int32, "tokens")
-        variables = generator.facts.inputs.init(empty=True)
+        variables = model.facts.inputs.init(empty=True)
         names, values = variables.unpack()
 
         def one_batch(values: list[Tensor]) -> None:
             weights = NamedTensors.pack(names, values)
             prompt = ops.host_load(words), ops.host_load(mask)
             loaded = [ops.host_load(stream) for stream in inputs.values()]
-            start = generator.begin(weights, *prompt)
-            ops.host_store(tokens, decode(start, length, search, loaded, groups))
+            start = model.prefill(weights, *prompt)
+            ops.host_store(tokens, write_tokens(start, length, search, loaded, groups))
 
         ops.repeat(ir.create_graph(one_batch, values), ir.num_host_transfers, *values)
     apply_pre_alias_patterns(ir, level="default")

@@ -1,4 +1,4 @@
-"""What generation needs to know of right-padded prompts."""
+"""What generation needs to know of right-padded prompts, and several sequences for each."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ def what_was_read(words: Tensor, mask: Tensor) -> Tensor:
     at = starts + ops.maximum(columns - padding, zero)
     found = ops.gather(words.reshape((batch * length,)), at)
     return ops.where(ops.greater(padding, columns), nothing, found)
+
+
+def repeated(t: Tensor, times: int) -> Tensor:
+    """Each row of `t` so many times, one after the other: (batch, ...) -> (batch * times, ...)."""
+    if times == 1:
+        return t
+    rows = np.repeat(np.arange(t.shape[0]), times)
+    return ops.gather(t, popxl.constant(rows, popxl.int32, "repeated_rows"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import popxl
-from modelling.generation.rows import repeated
+from modelling.generation.prompts import repeated
 from modelling.generation.stops import Stops
 from modelling.layers import Groups
 from popxl import Tensor, ops

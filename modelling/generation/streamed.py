@@ -7,9 +7,8 @@ write on the same machine. The tokens are those of the resident program (`build_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,109 +17,34 @@ from config.sections import RunConfig
 from machine.devices import new_ir
 from modelling.fp8 import linear_layers
 from modelling.generation.condition import is_any
+from modelling.generation.generator import Generator, GeneratorOf
 from modelling.generation.greedy import Greedy
-from modelling.generation.passes import Pass, Stack
+from modelling.generation.passes import ModelWeights, Pass
 from modelling.generation.program import GenerationProgram
-from modelling.generation.search import Search, SearchContext, SpecialTokens, Strategy
+from modelling.generation.search import Search, SearchContext, Strategy
+from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
+from modelling.generation.wrapped import Wrapped
 from modelling.layers import Groups, LMHeadLoss
-from modelling.phases.buffers import InputBuffers, Port, over_layers
+from modelling.phases.buffers import InputBuffers, over_layers
 from modelling.phases.settings import Settings
+from modelling.weights import WeightTable
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module, NamedTensors
 from popxl_addons.patterns import apply_pre_alias_patterns
 
 
-class Begun(NamedTuple):
-    """Where generation of a micro-batch begins.
-
-    Attributes:
-        prompted: bool (prompts,), false for those that only fill up the batch.
-        first: int32 (sequences, 1), the tokens read at the first position.
-        read: see `Search.start`.
-        facts: of the prompts, which all positions need.
-    """
-
-    prompted: Tensor
-    first: Tensor
-    read: Tensor
-    facts: list[Tensor]
-
-
-class At(NamedTuple):
-    """Where a family's passes find what they read, for each micro-batch.
-
-    Attributes:
-        words, mask: the prompts.
-        next_words: int32 (sequences, 1), the tokens to read next.
-        parents: int32 (sequences,), see `Advance`; none where every sequence continues itself.
-        facts: `Begun.facts`.
-    """
-
-    words: Port
-    mask: Port
-    next_words: Port
-    parents: list[Port]
-    facts: list[Port]
-
-
-class StreamedGenerator(Protocol):
-    """What a family provides, made in the Ir that it is to be used in.
-
-    Attributes: see `Generator`; besides:
-        sequences: in a micro-batch.
-        stacks: those that `connect` made; with the head's, they have all weights of the model.
-        x: where the last layer leaves its output; `connect` sets it.
-    """
-
-    prompt_length: int
-    prompts_per_sample: int
-    output_length: int
-    sequences: int
-    stacks: list[Stack]
-    x: Port
-
-    @property
-    def special(self) -> SpecialTokens:
-        """Tokens with a meaning."""
-        ...
-
-    def begin(self, words: Tensor, mask: Tensor) -> Begun:
-        """What follows from a micro-batch's prompts alone."""
-        ...
-
-    def connect(self, at: At) -> None:
-        """Make the passes."""
-        ...
-
-    def head(self) -> LMHeadLoss:
-        """The module at the end of the model."""
-        ...
-
-    def head_stack(self, choose: Pass) -> Stack:
-        """The stack of the pass that ends with the choice of a token; `head` is part of it."""
-        ...
-
-    def read(self) -> list[Tensor]:
-        """Read the prompts; gives what is the same at all positions of all micro-batches."""
-        ...
-
-    def step(self, position: Tensor, same: Sequence[Tensor]) -> None:
-        """Read the next words, at `position` (int32 scalar, from 0), as far as `x`."""
-        ...
-
-
-StreamedOf = Callable[[Settings, int], StreamedGenerator]
-"""Makes the generator of a configuration in the current Ir, for so many sequences of a prompt."""
-
-
 def build_streamed(
-    config: RunConfig, streamed_of: StreamedOf, strategy: Strategy | None = None
+    config: RunConfig,
+    generator_of: GeneratorOf,
+    table: WeightTable,
+    strategy: Strategy | None = None,
 ) -> GenerationProgram:
     """Build the program of a configuration, whose `model.eval` must be set.
 
     A run takes `streamed_batches` micro-batches on each replica.
 
     Args:
+        table: the model's weights.
         strategy: how to search; None: greedily.
     """
     strategy = strategy or Greedy()
@@ -128,16 +52,16 @@ def build_streamed(
     ir = new_ir(config)
     ir.num_host_transfers = config.gradient_accumulation
     with ir.main_graph:
-        settings = Settings(config, Groups.current(config.execution.tensor_parallel))
+        settings = Settings(config, Groups.current(config.execution.tensor_parallel), table)
         with linear_layers(config):
-            program = _Program(settings, streamed_of(settings, strategy.sequences), strategy)
-        tokens = program.run()
+            generator = generator_of(config, strategy.sequences)
+            program = _Program(settings, generator, strategy, table)
+            tokens = program.run()
+        variables = program.weights.variables
     apply_pre_alias_patterns(ir, level="default")
     streams = program.inputs.streams
     searched = {name: streams[name] for name in program.searched}
-    return GenerationProgram(
-        ir, streams["words"], streams["mask"], searched, tokens, program.variables
-    )
+    return GenerationProgram(ir, streams["words"], streams["mask"], searched, tokens, variables)
 
 
 def streamed_batches(config: RunConfig) -> int:
@@ -149,14 +73,14 @@ def streamed_batches(config: RunConfig) -> int:
 
 
 def _with_batches(config: RunConfig, count: int) -> RunConfig:
-    """The configuration whose `Settings.steps` are `count`."""
+    """The configuration whose `Settings.micro_batches` are `count`."""
     e = config.execution
     size = e.micro_batch_size * e.data_parallel * count
     return replace(config, training=replace(config.training, global_batch_size=size))
 
 
-# ---- modules without weights, and the head ------------------------------------------------------
-class _Start(Module):
+# ---- modules around the search ------------------------------------------------------------------
+class _Begin(Module):
     """From prompts to the first words, what the family needs, and what the search begins with."""
 
     def __init__(self, program: _Program) -> None:
@@ -165,22 +89,24 @@ class _Start(Module):
 
     def build(self, words: Tensor, mask: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         program = self._program
-        prompted, first, read, facts = program.model.begin(words, mask)
+        prompted, first, read, about = program.model.begin(words, mask)
         state = program.search.start(prompted, read, inputs)
-        program.facts = len(facts)
-        return program.outputs(first, _itself(first.shape[0]), state, facts)
+        program.needs_mask = [t is mask for t in about]
+        new = [t for t in about if t is not mask]
+        return program.outputs(first, _itself(first.shape[0]), state, new)
 
 
-class _Choose(Module):
+class _Choose(Wrapped):
     """From the last layer's output to the next words, with what the search makes of them."""
 
+    layer: LMHeadLoss
+
     def __init__(self, program: _Program) -> None:
-        super().__init__()
-        self.head = program.model.head()
+        super().__init__(program.model.head())
         self._program = program
 
     def build(self, x: Tensor, state: list[Tensor], position: Tensor) -> list[Tensor]:
-        logits = self.head.next_logits(x)
+        logits = self.layer.next_logits(x)
         words, parents, state = self._program.search.advance(logits, position, state)
         return self._program.outputs(words, parents, state)
 
@@ -208,13 +134,17 @@ class _Program:
 
     Attributes:
         searched: names of the streams of the search's inputs.
-        facts: how many tensors `Begun.facts` has.
+        needs_mask: which of `Prompts.about` are the mask.
     """
 
-    def __init__(self, settings: Settings, model: StreamedGenerator, strategy: Strategy) -> None:
+    needs_mask: list[bool]
+
+    def __init__(
+        self, settings: Settings, model: Generator, strategy: Strategy, table: WeightTable
+    ) -> None:
         self.settings, self.model, self.groups = settings, model, settings.groups
         self.reorders = strategy.sequences > 1
-        self.facts = 0
+        self.weights = ModelWeights(table.phases, settings)
         context = SearchContext(self.groups, model.special, model.output_length, strategy.rules)
         self.search = strategy.search(context)
         batch = settings.config.execution.micro_batch_size
@@ -223,76 +153,71 @@ class _Program:
         needed = strategy.inputs(self.count, model.output_length)
         self.searched = list(needed)
         self.inputs = InputBuffers({"words": prompts, "mask": prompts, **needed}, settings)
-        self._build_passes()
 
     def outputs(
         self,
         words: Tensor,
         parents: Tensor | None,
         state: Sequence[Tensor],
-        facts: Sequence[Tensor] = (),
+        about: Sequence[Tensor] = (),
     ) -> list[Tensor]:
-        """A micro-batch's state between positions, and `facts`, as distinct tensors, since each is
+        """A micro-batch's state between positions, and `about`, as distinct tensors, since each is
         stored in a buffer of its own."""
         going_on = is_any(self.search.unfinished(list(state)), self.groups)
         first = [words, going_on]
         if self.reorders:
             assert parents is not None
             first.append(parents)
-        return [ops.identity(t) for t in (*first, *state, *facts)]
-
-    def _build_passes(self) -> None:
-        model, settings, ports = self.model, self.settings, self.inputs.port
-        searched = [ports(name) for name in self.searched]
-        self._start = Pass(_Start(self), [ports("words"), ports("mask"), searched], settings)
-        kept = self._start.outputs[: len(self._start.outputs) - self.facts]
-        facts = self._start.outputs[len(kept) :]
-        state = kept[3 if self.reorders else 2 :]
-        words, self._going_on = kept[:2]
-        parents = kept[2:3] if self.reorders else []
-        with linear_layers(settings.config):
-            model.connect(At(ports("words"), ports("mask"), words, parents, facts))
-            position = TensorSpec((), popxl.int32)
-            self._choose = Pass(
-                _Choose(self), [model.x, state], settings, [position], kept, part="head"
-            )
-        self._head = model.head_stack(self._choose)
-        self._tokens = Pass(_Tokens(self.search), [state], settings)
-
-    @property
-    def variables(self) -> Mapping[str, list[NamedTensors]]:
-        """Of all phases."""
-        return {
-            name: layers
-            for stack in (*self.model.stacks, self._head)
-            for name, layers in stack.variables.items()
-        }
+        return [ops.identity(t) for t in (*first, *state, *about)]
 
     def run(self) -> popxl.DeviceToHostStream:
         """Add the whole program; gives the stream of the tokens."""
         tokens = popxl.d2h_stream((self.count, self.model.output_length), popxl.int32, "tokens")
         only, nothing = popxl.constant(0, popxl.int32), NamedTensors()
         self.inputs.load()
-        with popxl.plan.part("search/prompt"):
-            self._start.call(only, nothing)
-        same = self.model.read()
-        self._all_positions(same)
+        self._begin(only, nothing)
+        caches, same = self.model.prefill(
+            StreamedExecutor(self.weights, self.settings, "prompt"),
+            self.inputs.port("words"),
+            self._about,
+        )
+        self._all_positions(caches, same)
+        found = Pass(_Tokens(self.search), [self._state], self.settings)
         with popxl.plan.part("search/end"):
-            self._tokens.call(only, nothing)
-            self._over_batches(
-                lambda step: ops.host_store(tokens, self._tokens.outputs[0].at(step))
-            )
+            found.call(only, nothing)
+            self._over_batches(lambda step: ops.host_store(tokens, found.outputs[0].at(step)))
         return tokens
 
-    def _all_positions(self, same: list[Tensor]) -> None:
+    def _begin(self, only: Tensor, nothing: NamedTensors) -> None:
+        """Begin the search with all micro-batches."""
+        ports = self.inputs.port
+        searched = [ports(name) for name in self.searched]
+        begin = Pass(_Begin(self), [ports("words"), ports("mask"), searched], self.settings)
+        with popxl.plan.part("search/prompt"):
+            begin.call(only, nothing)
+        new = self.needs_mask.count(False)
+        self._carried = begin.outputs[: len(begin.outputs) - new]
+        found = iter(begin.outputs[len(self._carried) :])
+        self._about = [ports("mask") if mask else next(found) for mask in self.needs_mask]
+        self._words, self._going_on, *left = self._carried
+        self._parents, self._state = (left[:1], left[1:]) if self.reorders else ([], left)
+
+    def _one_position(self, position: Tensor, caches: Caches, same: list[Tensor]) -> Tensor:
+        """Write a token of each sequence; whether any prompt needs more, see `_any_going_on`."""
+        settings = self.settings
+        executor = StreamedExecutor(self.weights, settings, "token", self._parents)
+        x, _ = self.model.decode(executor, self._words, position, caches, self._about, same)
+        choose = Pass(_Choose(self), [x, self._state], settings, [position.spec], self._carried)
+        with popxl.plan.part("head/token"):
+            self.weights.run("head", [choose], ONCE, position)
+        return self._any_going_on()
+
+    def _all_positions(self, caches: Caches, same: list[Tensor]) -> None:
         """Write tokens until every prompt is answered; the remaining positions cost nothing."""
         ir = popxl.gir()
 
         def advance(position: Tensor, same: list[Tensor]) -> Tensor:
-            self.model.step(position, same)
-            with popxl.plan.part("head/token"):
-                self._head.run(self._choose, position)
-            return self._any_going_on()
+            return self._one_position(position, caches, same)
 
         def finished(position: Tensor, same: list[Tensor]) -> Tensor:
             return popxl.constant(0, popxl.int32)

@@ -1,4 +1,10 @@
-"""GPT-J's layer: attention and feed-forward of the same normalised input, added to it together."""
+"""GPT-J's layer and head.
+
+Attention is causal, with queries and keys rotated by their positions (Su et al., arXiv:2104.09864).
+Neighbouring features of a head are the pairs that are rotated, and only the first `rotary_dim`
+features are. Attention and feed-forward have the same normalised input, and are added to it
+together.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,58 @@ import numpy as np
 
 import popxl
 from config.gptj import GPTJConfig
-from modelling.gptj.attention import SelfAttention
-from modelling.layers import NO_SEEDS, DecoderLayer, FeedForward, LayerNorm, Map, Seeds
+from modelling.layers import (
+    NO_SEEDS,
+    DecoderAttention,
+    DecoderLayer,
+    Dropout,
+    FeedForward,
+    FusedLinear,
+    Groups,
+    LayerNorm,
+    LMHeadLoss,
+    Map,
+    Scores,
+    Seeds,
+    Tables,
+    heads_first,
+)
 from popxl import Tensor
+from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
+
+
+class SelfAttention(DecoderAttention):
+    """This replica's heads, inside a sharded computation.
+
+    Variables: `qkv.weight` (hidden, 3 * features on a replica), `output.weight`.
+    """
+
+    def __init__(self, config: GPTJConfig, groups: Groups) -> None:
+        model = config.model
+        super().__init__(
+            config,
+            groups,
+            model.attention.heads,
+            model.head_size,
+            Scores(model.head_size**-0.5, causal=True),
+            slices=config.execution.attention_serialisation,
+        )
+        self.model = model
+        self.qkv = FusedLinear(self.features, 3, groups.sharded, self.group_size)
+
+    def tables(self, positions: int) -> Tables:
+        """See `DecoderAttention`."""
+        attention = self.model.attention
+        base = attention.rotary_positional_embeddings_base
+        return trig_table_constants(positions, attention.rotary_dim, base)
+
+    def project(self, x: Tensor, tables: Tables | None) -> tuple[Tensor, Tensor, Tensor]:
+        """See `DecoderAttention`."""
+        assert tables is not None
+        q, k, v = map(self.of_heads, self.qkv(x))
+        rotary_dim = self.model.attention.rotary_dim
+        q, k = (rotary_pos_embed(t, *tables, rotary_dim) for t in (q, k))
+        return heads_first(q), heads_first(k), heads_first(v)
 
 
 class Block(DecoderLayer):
@@ -45,3 +100,11 @@ class Block(DecoderLayer):
             ones = popxl.constant(np.ones(x.shape), x.dtype, "ones")
             bias = self.dropout(ones * bias, feed_forward_seed)
         return total + bias
+
+
+class DecoderHead(LMHeadLoss):
+    """The final norm, logits with a bias, and the loss."""
+
+    def __init__(self, config: GPTJConfig) -> None:
+        norm = LayerNorm(config.model.layer_norm_epsilon)
+        super().__init__(config, norm, Dropout(), bias=True)

@@ -35,6 +35,7 @@ class AttentionHeads(Layer):
         heads, key_heads: heads of queries, and of keys and values, on this replica.
         holders: neighbours of a tensor-parallel group that hold the same heads of keys and values,
             see `Groups.holders`.
+        window: see `Scores`.
         fused: see `popxl.ops.attention`.
 
     Args:
@@ -64,6 +65,7 @@ class AttentionHeads(Layer):
         self.key_heads = (key_heads or heads) * self.holders // groups.tensor_parallel
         self.dropout = Dropout.of(model)
         self.fused = fused_attention(config) if slices == 1 else False
+        self.window = scores.window
         self.attention = Attention(
             self.dropout, scores, slices, differentiable=not model.eval, fused=self.fused
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from config.sections import RunConfig
+from modelling.layers.decoder_attention import DecoderAttention
 from modelling.layers.dropout import Dropout
 from modelling.layers.layer import Layer
 from modelling.layers.parallel import Groups
@@ -25,7 +26,7 @@ class DecoderLayer(Layer):
     Generation calls `around` with attention that reads caches.
     """
 
-    attention: Layer
+    attention: DecoderAttention
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()

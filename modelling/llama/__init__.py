@@ -1,5 +1,4 @@
 """Llama-shaped decoders: one family, whose configuration says what an architecture does."""
 
 from modelling.llama.block import Block as Block
-from modelling.llama.ends import DecoderHead as DecoderHead
-from modelling.llama.ends import embeddings as embeddings
+from modelling.llama.block import DecoderHead as DecoderHead

@@ -1,19 +1,110 @@
-"""The layer of Llama-shaped models: attention, then a gated feed-forward."""
+"""The layer of Llama-shaped models, attention and then a gated feed-forward, and the head.
+
+Attention is causal, with grouped heads of keys and values: Ainslie et al., arXiv:2305.13245
+(groups); Beltagy et al., arXiv:2004.05150 (windows); Henry et al., arXiv:2010.04245 (norms of
+queries and keys).
+"""
 
 from __future__ import annotations
 
 from config.llama import LlamaConfig
 from modelling.layers import (
     NO_SEEDS,
+    DecoderAttention,
     DecoderLayer,
+    Dropout,
     GatedFeedForward,
+    Groups,
+    Linear,
+    LMHeadLoss,
     Map,
     RMSNorm,
+    Scores,
     Seeds,
+    ShardedRMSNorm,
+    Tables,
     add_residual,
+    heads_first,
+    rotate_halves,
 )
-from modelling.llama.attention import SelfAttention
-from popxl import Tensor
+from modelling.llama.rotary import rotary_tables
+from popxl import Tensor, ops
+
+
+class SelfAttention(DecoderAttention):
+    """This replica's heads, inside a sharded computation.
+
+    Variables: `q.weight` (hidden, features on a replica), `kv.weight` (hidden, 2 * those of keys);
+    `q.bias` and `kv.bias`, `q_norm.weight` and `k_norm.weight` where there are such;
+    `output.weight`.
+
+    Args:
+        kind: of the layer, see `config.llama`.
+        room: positions after the sequence, in generation.
+    """
+
+    def __init__(self, config: LlamaConfig, groups: Groups, kind: str, room: int = 0) -> None:
+        model, attention = config.model, config.model.attention
+        scale = attention.head_size**-0.5 if attention.scale is None else attention.scale
+        window = attention.window_of(kind)
+        super().__init__(
+            config,
+            groups,
+            attention.heads,
+            attention.head_size,
+            Scores(scale, attention.cap, causal=True, window=window),
+            config.execution.attention_serialisation,
+            attention.key_value_heads,
+        )
+        self.model, self.kind = model, kind
+        self.positions = model.sequence_length + room
+        bias, keys = attention.input_bias, self.key_heads * attention.head_size
+        self.q = Linear(self.features, groups.sharded, bias, self.group_size)
+        self.kv = Linear(2 * keys, groups.held_by(self.holders), bias, self.group_size)
+        if attention.norms is not None:
+            self.q_norm, self.k_norm = self._norms()
+
+    def _norms(self) -> tuple[RMSNorm, RMSNorm]:
+        """Those of queries and keys."""
+        model, attention, groups = self.model, self.model.attention, self.groups
+        eps = model.norm_epsilon
+        if attention.norms == "heads":
+            norm, other = (RMSNorm(eps, model.norms_from_one, groups) for _ in range(2))
+            return norm, other
+        size = attention.head_size
+        return (
+            ShardedRMSNorm(eps, attention.heads * size, groups),
+            ShardedRMSNorm(eps, attention.key_value_heads * size, groups, self.holders),
+        )
+
+    def tables(self, positions: int) -> Tables | None:
+        """See `DecoderAttention`."""
+        return rotary_tables(self.model, self.kind, positions, self.positions)
+
+    def _keys_and_values(self, x: Tensor) -> list[Tensor]:
+        """Each (batch, n, features of the keys on a replica).
+
+        Replicas that hold the same heads attend to them with some of the queries each. The sum of
+        their gradients enters the product's, so that FP8 rounds the same for every tensor
+        parallelism.
+        """
+        kv = self.kv(self.groups.share_held(x, self.holders))
+        return ops.split(self.groups.open_held(kv, self.holders), 2, axis=-1)
+
+    def project(self, x: Tensor, tables: Tables | None) -> tuple[Tensor, Tensor, Tensor]:
+        """See `DecoderAttention`."""
+        norms = self.model.attention.norms
+        q, (k, v) = self.q(x), self._keys_and_values(x)
+        if norms == "projections":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.of_heads(q), *(self.of_heads(t, self.key_heads) for t in (k, v))
+        if norms == "heads":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if tables is not None:
+            rotated = self.model.attention.rotated
+            q, k = (rotate_halves(t, *tables, rotated) for t in (q, k))
+        return heads_first(q), heads_first(k), heads_first(v)
+
 
 BRANCHES = ("attention", "feed_forward")
 
@@ -70,4 +161,20 @@ class Block(DecoderLayer):
         y = self.dropout(y if after is None else after(y), seed)
         return add_residual(
             x, y if self.model.residual_scale == 1 else y * self.model.residual_scale
+        )
+
+
+class DecoderHead(LMHeadLoss):
+    """The final norm, logits and the loss."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        model = config.model
+        super().__init__(
+            config,
+            RMSNorm(model.norm_epsilon, model.norms_from_one),
+            Dropout(),
+            bias=False,
+            tied=model.embedding.tied,
+            scale=1 / model.logits_divisor,
+            cap=model.logits_cap,
         )

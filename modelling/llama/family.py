@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from config.llama import LlamaConfig
+from modelling.decoder import Decoder
+from modelling.layers import Embeddings, Layers
+from modelling.llama.block import Block, DecoderHead
 from modelling.llama.config_json import from_config_json, normalise, to_config_json
-from modelling.llama.generation import cached_model
-from modelling.llama.training import llama_layout
 from modelling.llama.weights import weight_table
 from modelling.spec import decoder_family
 
+
+def decoder(config: LlamaConfig) -> Decoder:
+    """A configured model."""
+    model = config.model
+    return Decoder(
+        embeddings=lambda: Embeddings(config, model.embedding.scale),
+        layers=lambda room: Layers.of(model.kinds, lambda kind: Block(config, kind, room)),
+        head=lambda: DecoderHead(config),
+    )
+
+
 FAMILY = decoder_family(
-    cached_model, llama_layout, weight_table, to_config_json, from_config_json, normalise=normalise
+    decoder, weight_table, to_config_json, from_config_json, normalise=normalise
 )

@@ -2,6 +2,6 @@
 
 from modelling.layers import Embeddings as Embeddings
 from modelling.t5.blocks import DecoderBlock as DecoderBlock
+from modelling.t5.blocks import DecoderHead as DecoderHead
 from modelling.t5.blocks import EncoderBlock as EncoderBlock
-from modelling.t5.ends import DecoderHead as DecoderHead
-from modelling.t5.ends import EncoderFinalNorm as EncoderFinalNorm
+from modelling.t5.blocks import EncoderFinalNorm as EncoderFinalNorm

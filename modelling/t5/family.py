@@ -6,7 +6,6 @@ from data.seq2seq import SEQ2SEQ
 from modelling.spec import ModelFamily
 from modelling.t5.config_json import from_config_json, normalise, to_config_json
 from modelling.t5.generation import T5Generator
-from modelling.t5.streamed import T5Streams
 from modelling.t5.training import T5Layout
 from modelling.t5.weights import weight_table
 
@@ -17,6 +16,5 @@ FAMILY = ModelFamily(
     weights=weight_table,
     to_config_json=to_config_json,
     from_config_json=from_config_json,
-    streamed=T5Streams,
     normalise=normalise,
 )

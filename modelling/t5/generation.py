@@ -1,10 +1,8 @@
 """Generation with T5: encode once, then decode with key/value caches.
 
-What does not change from one position to the next is computed before the loop: the encoder's
-output, its keys and values for each decoder layer, and the relative positions' biases. In the loop
-a decoder layer computes one query, key and value.
-
-The modules' attributes have the names of the weight table's layers, and so have their variables.
+What does not change from one position to the next is computed before the first: the encoder's
+output, its keys and values for each decoder layer, and the relative positions' biases. A decoder
+layer then computes one query, key and value.
 """
 
 from __future__ import annotations
@@ -13,270 +11,178 @@ from collections.abc import Sequence
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Inputs, SpecialTokens, Stack, Start, Step, bind_step, put
-from modelling.generation.condition import call_if, is_any
-from modelling.generation.stack import joined
-from modelling.layers import Axes, Embeddings, Groups, Layer
-from modelling.t5.attention import CrossAttention
-from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import DecoderHead, EncoderFinalNorm
-from modelling.t5.packing import Packing
-from modelling.t5.relative_position import RelativePosition
+from modelling.generation import Caches, Executor, LayerInputs, Prompts, SpecialTokens, Value, put
+from modelling.generation.wrapped import Wrapped
+from modelling.layers import Embeddings, Groups, Layer, Layers
+from modelling.t5.biases import Packing, RelativePosition
+from modelling.t5.blocks import (
+    CrossAttention,
+    DecoderBlock,
+    DecoderHead,
+    EncoderBlock,
+    EncoderFinalNorm,
+)
 from popxl import Tensor, TensorSpec, ops
-from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
-from popxl_addons.variable_factory import NamedVariableFactories
-
-RELATIVE_POSITION = "self_attention.relative_position"
+from popxl_addons import Module
 
 
 # ---- layers -------------------------------------------------------------------------------------
-class EncodingBlock(EncoderBlock):
+class EncodingBlock(Wrapped):
     """An encoder layer that is given the biases, which are the same for all layers."""
 
-    def build(self, x: Tensor, biases: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+    layer: EncoderBlock
+
+    def build(self, x: Tensor, biases: Sequence[Tensor]) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
             biases: of the scores, of relative positions and of padding.
         """
-        attention = self.self_attention
+        attention = self.layer.self_attention
         q, k, v = attention.project_qkv(x)
         x = attention.project_out(x, attention.attend(q, k, v, biases))
-        return self.feed_forward(x)
+        return self.layer.feed_forward(x)
 
 
-class DecodingBlock(DecoderBlock):
-    """A decoder layer at one position.
+class PreparedLayer(Layer):
+    """The caches of a decoder layer before the first position.
 
     Args:
-        sequences: decoded for each prompt.
+        cache: of its keys, or values, of all positions.
     """
 
-    def __init__(self, config: T5Config, sequences: int) -> None:
-        super().__init__(config)
-        self.packing = Packing.of(config, sequences)
-
-    def build(  # type: ignore[override]
-        self,
-        x: Tensor,
-        own: Sequence[Tensor],
-        position: Tensor,
-        encoded: Sequence[Tensor],
-        position_bias: Tensor,
-        hiding: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """x: (sequences, 1, hidden) -> the same shape, and `own` with the new key and value.
-
-        Args:
-            own: keys and values of the positions before, (sequences, heads, positions, d_kv) each.
-            position: int32 scalar.
-            encoded: keys and values of the encoder's output.
-            position_bias: float32 (1, heads, 1, positions); it also hides later positions.
-            hiding: see `Packing.cross_bias`.
-        """
-        attention, cross = self.self_attention, self.cross_attention
-        query, *new = attention.project_qkv(x)
-        keys, values = put(own, position, new)
-        x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
-        encoded_keys, encoded_values = encoded
-        x = self.packing.together(x)
-        heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [hiding])
-        x = self.packing.apart(cross.project_out(x, heads))
-        return self.feed_forward(x), keys, values
-
-
-class EncodedKeyValues(Layer):
-    """The keys and values that a decoder layer's cross-attention takes from the encoder."""
-
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, config: T5Config, cache: TensorSpec) -> None:
         super().__init__()
         groups = Groups.current(config.execution.tensor_parallel)
         self.cross_attention = CrossAttention(config, groups)
+        self.cache = cache
 
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
-        """encoded: (batch, length, hidden) -> two of (batch, heads, length, d_kv)."""
-        return self.cross_attention.project_kv(encoded)
+        """encoded: (batch, length, hidden) -> the keys and values that cross-attention takes from
+        the encoder, two of (batch, heads, length, d_kv); empty caches."""
+        empty = [ops.init(self.cache.shape, self.cache.dtype) for _ in range(2)]
+        return *self.cross_attention.project_kv(encoded), *empty
 
 
-# ---- stacks -------------------------------------------------------------------------------------
-class T5Stack(Stack):
-    """A stack whose first layer also has the weight of relative positions."""
+class DecodingBlock(Wrapped):
+    """A decoder layer at one position."""
 
-    def __init__(self, config: T5Config) -> None:
-        super().__init__(config.model.layers)
-        self.config = config
+    layer: DecoderBlock
 
-    def relative_positions(
-        self, causal: bool, length: int
-    ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """The graph of the biases between `length` positions, and the first layer's variables."""
-        config = self.config
-        dtype = popxl.dtype.from_name(config.model.precision)
-        groups = Groups.current(config.execution.tensor_parallel)
-        layer = RelativePosition(config.model.attention, dtype, causal, groups)
-        facts, graph = layer.create_graph(length, length)
-        named = NamedVariableFactories()
-        named.insert(RELATIVE_POSITION, facts)
-        return named, graph
-
-
-class EncoderStack(T5Stack):
-    """All encoder layers."""
-
-    def build(self, x: Tensor, hiding: Tensor) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape. `hiding`: see `Packing.encoder_bias`."""
-        length = Axes.of(self.config).length(x)
-        position_facts, positions = self.relative_positions(causal=False, length=length)
-        (bias,) = positions.graph.outputs
-        facts, block = EncodingBlock(self.config).create_graph(x, [bias.spec, hiding])
-        biases: list[Tensor] = []
-        for weights in self.weights_of_layers(facts, position_facts):
-            if not biases:
-                biases = [*positions.bind(weights.get(RELATIVE_POSITION)).call(), hiding]
-            (x,) = block.bind(weights).call(x, biases)
-        return x
-
-
-class DecoderPreparation(T5Stack):
-    """What the decoder layers need that is the same at all positions.
-
-    Args:
-        sequences: see `DecodingBlock`.
-    """
-
-    def __init__(self, config: T5Config, sequences: int) -> None:
-        super().__init__(config)
-        self.packing = Packing.of(config, sequences)
-
-    def build(self, encoded: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
-        """What hides tokens of the encoder, position biases, each layer's keys and values.
-
-        Args:
-            encoded: (batch, length, hidden).
-            mask: see `Packing`.
-            wanted: bool scalar; without it keys and values are zeros. See `call_if`: XLA would keep
-                those of all layers in two layouts at once.
-
-        Returns:
-            `Packing.cross_bias` of one query; biases of positions, float32 (1, heads, positions,
-            positions), for each query and key; keys and values, (batch, heads, length, d_kv).
-        """
-        length = self.config.model.decoder_sequence_length
-        position_facts, positions = self.relative_positions(causal=True, length=length)
-        facts, project = EncodedKeyValues(self.config).create_graph(encoded)
-        prepared = [self.packing.cross_bias(mask, length=1)]
-        for weights in self.weights_of_layers(facts, position_facts):
-            if len(prepared) == 1:
-                prepared += positions.bind(weights.get(RELATIVE_POSITION)).call()
-            prepared += call_if(wanted, project.bind(weights), encoded)
-        return prepared
-
-
-class DecoderStack(T5Stack):
-    """All decoder layers at one position. `sequences`: see `DecodingBlock`."""
-
-    def __init__(self, config: T5Config, sequences: int) -> None:
-        super().__init__(config)
-        self.sequences = sequences
+    def __init__(self, layer: DecoderBlock, packing: Packing) -> None:
+        super().__init__(layer)
+        self._packing = packing
 
     def build(
         self,
         x: Tensor,
-        position: Tensor,
         caches: Sequence[Tensor],
-        prepared: Sequence[Tensor],
+        position: Tensor,
+        position_bias: Tensor,
+        hiding: Tensor,
     ) -> tuple[Tensor, ...]:
-        """x: (prompts, 1, hidden) -> the same shape, and the new caches.
+        """x: (sequences, 1, hidden) -> the same shape, and the caches with the new key and value.
 
         Args:
-            caches: each layer's keys and values of the positions before.
-            prepared: what `DecoderPreparation` returns.
+            caches: what `PreparedLayer` gives, with keys and values of the positions before,
+                (sequences, heads, positions, d_kv) each.
+            position: int32 scalar.
+            position_bias: float32 (1, heads, 1, positions); it also hides later positions.
+            hiding: see `Packing.cross_bias`.
         """
-        hiding, biases, *encoded = prepared
-        bias = ops.dynamic_slice(biases, position, [2], [1], no_overlap=True)
-
-        def others(pair: slice) -> Inputs:
-            return position, encoded[pair], bias, hiding
-
-        return self.at_one_position(DecodingBlock(self.config, self.sequences), x, caches, others)
+        attention, cross = self.layer.self_attention, self.layer.cross_attention
+        encoded_keys, encoded_values, *own = caches
+        query, *new = attention.project_qkv(x)
+        keys, values = put(own, position, new)
+        x = attention.project_out(x, attention.attend(query, keys, values, [position_bias]))
+        x = self._packing.together(x)
+        heads = cross.attend(cross.project_q(x), encoded_keys, encoded_values, [hiding])
+        x = self._packing.apart(cross.project_out(x, heads))
+        return self.layer.feed_forward(x), keys, values
 
 
 # ---- the model ----------------------------------------------------------------------------------
-class Encode(Module):
-    """From prompts to what the decoder needs of them. `sequences`: see `DecodingBlock`."""
-
-    def __init__(self, config: T5Config, sequences: int) -> None:
-        super().__init__()
-        self.packing = Packing.of(config)
-        self.embeddings = Embeddings(config)
-        self.encoder = EncoderStack(config)
-        self.encoder_head = EncoderFinalNorm(config)
-        self.decoder = DecoderPreparation(config, sequences)
-
-    def build(self, words: Tensor, mask: Tensor, wanted: Tensor) -> list[Tensor]:
-        """words, int32 (batch, length) -> what `DecoderPreparation` returns; mask: `Packing`'s."""
-        with popxl.plan.part("embeddings/prompt"):
-            x = self.embeddings(words)
-        with popxl.plan.part("encoder/prompt"):
-            x = self.encoder(x, self.packing.encoder_bias(mask))
-        with popxl.plan.part("encoder_head/prompt"):
-            x = self.encoder_head(x)
-        with popxl.plan.part("decoder/prompt"):
-            return self.decoder(x, mask, wanted)
-
-
-class T5Step(Step):
-    """See `Step`."""
-
-    def __init__(self, config: T5Config, sequences: int) -> None:
-        super().__init__(config, DecoderHead(config))
-        self.decoder = DecoderStack(config, sequences)
-
-    def through(
-        self, x: Tensor, position: Tensor, caches: Sequence[Tensor], fixed: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """See `Step`. Fixed is what `DecoderPreparation` returns."""
-        with popxl.plan.part("decoder/token"):
-            return self.decoder(x, position, caches, fixed)
-
-
 class T5Generator:
     """See `modelling.generation.Generator`."""
 
-    def __init__(self, config: T5Config, groups: Groups, sequences: int = 1) -> None:
-        """Create the graphs in the current Ir. `config.model.eval` must be set."""
+    def __init__(self, config: T5Config, sequences: int = 1) -> None:
+        """
+        Args:
+            sequences: decoded for each prompt.
+        """
         model, batch = config.model, config.execution.micro_batch_size
+        self._config = config
+        self._groups = Groups.current(config.execution.tensor_parallel)
+        self._packing = Packing.of(config, sequences)
+        self._dtype = popxl.dtype.from_name(model.precision)
         self.special = SpecialTokens.of(model)
-        self.prompt_length = model.sequence_length
+        self.prompt_length, self.output_length = (
+            model.sequence_length,
+            model.decoder_sequence_length,
+        )
         self.prompts_per_sample = config.data.examples_per_row
-        self.output_length = model.decoder_sequence_length
-        self._packing = Packing.of(config)
-        self._sequences = batch * self.prompts_per_sample * sequences
-        self._groups, self._layers = groups, model.layers
-        words = TensorSpec((batch, self.prompt_length), popxl.int32)
-        wanted = TensorSpec((), popxl.bool)
-        encode_facts, self._encode = Encode(config, sequences).create_graph(words, words, wanted)
-        prepared = [t.spec for t in self._encode.graph.outputs]
-        _, heads, _, d_kv = prepared[-1].shape
-        self._cache = TensorSpec(
-            (self._sequences, heads, self.output_length, d_kv), prepared[-1].dtype
-        )
-        step_facts, self._step = T5Step(config, sequences).create_graph(
-            TensorSpec((), popxl.int32),
-            TensorSpec((self._sequences, 1), popxl.int32),
-            [self._cache] * (2 * self._layers),
-            prepared,
-        )
-        self.facts = joined(encode_facts, step_facts)  # both have the embeddings
+        self.sequences = batch * self.prompts_per_sample * sequences
+        self.about: Sequence[TensorSpec] = [TensorSpec((batch, self.prompt_length), popxl.int32)]
 
-    def begin(self, weights: NamedTensors, words: Tensor, mask: Tensor) -> Start:
-        """See `modelling.generation.Generator`."""
+    def begin(self, words: Tensor, mask: Tensor) -> Prompts:
+        """See `Generator`; layers need to know the mask. T5 starts with its padding token."""
+        first = popxl.constant([[self.special.pad]] * self.sequences, popxl.int32, "start_tokens")
         prompted = self._packing.is_there(mask)
-        prepared = self._encode.bind(weights).call(words, mask, is_any(prompted, self._groups))
-        cache = ops.init(self._cache.shape, self._cache.dtype, "cache")
-        caches = [cache] * (2 * self._layers)
-        step = bind_step(self._step, weights, len(caches), prepared)
-        starts = [[self.special.pad]] * self._sequences  # T5 starts with its padding token
-        first = popxl.constant(starts, popxl.int32, "start_tokens")
         read = popxl.constant([[self.special.pad]] * prompted.nelms, popxl.int32, "read")
-        return Start(step, caches, first, prompted, read)
+        return Prompts(prompted, first, read, [mask])
+
+    def prefill(
+        self, executor: Executor, words: Value, about: Sequence[Value]
+    ) -> tuple[Caches, list[Tensor]]:
+        """See `Generator`. The same are biases of positions, float32 (1, heads, positions,
+        positions), for each query and key."""
+        config = self._config
+        x = executor.run("embeddings", Embeddings(config), words)
+        bias = self._positions(executor, "encoder", self.prompt_length)
+        layers = self._layers(EncodingBlock(EncoderBlock(config)))
+        x, _ = executor.run_layers("encoder", layers, x, None, about, [bias], self._encoder_biases)
+        encoded = executor.run("encoder_head", EncoderFinalNorm(config), x)
+        attention = config.model.attention
+        heads = self._groups.shard(attention.heads, "attention heads")
+        shape = (self.sequences, heads, self.output_length, attention.d_kv)
+        prepared = self._layers(PreparedLayer(config, TensorSpec(shape, self._dtype)))
+        caches = executor.prepare_layers("decoder", prepared, encoded)
+        return caches, [self._positions(executor, "decoder", self.output_length)]
+
+    def decode(
+        self,
+        executor: Executor,
+        words: Value,
+        position: Tensor,
+        caches: Caches,
+        about: Sequence[Value],
+        same: Sequence[Tensor],
+    ) -> tuple[Value, Caches]:
+        """See `Generator`."""
+        x = executor.run("embeddings", Embeddings(self._config), words)
+        bias = ops.dynamic_slice(same[0], position, [2], [1], no_overlap=True)
+        layers = self._layers(DecodingBlock(DecoderBlock(self._config), self._packing))
+        same = [position, bias]
+        return executor.run_layers("decoder", layers, x, caches, about, same, self._decoder_inputs)
+
+    def head(self) -> DecoderHead:
+        """See `Generator`."""
+        return DecoderHead(self._config)
+
+    def _layers(self, layer: Module) -> Layers:
+        return Layers([layer], [0] * self._config.model.layers)
+
+    def _positions(self, executor: Executor, stack: str, length: int) -> Tensor:
+        """The biases between `length` positions, whose weight the first layer has."""
+        attention, causal = self._config.model.attention, stack == "decoder"
+        module = RelativePosition(attention, self._dtype, causal, self._groups)
+        path = "self_attention.relative_position"
+        return executor.run_of_first(stack, path, module, length, length)
+
+    def _encoder_biases(self, kind: int, mask: Tensor, bias: Tensor) -> LayerInputs:
+        return [[bias, self._packing.encoder_bias(mask)]]
+
+    def _decoder_inputs(
+        self, kind: int, mask: Tensor, position: Tensor, bias: Tensor
+    ) -> LayerInputs:
+        return [position, bias, self._packing.cross_bias(mask, length=1)]

@@ -24,8 +24,7 @@ from modelling.phases import (
     stack_backward,
     stack_forward,
 )
-from modelling.t5.blocks import DecoderBlock, EncoderBlock
-from modelling.t5.ends import DecoderHead, EncoderFinalNorm
+from modelling.t5.blocks import DecoderBlock, DecoderHead, EncoderBlock, EncoderFinalNorm
 
 RELATIVE_POSITION = "relative_position"
 

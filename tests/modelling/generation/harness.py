@@ -11,9 +11,9 @@ import torch
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation import Generator, SearchContext, SpecialTokens, decode
+from modelling.generation import ResidentModel, SearchContext, SpecialTokens, write_tokens
+from modelling.generation.generator import GeneratorOf
 from modelling.generation.one_by_one import OneByOne
-from modelling.generation.program import GeneratorOf
 from modelling.layers import Groups
 from modelling.weights import WeightTable
 from popxl import Tensor, ops
@@ -136,13 +136,14 @@ def forced_logits(
     ir = popxl.Ir(replication=data_parallel * tp)
     ir.num_host_transfers = positions
     with ir.main_graph:
-        generator: Generator = generator_of(config, Groups.current(tp), 1)
-        weights = generator.facts.init(empty=True)
+        groups, generator = Groups.current(tp), generator_of(config, 1)
+        model = ResidentModel(generator, batch, groups)
+        weights = model.facts.init(empty=True)
         words, mask = (popxl.variable(x[:batch]) for x in (expected.words, expected.mask))
-        groups = Groups.current(tp)
         context = SearchContext(groups, SpecialTokens(-1, -1), generator.output_length)
         choose = Forced(context, batch, table.weights[-1].shape[0] // tp)
-        decode(generator.begin(weights, words, mask), generator.output_length, choose, [], groups)
+        start = model.prefill(weights, words, mask)
+        write_tokens(start, generator.output_length, choose, [], groups)
         other = None if beside is None else _stored(beside(weights, words, mask))
     apply_pre_alias_patterns(ir)
     trees = {name: NamedTensors(fwd=weights.get(name)) for name in table.layers}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import popxl
-from modelling.generation import SearchContext, SpecialTokens, Start, decode
+from modelling.generation import Prefilled, SearchContext, SpecialTokens, write_tokens
 from modelling.generation.one_by_one import OneByOne
 from modelling.layers import Groups
 from popxl import Tensor, TensorSpec, ops
@@ -66,9 +66,9 @@ def run(
         graph = ir.create_graph(step, position, words, position, said)
         first = popxl.constant(np.full((batch, 1), START), popxl.int32)
         caches = [popxl.constant(0, popxl.int32)]
-        start = Start(BoundGraph(graph, {graph.inputs[-1]: said}), caches, first, asked, first)
+        start = Prefilled(BoundGraph(graph, {graph.inputs[-1]: said}), caches, first, asked, first)
         search = Said(SearchContext(groups, SPECIAL, LENGTH))
-        ops.host_store(tokens, decode(start, LENGTH, search, [], groups))
+        ops.host_store(tokens, write_tokens(start, LENGTH, search, [], groups))
     with popxl.Session(ir, "cpu") as session:
         found = session.run()
     by_transfer = found[read].reshape(LENGTH, -1) - 1

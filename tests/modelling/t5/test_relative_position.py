@@ -11,7 +11,7 @@ import popxl
 import popxl_addons as addons
 from config.t5 import T5Attention
 from modelling.layers import MASKED, Groups
-from modelling.t5.relative_position import RelativePosition, bucket_of
+from modelling.t5.biases import RelativePosition, bucket_of
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,0 +1,23 @@
+"""A decoder alone, described once: its phases in training, prefill and decode are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modelling.layers import Embeddings, Layers, LMHeadLoss
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What a family says of a model; each part is made anew at each call, in the current Ir.
+
+    Attributes:
+        embeddings: its beginning.
+        layers: `DecoderLayer`s, for a number of positions after the sequence, which generation has.
+        head: its end.
+    """
+
+    embeddings: Callable[[], Embeddings]
+    layers: Callable[[int], Layers]
+    head: Callable[[], LMHeadLoss]
