@@ -41,7 +41,9 @@ APPLICATION = SCRIPTS + files_under(*(ROOT / name for name in APPLICATION_FOLDER
 # Torch is a reference for tests and benchmarks, and what runs the model that one script shows.
 WITHOUT_TORCH = [path for path in APPLICATION if path.name != "torch_model.py"]
 PRODUCT = APPLICATION + files_under(RUNTIME)
-EVERYTHING = PRODUCT + files_under(ROOT / "tests", ROOT / "benchmarks", ROOT / "docs")
+EVERYTHING = PRODUCT + files_under(
+    *(ROOT / name for name in ("tests", "examples", "benchmarks", "docs"))
+)
 
 
 @cache
