@@ -15,7 +15,7 @@ import pytest
 
 from checkpoints.folders import step_folders
 from tests.small_runs import GPTJ, RATE
-from tests.training.test_killed_runs import digests
+from tests.training.saved import digests
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")

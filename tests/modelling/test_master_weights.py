@@ -20,9 +20,9 @@ from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from modelling.start import starting_point
 from planning.needs import finetuning_needs
-from tests.modelling import test_mixed_precision as mixed
+from tests.modelling import half_training as mixed
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.gptj.test_training import batches
+from tests.modelling.gptj.training import batches
 from tests.modelling.half_training import as_array, rounded, train_half
 from tests.modelling.sessions import check_continuing, fine_tuning
 

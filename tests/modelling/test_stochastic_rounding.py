@@ -20,7 +20,7 @@ from data.pipeline import Pipeline
 from modelling.sessions.training import FineTuning
 from modelling.spec import family_of
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.gptj.test_training import batches
+from tests.modelling.gptj.training import batches
 from tests.modelling.sessions import check_continuing, fine_tuning
 
 RATE = 1e-3

@@ -18,7 +18,7 @@ from modelling.memory import NotEnoughMemoryError
 from modelling.placement import check_placed, place
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
-from tests.planning.test_against_references import preset
+from tests.planning.presets import preset
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints.folders import step_folders
 from tests.small_runs import finetuning
-from tests.training.test_killed_runs import digests
+from tests.training.saved import digests
 
 PROCESSES, STEPS = 8, 3
 FLAGS = (

@@ -16,7 +16,7 @@ from checkpoints import load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
 from tests.small_runs import GPTJ, RATE, ROOT, finetuning
-from tests.training.test_killed_runs import digests, flip_in
+from tests.training.saved import digests, flip_in
 
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
 PROGRAM = Path(__file__).with_name("processes.py")

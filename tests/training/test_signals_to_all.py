@@ -11,7 +11,7 @@ import pytest
 from checkpoints import load_checkpoint
 from checkpoints.folders import step_folders
 from tests.small_runs import GPTJ, RATE, finetuning
-from tests.training.test_killed_runs import digests
+from tests.training.saved import digests
 
 STEPS = 6
 FLAGS = (

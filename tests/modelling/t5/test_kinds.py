@@ -28,7 +28,7 @@ from modelling.t5.weights import weight_table
 from modelling.weights import WeightsError
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.t5.test_training import ENC, VOCABULARY, batches, our_config
+from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config
 from tests.modelling.torch_training import Reference, check_training, train
 
 STEPS, RATE, PROMPTS, POSITIONS, END, PAD = 3, 1e-2, 12, 6, 1, 0
