@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterator
 from functools import cache
@@ -26,8 +27,7 @@ APPLICATION_FOLDERS = (
     "training",
 )
 RUNTIME = ROOT / "runtime" / "src"
-LONGEST_FUNCTION = 100
-MOST_TODOS = 9
+LONGEST_FUNCTION = 80
 # Modules that run code found in data when they read it.
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
@@ -204,14 +204,16 @@ def test_no_code_from_data():
     assert not found
 
 
-def test_few_todos():
+def test_a_todo_has_a_name_or_an_issue():
     todos = [
         place(path, token.start[0])
         for path in EVERYTHING
         for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
-        if token.type == tokenize.COMMENT and ("TODO" in token.string or "FIXME" in token.string)
+        if token.type == tokenize.COMMENT
+        and re.search(r"TODO|FIXME", token.string)
+        and not re.search(r"TODO\((#\d+|\w+)\)", token.string)
     ]
-    assert len(todos) <= MOST_TODOS, todos
+    assert not todos
 
 
 def test_the_checks_see_the_tree():
