@@ -6,9 +6,10 @@
 
 `map` runs the tests; called again with other tests, it adds to the map. `run` makes each fault in
 a copy of the tree and runs the tests that reach its line, the quickest first, until one fails. It
-goes on where it stopped; `--again` asks the survivors again. What survives is either a gap of the
-tests or no fault at all: `equivalent.txt` lists the latter, each with its reason. Everything is
-kept in `.mutants/`.
+goes on where it stopped; `--again` asks all again that were not caught. `undecided` means that
+tests were left to run when the `--seconds` of one fault were used up. What survives is either a gap
+of the tests or no fault at all: `equivalent.txt` lists the latter, each with its reason. Everything
+is kept in `.mutants/`.
 """
 
 from __future__ import annotations
@@ -79,11 +80,12 @@ class Map:
         return [context] if context in self.seconds else self.of_file.get(context, [])
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Tests that run a line, the quickest first; of one that only imports run, those that run
-        any line of its file."""
+        """Tests that run a line; of one that only imports run, those that run any line of its file.
+        Those that are named after the file come first, and then the quickest."""
         lines = self.lines(file)
         found = lines.get(line) or (set().union(*lines.values()) if line in lines else set())
-        return sorted(found, key=lambda test: (self.seconds[test], test))
+        name = f"test_{Path(file).stem.strip('_')}"
+        return sorted(found, key=lambda test: (name not in test, self.seconds[test], test))
 
 
 def make_map(folder: Path, arguments: list[str]) -> int:
@@ -162,8 +164,9 @@ def verdict(tree: Path, tests: list[str], seconds: dict[str, float], most: float
     """What the tests that reach a fault say of it; at most so many seconds of them."""
     total, within = 0.0, []
     for test in tests:
-        total += seconds[test]
-        within += [test] if total <= most or not within else []
+        if total + seconds[test] <= most or not within:
+            total += seconds[test]
+            within.append(test)
     if not within:
         return {"verdict": "not reached"}
     done = 0
@@ -174,7 +177,8 @@ def verdict(tree: Path, tests: list[str], seconds: dict[str, float], most: float
         said = run_tests(tree, batch, 60 + SLOWER * time_) if batch else "passed"
         if said != "passed":
             return {"verdict": "caught", "by": said, "tests": done}
-    return {"verdict": "survived", "tests": done, "left_out": len(tests) - done}
+    left = len(tests) - done
+    return {"verdict": "undecided" if left else "survived", "tests": done, "left_out": left}
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
@@ -182,7 +186,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     import jax, torch, transformers  # noqa: E401, F401, I001
 
     results, reached = folder / "results.jsonl", Map(folder)
-    final = ("caught", "equivalent") if options.again else ("caught", "equivalent", "survived")
+    final = ("caught", "equivalent", *(() if options.again else ("survived", "undecided")))
     known = {row["id"] for row in _rows(results) if row["verdict"] in final}
     end = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as top:
@@ -227,7 +231,7 @@ def _rows(results: Path) -> list[dict]:
 def show(folder: Path) -> None:
     rows = _rows(folder / "results.jsonl")
     for row in rows:
-        if row["verdict"] in ("survived", "not reached"):
+        if row["verdict"] not in ("caught", "equivalent"):
             print(f"{row['file']}:{row['line']} ({row['kind']}, {row['verdict']})")
             print(f"  - {row['old']}\n  + {row['new']}")
     print(dict(Counter(row["verdict"] for row in rows)))
@@ -242,7 +246,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=90, help="of tests for one fault, at most")
     parser.add_argument("--minutes", type=float, default=600, help="then begin no other fault")
-    parser.add_argument("--again", action="store_true", help="the survivors too")
+    parser.add_argument("--again", action="store_true", help="what was not caught, too")
     options, rest = parser.parse_known_args()
     if options.what == "map":
         return make_map(options.folder, rest)
