@@ -13,7 +13,7 @@ import pytest
 from benchmarks import kill_and_continue
 from benchmarks.limits import limited
 from checkpoints.folders import step_folders
-from tests.planning.test_against_references import preset
+from tests.planning.presets import preset
 
 ALLOCATE = "import numpy as np, sys; print(np.ones(int(sys.argv[1]), np.uint8).sum())"
 

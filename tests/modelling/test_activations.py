@@ -16,9 +16,9 @@ import modelling.gptj.family
 import modelling.llama.family
 import modelling.t5.family
 import popxl
-import tests.modelling.gptj.test_training as gptj
-import tests.modelling.llama.test_training as llama
-import tests.modelling.t5.test_training as t5
+import tests.modelling.gptj.training as gptj
+import tests.modelling.llama.training as llama
+import tests.modelling.t5.training as t5
 from config.sections import RunConfig
 from modelling.phases.training import NOTHING, TrainingProgram
 from planning.residence import Build
@@ -26,6 +26,8 @@ from popxl._compile import platforms
 from popxl._run import program
 from sessions import training as sessions
 from tests.modelling.gptj.hf import small_config
+from tests.modelling.llama.hf import hf_config
+from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning
 
 STEPS = 3
@@ -48,7 +50,7 @@ def _config(
     slices = split.pop("slices", 1)
     config: RunConfig
     if family is LLAMA:  # with windows, norms on both sides, caps
-        config = llama.our_config(llama.hf_config("gemma2"), **split)
+        config = llama_config(hf_config("gemma2"), **split)
     else:
         config = small_config(**split) if family is GPTJ else t5.our_config(**split)
     found = config.to_dict()

@@ -15,10 +15,10 @@ from checkpoints.errors import CheckpointError
 from config.sections import Adafactor, RunConfig
 from modelling.spec import family_of
 from run.start import starting_point
-from tests.modelling.gptj import test_training as gptj
+from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.t5 import test_training as t5
+from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import logical, worst
 
 STEPS, RATE, BETA1 = 10, 1e-2, 0.9

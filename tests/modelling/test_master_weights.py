@@ -18,11 +18,9 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
-from run.start import starting_point
-from sessions.training import FineTuning
-from tests.modelling import test_mixed_precision as mixed
+from tests.modelling import half_training as mixed
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.gptj.test_training import batches
+from tests.modelling.gptj.training import batches
 from tests.modelling.half_training import as_array, rounded, train_half
 from tests.modelling.sessions import check_continuing, fine_tuning
 

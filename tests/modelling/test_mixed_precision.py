@@ -17,99 +17,31 @@ standard deviation of u / √3. Errors of many roundings add up in quadrature:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from config.presets import load_config
 from config.sections import RunConfig
-from config.t5 import T5Config
 from sessions.training import StepResult
-from tests.modelling.gptj import test_training as gptj
-from tests.modelling.gptj.hf import hf_model, small_config
-from tests.modelling.half_training import as_array, rounded, train_half
+from tests.modelling.half_training import (
+    FAMILIES,
+    LOSS_SCALING,
+    STEPS,
+    Arrays,
+    as_array,
+    error,
+    in_precision,
+    rounded,
+    t5_loss,
+    train_half,
+)
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.t5 import test_training as t5
-from tests.modelling.t5.hf import hf_model as hf_t5
-from tests.modelling.torch_training import Batch, Reference, named_by_hf
+from tests.modelling.t5 import training as t5
+from tests.modelling.torch_training import Batch, Reference
 
-STEPS = 5
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-LOSS_SCALING = {"float32": 1.0, "bfloat16": 1.0, "float16": 128.0}
-
-Arrays = Mapping[str, np.ndarray]
-Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
-
-
-def t5_loss(model: torch.nn.Module) -> Loss:
-    return lambda batch: model(**named_by_hf(batch)).loss
-
-
-def gptj_loss(model: torch.nn.Module) -> Loss:
-    """Its own loss would shift the labels, which the data have done."""
-
-    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits = model(input_ids=batch["input_ids"]).logits.float()
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-
-    return loss
-
-
-@dataclass(frozen=True)
-class Family:
-    """Hugging Face's model, its loss, the data, and our configuration for dp × tp."""
-
-    model: Callable[[], torch.nn.Module]
-    loss: Callable[[torch.nn.Module], Loss]
-    batches: Callable[[int], list[Batch]]
-    config: Callable[[int, int], RunConfig]
-    rate: float = 1e-2
-
-
-# ---- the preset `small` -------------------------------------------------------------------------
-def small_t5(dp: int = 1, tp: int = 1) -> T5Config:
-    """3 layers of google/flan-t5-small's shape, a smaller vocabulary; 16 samples of 16 tokens."""
-    samples = 16
-    overrides = {
-        "model": {
-            "layers": 3,
-            "sequence_length": 16,
-            "decoder_sequence_length": 6,
-            "embedding": {"vocab_size": 1024},
-        },
-        "training": {
-            "global_batch_size": samples,
-            "optimizer": {"eps": 1e-6, "weight_decay": 0.1, "gradient_clipping": 1.0},
-        },
-        "execution": {
-            "micro_batch_size": samples // (2 * dp),
-            "data_parallel": dp,
-            "tensor_parallel": tp,
-            "device": "cpu",
-        },
-    }
-    return load_config(T5Config, "finetuning", "small", overrides)
-
-
-def their_small_t5() -> torch.nn.Module:
-    """Hugging Face's, with logits of variance 1."""
-    model = hf_t5(small_t5(), spread=0.005)
-    with torch.no_grad():
-        model.lm_head.weight /= model.config.d_model**0.5
-    return model
-
-
-FAMILIES = {
-    "t5": Family(t5.their_model, t5_loss, t5.batches, t5.our_config),
-    "gptj": Family(lambda: hf_model(small_config()), gptj_loss, gptj.batches, small_config),
-    "small": Family(
-        their_small_t5, t5_loss, lambda count: t5.batches(count, small_t5()), small_t5, 1e-3
-    ),
-}
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -135,24 +67,6 @@ def ours(
             results += model.run([batch], [rate], step)
         weights = model.read(optimizer=False)
     return results, gradients, {n: w.astype(np.float32) for n, w in weights.items()}
-
-
-def in_precision(config: RunConfig, precision: str, **changes: Mapping[str, object]) -> RunConfig:
-    """The same configuration in another type; `changes` by section."""
-    data = config.to_dict()
-    data["model"]["precision"] = precision
-    data["execution"]["loss_scaling"] = LOSS_SCALING[precision]
-    for section, values in changes.items():
-        data[section] |= values
-    return type(config).from_dict(data)
-
-
-def error(found: Arrays, exact: Arrays) -> float:
-    """The norm of the error of all arrays together, relative to the norm of all."""
-    assert found.keys() == exact.keys()
-    wrong = sum(float(np.sum((a.astype(np.float64) - exact[n]) ** 2)) for n, a in found.items())
-    whole = sum(float(np.sum(a.astype(np.float64) ** 2)) for a in exact.values())
-    return float(np.sqrt(wrong / whole))
 
 
 SLOW = pytest.mark.slow

@@ -17,23 +17,12 @@ from config.t5 import T5Config
 from modelling.layers import Groups, Linear
 from modelling.quantisation import packed_shapes, quantised
 from popxl import ops
-from sessions.generating import Inference
-from tests.modelling.generation import test_gptj, test_t5
+from tests.modelling.generation import gptj, t5
 from tests.modelling.gptj.hf import small_config
+from tests.modelling.rounding import GROUP, is_quantised, rounded, rounded_weights
 from tests.modelling.sessions import inference
 
-GROUP = 8
 rng = np.random.default_rng(0)
-
-
-def rounded(weight: np.ndarray, size: int = GROUP) -> tuple[np.ndarray, np.ndarray]:
-    """What 4 bits keep of a weight (in, out), and the step of each element, in float16."""
-    features, outputs = weight.shape
-    groups = weight.astype(np.float16).reshape(features // size, size, outputs)
-    low = groups.min(1, keepdims=True)
-    step = (groups.max(1, keepdims=True) - low) / np.float16(15)
-    kept = np.rint((groups - low) / step) * step + low
-    return kept.reshape(weight.shape), np.broadcast_to(step, groups.shape).reshape(weight.shape)
 
 
 def on_device(weight: np.ndarray, x: np.ndarray, dtype: type) -> np.ndarray:
@@ -86,20 +75,6 @@ def quantised_config(config: RunConfig, size: int) -> RunConfig:
     return replace(config, model=model)
 
 
-def is_quantised(name: str, weight: np.ndarray) -> bool:
-    """By Hugging Face's names: the linear layers but the head's."""
-    others = ("wte", "shared", "embed_tokens", "lm_head", "relative_attention_bias")
-    return weight.ndim == 2 and not any(other in name for other in others)
-
-
-def rounded_weights(weights: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
-    """Their weights are (out, in)."""
-    return {
-        n: rounded(w.T, size)[0].T.astype(np.float32) if is_quantised(n, w) else w
-        for n, w in weights.items()
-    }
-
-
 def bytes_of(model: Inference) -> int:
     """Bytes of the variables, all shards together."""
     return sum(
@@ -110,7 +85,7 @@ def bytes_of(model: Inference) -> int:
 
 @pytest.mark.parametrize(
     ("family", "layout", "size"),
-    [(test_gptj, (1, 1, 16), 8), (test_gptj, (2, 4, 8), 8), (test_t5, (1, 1, 16), 4)],
+    [(gptj, (1, 1, 16), 8), (gptj, (2, 4, 8), 8), (t5, (1, 1, 16), 4)],
 )
 def test_a_model_is_that_of_the_rounded_weights(family, layout, size):
     """In 4 bits, it generates what it does from weights that numpy has rounded."""

@@ -20,7 +20,7 @@ from data.seq2seq import SEQ2SEQ
 from modelling.spec import family_of
 from sessions.training import FineTuning
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.gptj.test_training import batches
+from tests.modelling.gptj.training import batches
 from tests.modelling.sessions import check_continuing, fine_tuning
 
 RATE = 1e-3

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import modelling.phases.training as program
-import tests.modelling.gptj.test_training as gptj
-import tests.modelling.llama.test_training as llama
-import tests.modelling.t5.test_training as t5
+import tests.modelling.gptj.training as gptj
+import tests.modelling.llama.training as llama
+import tests.modelling.t5.training as t5
 from config.errors import ConfigError
 from config.sections import RunConfig
 from modelling.spec import family_of

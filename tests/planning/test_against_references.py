@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import popxl
-from config.families import config_class_of
-from config.presets import load_config, preset_data
-from config.sections import RunConfig
 from modelling.generation import build_generation
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from tests.modelling.gptj.hf import hf_model as hf_gptj
 from tests.modelling.t5.hf import hf_model as hf_t5
-
-
-def preset(name: str, file: str = "finetuning", **changes: Any) -> RunConfig:
-    config_class = config_class_of(preset_data(file, name), name)
-    return load_config(config_class, file, name, changes)
+from tests.planning.presets import preset
 
 
 def torch_flops(name: str) -> tuple[int, int]:

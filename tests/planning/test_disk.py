@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import popxl
-from tests.popxl.test_disk import ROWS, SIZE, program
+from tests.popxl.on_disk import ROWS, SIZE, program
 
 ENTRY = 4 * SIZE
 RATES = popxl.plan.Rates(

@@ -14,7 +14,7 @@ from config.sections import RunConfig
 from machine.here import machine_here
 from planning import fit
 from planning.fitting import best_training, generation
-from tests.planning.test_against_references import preset
+from tests.planning.presets import preset
 
 GB = 1e9
 ONE = replace(machine("t4"), memory=1 * GB, host_memory=1 * GB, devices=2)

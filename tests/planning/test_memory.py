@@ -18,7 +18,7 @@ from modelling.generation import Greedy
 from modelling.generation.choice import generation_program
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
-from tests.planning.test_against_references import preset
+from tests.planning.presets import preset
 
 
 @pytest.mark.parametrize(

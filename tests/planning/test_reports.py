@@ -26,7 +26,7 @@ from planning.needs import Needs, finetuning_needs
 from planning.report import report
 from planning.text import as_text
 from popxl.plan import Collective, Part
-from tests.planning.test_against_references import preset
+from tests.planning.presets import preset
 
 
 @cache

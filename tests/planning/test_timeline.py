@@ -21,7 +21,7 @@ from modelling.spec import family_of
 from planning.needs import finetuning_needs
 from popxl._schedule.lookahead import window_of
 from popxl.plan.simulated import drive
-from tests.planning.test_against_references import preset
+from tests.planning.presets import preset
 from tests.popxl.threads import ThreadDevice
 
 COMPUTING = 1.0  # seconds of a step

@@ -356,3 +356,9 @@ def test_a_thousand_updates_in_place(ir):
     ops.add_(t, popxl.constant(np.ones(2, np.float32)))
     assert owners(t) == [x]
     assert ir.main_graph.functional.changed == (0,)
+
+
+def test_an_owner_of_several_parts_is_found_once(ir):
+    x = popxl.variable(np.zeros(4, np.float32))
+    joined = ops.concat_([ops.slice_(x, 2, 4), ops.slice_(x, 0, 2)])
+    assert owners(joined) == [x]

@@ -7,7 +7,6 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -21,28 +20,16 @@ from popxl._schedule.index_arithmetic import _FOLDED
 from popxl._schedule.schedule import Compute, Fetch
 from popxl.custom import jax_op
 from popxl.transforms import autodiff
+from tests.popxl.integers import INTEGERS, extremes, quotient
 from tests.popxl.programs import store
 
-INTEGERS = [popxl.int8, popxl.int16, popxl.int32, popxl.uint8, popxl.uint16, popxl.uint32]
 FOLDED: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
-    "fmod": lambda x, y: x - y * _quotient(x, y) if y else x,
+    "fmod": lambda x, y: x - y * quotient(x, y) if y else x,
 }
-LEFT_TO_XLA = {"div": lambda x, y: _quotient(x, y) if y else -1}
-
-
-def _quotient(x: int, y: int) -> int:
-    """Towards zero."""
-    return int(Fraction(x, y))
-
-
-def _extremes(dtype: popxl.dtype) -> list[int]:
-    """The ends of a type, their neighbours and halves, and small numbers."""
-    info = np.iinfo(dtype.as_numpy())
-    near = {info.min, info.min + 1, info.min // 2, info.max // 2, info.max - 1, info.max}
-    return sorted(near | {n for n in (-7, -3, -1, 0, 1, 3, 7) if info.min <= n})
+LEFT_TO_XLA = {"div": lambda x, y: quotient(x, y) if y else -1}
 
 
 def _stored(numbers: list[Any]) -> list[popxl.DeviceToHostStream]:
@@ -58,7 +45,7 @@ def _wrapped(x: int, dtype: popxl.dtype) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_arithmetic_on_the_host_is_that_of_the_device_at_the_extremes(dtype):
-    pairs = list(itertools.product(_extremes(dtype), repeat=2))
+    pairs = list(itertools.product(extremes(dtype), repeat=2))
     ir = popxl.Ir()
     with ir.main_graph:
         results, expected = [], []

@@ -14,8 +14,8 @@ import pytest
 
 import popxl
 from popxl import ops
+from tests.popxl.integers import INTEGERS, extremes, quotient
 from tests.popxl.programs import run
-from tests.popxl.test_hostside import INTEGERS, _extremes, _quotient
 
 SEEDS = [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 400))]
 ENTRIES = 3
@@ -39,8 +39,8 @@ BINARY: dict[str, tuple[Callable[..., Any], Callable[[int, int], int]]] = {
     "add": (ops.add, lambda x, y: x + y),
     "sub": (ops.sub, lambda x, y: x - y),
     "mul": (ops.mul, lambda x, y: x * y),
-    "div": (ops.div, lambda x, y: _quotient(x, y) if y else -1),
-    "fmod": (ops.fmod, lambda x, y: x - y * _quotient(x, y) if y else x),
+    "div": (ops.div, lambda x, y: quotient(x, y) if y else -1),
+    "fmod": (ops.fmod, lambda x, y: x - y * quotient(x, y) if y else x),
     "maximum": (ops.maximum, max),
 }
 UNARY: dict[str, tuple[Callable[..., Any], Callable[[int], int]]] = {
@@ -103,7 +103,7 @@ class Writer:
     def _offset(self) -> tuple[popxl.Tensor, int]:
         a = self.pick(popxl.int32)
         three = popxl.constant(ENTRIES, popxl.int32)
-        at = a.there - ENTRIES * _quotient(a.there, ENTRIES)
+        at = a.there - ENTRIES * quotient(a.there, ENTRIES)
         return ops.fmod(ops.fmod(a.here, three) + three, three), at % ENTRIES
 
     def store(self) -> None:
@@ -122,13 +122,13 @@ class Writer:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_arithmetic_is_python_s(seed):
     draw = random.Random(seed)
-    data = [np.array(draw.choice(_extremes(d)), d.as_numpy()) for d in INTEGERS]
+    data = [np.array(draw.choice(extremes(d)), d.as_numpy()) for d in INTEGERS]
     expected: list[list[int]] = []
 
     def build(*given: popxl.Tensor) -> list[popxl.Tensor]:
         numbers = [Pair(t, int(x)) for t, x in zip(given, data, strict=True)]
         for dtype in INTEGERS:
-            for value in draw.sample(_extremes(dtype), 6):
+            for value in draw.sample(extremes(dtype), 6):
                 numbers.append(Pair(popxl.constant(value, dtype), value))
         writer = Writer(draw, numbers)
         if draw.random() < 0.8:

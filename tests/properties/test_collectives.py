@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import popxl
 from popxl import ops
 from popxl.ops import collectives
-from tests.properties.test_values import FAST, SLOW, store
+from tests.popxl.programs import store
+from tests.properties.settings import FAST, SLOW
 
 REPLICAS = 8
 SHAPES = ((8,), (8, 3), (2, 8), (3, 5))

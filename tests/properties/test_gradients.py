@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
+from tests.popxl.programs import store
 from tests.properties.language import Body, bodies
 from tests.properties.meanings import run_jax, write_popxl
-from tests.properties.test_values import FAST, SLOW, inputs_of, store
+from tests.properties.settings import FAST, SLOW, inputs_of
 
 
 def check(programs: list[Body]) -> None:

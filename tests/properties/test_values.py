@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import popxl
-from popxl import ops
+from tests.popxl.programs import store
 from tests.properties.language import Body, bodies
 from tests.properties.meanings import Memory, run_numpy, write_popxl
-
-FAST = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=4,
-    phases=[Phase.generate],  # shrinking compiles many programs: minutes, for the slow ones only
-    suppress_health_check=list(HealthCheck),
-)
-SLOW = settings(FAST, max_examples=100, phases=[Phase.generate, Phase.shrink])
-
-
-def inputs_of(body: Body, seed: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape).astype(np.float32) for shape in body.inputs]
-
-
-def store(t: popxl.Tensor) -> popxl.DeviceToHostStream:
-    stream = popxl.d2h_stream(t.shape, t.dtype)
-    ops.host_store(stream, t)
-    return stream
+from tests.properties.settings import FAST, SLOW, inputs_of
 
 
 def check(programs: list[Body]) -> None:

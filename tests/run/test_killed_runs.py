@@ -6,7 +6,6 @@ run of four, which the others must notice. A run with its state on disk is kille
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ import pytest
 
 from checkpoints.folders import step_folders
 from run.records.metrics import Row, read_metrics
+from tests.run.saved import digests, flip_in
 from tests.small_runs import GPTJ, RATE, TRAINING, finetuning
 
 SEED = 20
@@ -53,24 +53,10 @@ def start(
     return finetuning(processes, executables, *given, "--save", str(folder), *flags)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """What a step's manifest, or its processes' tables, say of weights and optimizer state."""
-    content = json.loads((folder / "manifest.json").read_text())["content"]
-    tables = [json.loads((folder / name).read_text()) for name in content["tables"]]
-    records = [pair for table in (content, *tables) for pair in table["tensors"].items()]
-    return {name: record["sha256"] for name, record in records}
-
-
 # ---- damage -------------------------------------------------------------------------------------
 def flip(folder: Path) -> None:
     (file,) = folder.glob("*.safetensors")
     flip_in(file)
-
-
-def flip_in(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 16
-    file.write_bytes(content)
 
 
 def truncate(folder: Path) -> None:

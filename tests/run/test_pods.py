@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.folders import step_folders
+from tests.run.saved import digests
 from tests.run.test_killed_runs import digests
 from tests.small_runs import finetuning
 

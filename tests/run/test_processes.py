@@ -15,6 +15,7 @@ import pytest
 from checkpoints import load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
+from tests.run.saved import digests, flip_in
 from tests.run.test_killed_runs import digests, flip_in
 from tests.small_runs import GPTJ, RATE, ROOT, finetuning
 

@@ -18,9 +18,9 @@ from data.samples import Batch
 from modelling.spec import family_of
 from run.start import starting_point
 from tests.modelling.gptj import hf as gptj
-from tests.modelling.gptj import test_training as gptj_training
+from tests.modelling.gptj import training as gptj_training
 from tests.modelling.sessions import fine_tuning
-from tests.modelling.t5 import test_training as t5_training
+from tests.modelling.t5 import training as t5_training
 
 STEPS, RATE = 2, 1e-2
 SAVED = (2, 2)

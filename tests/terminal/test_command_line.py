@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 import pytest
 
-from config.base import leaves
+from config.base import flattened, leaves
 from config.errors import ConfigError, UserError
 from config.families import FAMILIES
-from config.flags import ALIASES, flag_of
+from config.flags import ALIASES, add_field_flags, field_overrides, flag_of, spell_flags
 from config.t5 import T5Config
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
@@ -77,17 +78,30 @@ def test_null_switches_off():
     )
 
 
-def test_every_field_is_a_flag_by_its_dotted_name():
-    for leaf in leaves(T5Config):
-        value = str(_value_of(T5Config(), leaf.dotted)).lower()
-        if leaf.type.kind is not str or leaf.type.choices:
-            read(f"--{leaf.dotted}", value, "--micro_batch_size", "1")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spelled", [str, lambda name: name.replace("_", "-")], ids=["_", "-"])
+def test_every_field_is_a_flag_by_its_dotted_name(family, spelled):
+    """Each is given a value that is not its default, if it can have one; all at once."""
+    config = FAMILIES[family].config
+    wanted = {leaf.dotted: _other_value(leaf, config()) for leaf in leaves(config)}
+    given = [f"--{spelled(name)}={str(value).lower()}" for name, value in wanted.items()]
+    parser = argparse.ArgumentParser()
+    add_field_flags(parser, config, lambda leaf: "")
+    parsed = vars(parser.parse_args(spell_flags(given, config, ())))
+    found = flattened(field_overrides(parsed, config))
+    assert found == wanted
+    assert [type(value) for value in found.values()] == [type(v) for v in wanted.values()]
 
 
-def _value_of(config, dotted):
-    for name in dotted.split("."):
-        config = getattr(config, name)
-    return config
+def _other_value(leaf, config):
+    default = config
+    for name in leaf.dotted.split("."):
+        default = getattr(default, name)
+    kind = leaf.type.kind
+    values = leaf.type.choices or {
+        bool: (True, False), int: (1, 2), float: (0.25, 0.5), str: ("this", "that")
+    }[kind]  # fmt: skip
+    return next((value for value in values if value != default), default)
 
 
 def test_options_of_the_script():

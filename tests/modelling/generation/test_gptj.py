@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
-from transformers import GPTJForCausalLM
 
 from config.gptj import GPTJConfig
 from modelling.generation import Beam
 from modelling.gptj.weights import weight_table
 from modelling.spec import family_of
-from sessions.generating import Inference
+from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
 from tests.modelling.generation.harness import (
     PROMPTS,
-    Reference,
     check_worth,
     forced_logits,
     hf_beams,
-    hf_greedy,
     memory_of_layers,
-    right_padded,
 )
 from tests.modelling.gptj.hf import END, PAD, VOCABULARY, hf_model, small_config
 from tests.modelling.sessions import inference, transposed
-from tests.modelling.torch_training import logical
-
-POSITIONS = 5
-
-
-def config_of(dp: int, tp: int, micro_batch: int, slices: int = 1) -> GPTJConfig:
-    """A tiny GPT-J that generates."""
-    return small_config(dp, tp, micro_batch, slices, eval=True, output_length=POSITIONS)
-
-
-@cache
-def reference_model() -> GPTJForCausalLM:
-    hf = hf_model(small_config())
-    with torch.no_grad():
-        hf.lm_head.bias[END] += 0.6  # now and then a sequence ends
-    return hf
-
-
-@cache
-def reference() -> Reference:
-    """64 prompts of all lengths, padded on the right. Theirs are not padded at all."""
-    model, hf = config_of(1, 1, 1).model, reference_model()
-    rng = np.random.default_rng(3)
-    length = model.sequence_length
-    mask = right_padded(rng, length)
-    words = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
-    return Reference(logical(hf), words, mask, hf_greedy(hf, words, mask, POSITIONS, PAD))
 
 
 def test_the_reference_is_worth_comparing_with():

@@ -28,7 +28,7 @@ from tests.modelling.llama.hf import (
     our_config,
     weights_of,
 )
-from tests.modelling.test_quantisation import rounded_weights
+from tests.modelling.rounding import rounded_weights
 
 PROMPTS, POSITIONS = 12, 5
 LONGER: dict[str, dict[str, Any]] = {

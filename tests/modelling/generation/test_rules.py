@@ -19,8 +19,7 @@ from config.sections import RunConfig
 from data.tokens import Tokenizer
 from modelling.generation import Beam, Greedy, Rules, Sampling, Stops, Strategy
 from modelling.spec import family_of
-from sessions.generating import Inference
-from tests.modelling.generation import test_gptj, test_t5
+from tests.modelling.generation import gptj, t5
 from tests.modelling.torch_training import logical
 
 POSITIONS, TEXTS = 10, ("ca", "bbc", "d")
@@ -59,7 +58,7 @@ class Case:
 def case_of(family: ModuleType) -> Case:
     expected, hf = family.reference(), deepcopy(family.reference_model())
     config = family.config_of(1, 1, 8)
-    if family is test_t5:
+    if family is t5:
         weights = {name: p.detach().numpy() for name, p in hf.named_parameters()}
     else:
         with torch.no_grad():
@@ -102,9 +101,9 @@ def _by_padding(rows: np.ndarray, mask: np.ndarray) -> list[tuple[np.ndarray, in
 
 
 def config_of(family: ModuleType, dp: int, tp: int) -> RunConfig:
-    if family is test_t5:
-        return test_t5.config_of(dp, tp, 12, decoder_sequence_length=POSITIONS)
-    config = test_gptj.config_of(dp, tp, 12)
+    if family is t5:
+        return t5.config_of(dp, tp, 12, decoder_sequence_length=POSITIONS)
+    config = gptj.config_of(dp, tp, 12)
     return replace(config, model=replace(config.model, output_length=POSITIONS))
 
 
@@ -121,7 +120,7 @@ def ours(
         return model.generate(case.words, case.mask)
 
 
-@pytest.mark.parametrize("family", [test_t5, test_gptj])
+@pytest.mark.parametrize("family", [t5, gptj])
 def test_the_reference_is_worth_comparing_with(family):
     """Sequences end by the end token and by texts, and every rule changes some of them."""
     case, found = case_of(family), theirs(family, 1)
@@ -133,27 +132,27 @@ def test_the_reference_is_worth_comparing_with(family):
     written = case.tokenizer.base.batch_decode(found[stopped], skip_special_tokens=True)
     whole = np.mean([any(text in row for text in TEXTS) for row in written])
     assert 0.5 < whole <= 1
-    assert (whole < 1) == (family is test_gptj), "only there, texts begin in the prompt"
+    assert (whole < 1) == (family is gptj), "only there, texts begin in the prompt"
     assert not all(any(row.endswith(text) for text in TEXTS) for row in written)
 
 
 @pytest.mark.parametrize(
     ("family", "strategy", "weights", "dp", "tp"),
     [
-        (test_gptj, Greedy(), "streamed", 1, 1),
-        (test_gptj, Beam(3), "resident", 1, 2),
-        (test_t5, Beam(4), "streamed", 1, 1),
-        pytest.param(test_t5, Sampling(3, top_k=1), "resident", 2, 2, marks=pytest.mark.slow),
-        pytest.param(test_gptj, Sampling(3, top_k=1), "resident", 1, 2, marks=pytest.mark.slow),
-        pytest.param(test_gptj, Beam(3), "streamed", 2, 2, marks=pytest.mark.slow),
-        pytest.param(test_t5, Beam(4), "resident", 1, 4, marks=pytest.mark.slow),
-        pytest.param(test_t5, Greedy(), "streamed", 1, 2, marks=pytest.mark.slow),
+        (gptj, Greedy(), "streamed", 1, 1),
+        (gptj, Beam(3), "resident", 1, 2),
+        (t5, Beam(4), "streamed", 1, 1),
+        pytest.param(t5, Sampling(3, top_k=1), "resident", 2, 2, marks=pytest.mark.slow),
+        pytest.param(gptj, Sampling(3, top_k=1), "resident", 1, 2, marks=pytest.mark.slow),
+        pytest.param(gptj, Beam(3), "streamed", 2, 2, marks=pytest.mark.slow),
+        pytest.param(t5, Beam(4), "resident", 1, 4, marks=pytest.mark.slow),
+        pytest.param(t5, Greedy(), "streamed", 1, 2, marks=pytest.mark.slow),
     ],
 )
 def test_rules_choose_what_transformers_chooses(family, strategy, weights, dp, tp):
     """Sampling from the likeliest token alone is greedy search."""
     tokens = ours(family, strategy, weights, dp, tp)
     expected = theirs(family, strategy.sequences)
-    if family is test_t5 and strategy.sequences > 1:  # their beams fill with END where PAD is 0
+    if family is t5 and strategy.sequences > 1:  # their beams fill with END where PAD is 0
         tokens, expected = (np.where(t == family.PAD, family.END, t) for t in (tokens, expected))
     np.testing.assert_array_equal(tokens, expected)

@@ -11,8 +11,7 @@ import pytest
 from config.sections import RunConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.spec import family_of
-from sessions.generating import Inference
-from tests.modelling.generation import test_gptj, test_t5
+from tests.modelling.generation import gptj, t5
 from tests.modelling.sessions import transposed
 
 SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
@@ -21,10 +20,10 @@ SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
 def config_of(family: ModuleType, dp: int = 1, tp: int = 1) -> RunConfig:
     """64 prompts in two runs of four micro-batches, the last of which are not full."""
     batch = 12 // dp
-    if family is test_t5:
-        config = test_t5.config_of(dp, tp, batch)
+    if family is t5:
+        config = t5.config_of(dp, tp, batch)
     else:
-        config = test_gptj.config_of(dp, tp, batch)
+        config = gptj.config_of(dp, tp, batch)
     return transposed(config, tp > 1)
 
 
@@ -32,7 +31,7 @@ def tokens_of(
     config: RunConfig, weights: str, strategy: Strategy, expected: object = None
 ) -> np.ndarray:
     """What is written with the weights on the device ("resident") or "streamed"."""
-    family = test_t5 if config.family == "t5" else test_gptj
+    family = t5 if config.family == "t5" else gptj
     reference = family.reference()
     generation = replace(config.generation, weights=weights, micro_batches=4)
     config = replace(config, generation=generation)
@@ -41,14 +40,14 @@ def tokens_of(
         return model.generate(reference.words, reference.mask)
 
 
-@pytest.mark.parametrize("family", [test_t5, test_gptj])
+@pytest.mark.parametrize("family", [t5, gptj])
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
 def test_greedy_tokens_are_hugging_faces(family, dp, tp):
     tokens = tokens_of(config_of(family, dp, tp), "streamed", Greedy())
     np.testing.assert_array_equal(tokens, family.reference().tokens)
 
 
-@pytest.mark.parametrize("family", [test_t5, test_gptj])
+@pytest.mark.parametrize("family", [t5, gptj])
 @pytest.mark.parametrize("strategy", [Beam(3), SAMPLING])
 def test_other_searches_find_the_same(family, strategy):
     config = config_of(family)
@@ -58,16 +57,16 @@ def test_other_searches_find_the_same(family, strategy):
 
 
 def test_prompts_that_share_rows_and_beams_that_share_prompts():
-    config = config_of(test_t5).to_dict()
+    config = config_of(t5).to_dict()
     config["data"]["examples_per_row"] = 4
     config["execution"]["micro_batch_size"] = 4
-    config = type(config_of(test_t5)).from_dict(config)
+    config = type(config_of(t5)).from_dict(config)
     streamed, resident = (tokens_of(config, w, Beam(2)) for w in ("streamed", "resident"))
     np.testing.assert_array_equal(streamed, resident)
 
 
 def test_four_bits_stream_packed():
-    config = config_of(test_gptj)
+    config = config_of(gptj)
     model = replace(config.model, quantisation="int4", quantisation_group_size=8)
     config = replace(config, model=model)
     streamed, resident = (tokens_of(config, w, Greedy()) for w in ("streamed", "resident"))
@@ -84,7 +83,7 @@ def test_the_device_holds_a_layer_at_a_time():
     """More layers take no more of it; the resident program holds all of them."""
 
     def bytes_of(layers: int, weights: str) -> int:
-        config = test_t5.config_of(micro_batch=4, layers=layers)
+        config = t5.config_of(micro_batch=4, layers=layers)
         generation = replace(config.generation, weights=weights, micro_batches=2)
         use = Inference(replace(config, generation=generation)).session.plan()
         return use.device

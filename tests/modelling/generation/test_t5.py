@@ -8,8 +8,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
-from transformers import T5ForConditionalGeneration
 
 import popxl
 from config.t5 import T5Config
@@ -23,70 +21,22 @@ from popxl_addons import NamedTensors
 from sessions.generating import Inference
 from tests.modelling.generation.harness import (
     PROMPTS,
-    Reference,
     check_worth,
     forced_logits,
     hf_beams,
     memory_of_layers,
-    right_padded,
 )
-from tests.modelling.harness import error_of, small_config
+from tests.modelling.generation.t5 import (
+    END,
+    LAYERS,
+    PAD,
+    POSITIONS,
+    config_of,
+    reference,
+    reference_model,
+)
+from tests.modelling.harness import error_of
 from tests.modelling.sessions import inference, transposed
-from tests.modelling.t5.hf import hf_model
-
-LAYERS, POSITIONS = 3, 10
-PAD, END = 0, 1
-
-
-def config_of(
-    dp: int = 1,
-    tp: int = 1,
-    micro_batch: int = 8,
-    iterations: int = 1,
-    slices: int = 1,
-    **model: object,
-) -> T5Config:
-    """A small T5 that generates."""
-    model = {"layers": LAYERS, "decoder_sequence_length": POSITIONS, "eval": True} | model
-    data = small_config(tp, slices, **model).to_dict()
-    data["execution"] |= {
-        "data_parallel": dp,
-        "micro_batch_size": micro_batch,
-        "device_iterations": iterations,
-        "device": "cpu",
-    }
-    return T5Config.from_dict(data)
-
-
-@cache
-def reference_model() -> T5ForConditionalGeneration:
-    hf = hf_model(config_of())
-    # Their generation would scale the decoder's output, as for a head tied to the embedding.
-    hf.config.tie_word_embeddings = False
-    with torch.no_grad():
-        hf.lm_head.weight[END] += 0.7  # now and then a sequence ends
-    return hf
-
-
-@cache
-def reference() -> Reference:
-    """64 prompts of all lengths, padded on the right."""
-    model, hf = config_of().model, reference_model()
-    rng = np.random.default_rng(3)
-    length = model.sequence_length
-    mask = right_padded(rng, length)
-    words = rng.integers(2, model.embedding.vocab_size, mask.shape, np.int32) * mask
-    generated = hf.generate(
-        input_ids=torch.tensor(words).long(),
-        attention_mask=torch.tensor(mask),
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=POSITIONS,
-    )
-    tokens = np.full((PROMPTS, POSITIONS), PAD)
-    tokens[:, : generated.shape[1] - 1] = generated[:, 1:].numpy()  # without the start token
-    weights = {name: p.detach().numpy() for name, p in hf.named_parameters()}
-    return Reference(weights, words, mask, tokens)
 
 
 def test_the_reference_is_worth_comparing_with():
@@ -139,16 +89,23 @@ def test_any_number_of_samples(model, count):
     np.testing.assert_array_equal(tokens, expected.tokens[:count])
 
 
+@cache
+def their_beams(beams: int, penalty: float) -> np.ndarray:
+    """What Hugging Face's search finds for all prompts, each by itself."""
+    expected, hf = reference(), reference_model()
+    theirs = np.full((PROMPTS, POSITIONS), PAD)
+    for row, prompt, n in zip(theirs, expected.words, expected.mask.sum(1), strict=True):
+        row[:] = hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
+    return theirs
+
+
 @pytest.mark.parametrize(
     ("tp", "beams", "penalty", "places"), [(1, 3, 0.0, 1), (2, 4, 1.0, 1), (1, 4, 1.0, 4)]
 )
 def test_beams_are_hugging_faces(tp, beams, penalty, places):
     """In the last case several prompts share a row of the encoder, and the sequence comes before
     the batch."""
-    expected, hf = reference(), reference_model()
-    theirs = np.full((PROMPTS, POSITIONS), PAD)
-    for row, prompt, n in zip(theirs, expected.words, expected.mask.sum(1), strict=True):
-        row[:] = hf_beams(hf, prompt[:n], POSITIONS, beams, penalty, END, PAD)
+    expected, theirs = reference(), their_beams(beams, penalty)
     config = config_of(1, tp, 12).to_dict()
     config["data"]["examples_per_row"] = places
     config = transposed(T5Config.from_dict(config), places > 1)

@@ -15,7 +15,7 @@ from modelling.layers import Embeddings
 from popxl import TensorSpec
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases, with_fused_attention
-from tests.modelling.t5.test_collectives import collectives
+from tests.modelling.t5.collectives import collectives
 
 CONFIG = small_config()
 MODEL = CONFIG.model

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
-from data.causal_lm import PackedTokens
 from modelling.gptj.family import FAMILY
 from modelling.gptj.weights import weight_table
 from modelling.phases.training import build_training
-from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
-from tests.modelling.llama.test_training import loss_of_texts, several_texts
+from tests.modelling.gptj.hf import hf_model, small_config
+from tests.modelling.gptj.training import RATE, STEPS, batches, reference
+from tests.modelling.llama.training import loss_of_texts, several_texts
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.torch_training import (
-    OptimizerOf,
-    Reference,
-    adamw,
     check_training,
     logical,
-    train,
     worst,
 )
 
-SAMPLES, LENGTH, STEPS, RATE = 16, 12, 5, 1e-2
 LAYOUTS = [(1, 1), (1, 2), (2, 2), (1, 4)]
 TRANSPOSED = (2, 2)
-
-
-def batches(count: int) -> list[dict[str, np.ndarray]]:
-    """Global batches of packed random tokens."""
-    rng = np.random.default_rng(0)
-    stream = rng.integers(0, VOCABULARY, count * SAMPLES * LENGTH + 1, np.int32)
-    packed = PackedTokens(stream, LENGTH)
-    return [packed.take(np.arange(i * SAMPLES, (i + 1) * SAMPLES)) for i in range(count)]
-
-
-@cache
-def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw) -> Reference:
-    """Train Hugging Face's model. Its own loss would shift the labels, which the data have done."""
-    model = hf_model(small_config())
-
-    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits = model(input_ids=batch["input_ids"]).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-
-    return train(model, batches(steps), loss, RATE, optimizer)
 
 
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)

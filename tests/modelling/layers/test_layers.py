@@ -15,7 +15,6 @@ from modelling.layers import (
     Attention,
     Axes,
     Dropout,
-    GatedFeedForward,
     Groups,
     LMHead,
     RMSNorm,
@@ -27,6 +26,7 @@ from modelling.objectives import CrossEntropy
 from modelling.weights import Row, Weight
 from popxl import Tensor
 from tests.modelling.harness import TENSOR_PARALLEL, Case, check_cases
+from tests.modelling.layers.whole import WholeFeedForward
 
 HIDDEN, INNER, VOCABULARY = 6, 8, 41  # 41: the last shard of the vocabulary is padded
 RNG = np.random.default_rng(2)
@@ -41,17 +41,6 @@ class TokenLoss(LMHead):
 
     def build(self, x: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         return CrossEntropy().loss(super().build(x), {"labels": labels}, Axes(), self.groups)
-
-
-class WholeFeedForward(addons.Module):
-    """A gated feed-forward outside of a sharded computation."""
-
-    def __init__(self, groups: Groups, hidden: int, inner: int, scale: float) -> None:
-        super().__init__()
-        self.gated = GatedFeedForward(hidden, inner, groups, scale=scale)
-
-    def build(self, x: Tensor) -> Tensor:
-        return self.gated.whole(x)
 
 
 class MaskedAttention(Attention):

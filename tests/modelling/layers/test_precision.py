@@ -12,7 +12,7 @@ from modelling.layers.residual import FLOAT16_LIMIT
 from modelling.t5 import DecoderBlock, DecoderHead, EncoderBlock
 from modelling.t5.weights import HEAD, decoder_layer, encoder_layer, weight_table
 from tests.modelling.harness import small_config
-from tests.modelling.layers.test_layers import WholeFeedForward
+from tests.modelling.layers.whole import WholeFeedForward
 
 
 def run(ir: popxl.Ir, streams: list[popxl.DeviceToHostStream]) -> list[np.ndarray]:

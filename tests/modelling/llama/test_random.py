@@ -17,13 +17,12 @@ from modelling.llama.config_json import ARCHITECTURES, to_config_json
 from modelling.llama.weights import weight_table
 from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_greedy
-from tests.modelling.generation.test_llama import POSITIONS
 from tests.modelling.llama.draws import Draw, draw
 from tests.modelling.llama.hf import LENGTH, PAD, VOCABULARY, hf_model, our_config, weights_of
-from tests.modelling.llama.test_training import batches, check_trained, several_texts, trained
+from tests.modelling.llama.training import batches, check_trained, several_texts, trained
 from tests.modelling.sessions import transposed
 
-PROMPTS = 6
+PROMPTS, POSITIONS = 6, 5
 RATE = 2e-3
 """At 1e-2, AdamW makes some draws so sensitive that rounding grows beyond the bounds."""
 IN_BRIEF = (5, 9)

@@ -12,7 +12,7 @@ from config.sections import FP8, RunConfig
 from modelling.phases.training import build_training
 from modelling.spec import family_of
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.t5.test_training import our_config
+from tests.modelling.t5.training import our_config
 
 
 def collectives(config: RunConfig) -> Counter[tuple[str, int, int]]:

@@ -15,12 +15,13 @@ from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.spec import family_of
 from run.start import load_weights, starting_point
-from sessions.training import FineTuning
-from tests.modelling.gptj import test_training as gptj
+from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
-from tests.modelling.llama import test_training as llama
+from tests.modelling.llama import training as llama
+from tests.modelling.llama.hf import hf_config
+from tests.modelling.llama.hf import our_config as llama_config
 from tests.modelling.sessions import fine_tuning, inference
-from tests.modelling.t5 import test_training as t5
+from tests.modelling.t5 import training as t5
 from tests.modelling.torch_training import logical
 
 STEPS, RATE = 3, 1e-2
@@ -32,7 +33,7 @@ Tensors = Mapping[str, np.ndarray]
 def config_of(family: str, dp: int, tp: int, micro: int, fp8: FP8 = RECIPE) -> RunConfig:
     """16 samples in a global batch, 8 of Llama's; everything is sharded that can be."""
     if family == "llama":
-        return replace(llama.our_config(llama.hf_config("mistral"), dp, tp, micro), fp8=fp8)
+        return replace(llama_config(hf_config("mistral"), dp, tp, micro), fp8=fp8)
     if family == "t5":
         return replace(t5.our_config(dp, tp, micro, layers=1), fp8=fp8)
     return replace(small_config(dp, tp, micro, layers=2), fp8=fp8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.programs import phased, remote_rts, tensor_parallel
+from examples import phased, remote_rts, tensor_parallel
 
 
 def f32(*shape: int, seed: int = 0) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.programs import bert_squad, bert_tied, bloom, gpt_2d, gptj_int4, llama
+from examples import bert_squad, bert_tied, bloom, gpt_2d, gptj_int4, llama
 
 
 def test_bert_fine_tuned_by_phases_is_hugging_faces() -> None:

@@ -10,12 +10,12 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.bert_squad import Config, Embeddings, Layer
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons import NamedTensors
 from popxl_addons.array_munging import pad_axis
 from popxl_addons.layers import Embedding, LayerNorm, Linear
-from tests.programs.bert_squad import Config, Embeddings, Layer
 
 
 class Predictions(addons.Module):

@@ -8,6 +8,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.mnist import Linear
 from popxl import ops
 from popxl_addons.remote import load_remote_graph, named_variable_buffers, store_remote_graph
 from popxl_addons.rts import all_gather_replica_sharded_graph, reduce_replica_sharded_graph
@@ -17,7 +18,6 @@ from popxl_addons.transforms.batch_serialisation import (
     batch_serialise,
     batch_serialise_fwd_and_grad,
 )
-from tests.programs.mnist import Linear
 
 
 @dataclass(frozen=True)

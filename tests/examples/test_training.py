@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.programs import checkpoint, data_parallel, mnist, pipelined, sessions
-from tests.programs.digits import CLASSES, PIXELS, digits
+from examples import checkpoint, data_parallel, mnist, pipelined, sessions
+from examples.digits import CLASSES, PIXELS, digits
 
 
 def torch_net(weights: dict[str, np.ndarray]) -> torch.nn.Module:

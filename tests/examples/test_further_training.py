@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.programs import (
+from examples import (
     adapters,
     attention_gradient,
     fp8_training,
@@ -16,7 +16,7 @@ from tests.programs import (
     task,
     vision,
 )
-from tests.programs.digits import CLASSES, PIXELS
+from examples.digits import CLASSES, PIXELS
 
 rng = np.random.default_rng(0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import popxl
-from tests.programs import inspection
+from examples import inspection
 
 
 def test_names_say_where_a_tensor_was_made(tmp_path) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.digits import CLASSES, PIXELS, digits
 from popxl import ops
 from popxl_addons import NamedTensors
 from popxl_addons.layers import LayerNorm, Linear
 from popxl_addons.optimizers import AdamOptimizerStep
-from tests.programs.digits import CLASSES, PIXELS, digits
 
 BATCH, WARMUP, PEAK = 16, 4, 0.01
 

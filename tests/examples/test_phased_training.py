@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import popxl
-from tests.programs import flan_t5, gptj
+from examples import flan_t5, gptj
 
 TOLERANCES = {popxl.float32: (1e-4, 1e-6), popxl.float16: (2e-2, 2e-3)}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import popxl
 import popxl_addons as addons
+from examples.digits import PIXELS, digits
+from examples.mnist import BATCH, Net, train_program
 from popxl import ops
-from tests.programs.digits import PIXELS, digits
-from tests.programs.mnist import BATCH, Net, train_program
 
 
 def evaluation_program(rows: int):

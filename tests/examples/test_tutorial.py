@@ -15,4 +15,4 @@ def test_snippets_are_those_of_the_programs(page) -> None:
 
 def test_a_snippet_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match=r"mnist.py has no lines `# \[nothing\]`"):
-        rewritten("<!-- snippet: tests/programs/mnist.py nothing -->\n<!-- end -->")
+        rewritten("<!-- snippet: examples/mnist.py nothing -->\n<!-- end -->")

@@ -8,8 +8,8 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.digits import CLASSES, PIXELS, digits
 from popxl import ops
-from tests.programs.digits import CLASSES, PIXELS, digits
 
 LEARNING_RATE = 1e-2
 BATCH = 32

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.programs import by_reference, control_flow, float8, host_io
+from examples import by_reference, control_flow, float8, host_io
 
 
 def test_collatz_lengths() -> None:

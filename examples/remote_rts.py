@@ -6,10 +6,10 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.mnist import Linear
 from popxl import ops
 from popxl_addons.remote import load_remote_graph, named_variable_buffers, store_remote_graph
 from popxl_addons.rts import all_gather_replica_sharded_graph, reduce_replica_sharded_graph
-from tests.programs.mnist import Linear
 
 REPLICAS = 4
 

@@ -12,6 +12,8 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.digits import CLASSES, PIXELS
+from examples.mnist import Linear
 from popxl import ops
 from popxl_addons import NamedTensors
 from popxl_addons.remote import (
@@ -27,8 +29,6 @@ from popxl_addons.rts import (
     reduce_replica_sharded_graph,
     reduce_replica_sharded_tensor,
 )
-from tests.programs.digits import CLASSES, PIXELS
-from tests.programs.mnist import Linear
 
 Place = Literal["device", "remote", "remote_sharded", "sharded_inputs", "memory_map"]
 

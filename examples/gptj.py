@@ -8,11 +8,11 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.phases import Boundary, LossPhase, Phase, Port, dropped, masks
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons.layers import Embedding, LayerNorm, Linear
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
-from tests.programs.phases import Boundary, LossPhase, Phase, Port, dropped, masks
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.digits import CLASSES, PIXELS
+from examples.mnist import Linear
 from popxl import ops
-from tests.programs.digits import CLASSES, PIXELS
-from tests.programs.mnist import Linear
 
 MICRO_BATCH = 8
 
@@ -101,7 +101,7 @@ def run(images: np.ndarray, labels: np.ndarray):
 
 
 if __name__ == "__main__":
-    from tests.programs.digits import digits
+    from examples.digits import digits
 
     images, labels = digits(4 * MICRO_BATCH)
     shape = (4, MICRO_BATCH)

@@ -6,9 +6,9 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.digits import PIXELS, digits
+from examples.mnist import BATCH, Adam, Net
 from popxl import ops
-from tests.programs.digits import PIXELS, digits
-from tests.programs.mnist import BATCH, Adam, Net
 
 
 def training_session() -> addons.TaskSession:

@@ -12,11 +12,11 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.phases import Boundary, LossPhase, Phase, Port, dropped, fixed, masks
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons.layers import Embedding, Linear
 from popxl_addons.transforms.batch_serialisation import RemoteHandle, batch_serialise
-from tests.programs.phases import Boundary, LossPhase, Phase, Port, dropped, fixed, masks
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from examples.digits import PIXELS, digits
+from examples.mnist import BATCH, LEARNING_RATE, Adam, Net, optimizer_step
 from popxl import ops
-from tests.programs.digits import PIXELS, digits
-from tests.programs.mnist import BATCH, LEARNING_RATE, Adam, Net, optimizer_step
 
 REPLICAS = 4
 

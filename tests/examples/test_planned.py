@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.programs.planned import plan
+from examples.planned import plan
 
 
 def test_the_numbers_are_those_of_the_program() -> None:

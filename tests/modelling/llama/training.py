@@ -1,0 +1,91 @@
+"""Data for the training of LLaMA-like models, and Hugging Face's models trained on it in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.causal_lm import PackedTexts, PackedTokens, TokenStream
+from data.samples import EMPTY
+from modelling.llama.weights import weight_table
+from tests.modelling.llama.hf import (
+    LENGTH,
+    PAD,
+    VOCABULARY,
+    hf_model,
+    weights_of,
+)
+from tests.modelling.sessions import fine_tuning
+from tests.modelling.torch_training import Reference, check_training, train
+
+SAMPLES, STEPS, RATE = 8, 3, 1e-2
+Batches = list[dict[str, np.ndarray]]
+
+
+def batches(count: int) -> Batches:
+    """Global batches of packed random tokens, none of which is padding: torch's embedding would not
+    train it."""
+    rng = np.random.default_rng(0)
+    stream = rng.integers(3, VOCABULARY, count * SAMPLES * LENGTH + 1, np.int32)
+    packed = PackedTokens(stream, LENGTH)
+    return [packed.take(np.arange(i * SAMPLES, (i + 1) * SAMPLES)) for i in range(count)]
+
+
+def trained(
+    theirs: Any, given: Batches, rate: float = RATE
+) -> tuple[dict[str, np.ndarray], Reference]:
+    """Weights before, and what training Hugging Face's model in float64 gives: in float32 its own
+    rounding can be larger than the bounds. Its own loss would shift the labels, which the data have
+    done."""
+    model = hf_model(theirs)
+    start = weights_of(model)
+    model.double()
+
+    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if "segments" in batch:
+            return loss_of_texts(model, batch)
+        logits = model(input_ids=batch["input_ids"]).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+    return start, train(model, given, loss, rate)
+
+
+def check_trained(
+    config: Any,
+    start: dict[str, np.ndarray],
+    expected: Reference,
+    given: Batches,
+    rate: float = RATE,
+) -> None:
+    """Loss, every gradient, and the weights after some steps of AdamW."""
+    table = weight_table(config)
+    model = fine_tuning(config, gradients=True)
+    model.write(table.renamed(start))
+    check_training(model, given, expected, rate, lambda ours: dict(table.for_files(ours)))
+
+
+def several_texts(seed: int) -> dict[str, np.ndarray]:
+    """A batch of texts of 4 to 8 tokens, two in most of the samples."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, 9, 3 * SAMPLES)
+    starts = np.cumsum([0, *lengths])
+    tokens = rng.integers(3, VOCABULARY, starts[-1], np.int32)
+    packed = PackedTexts.of(TokenStream(tokens, tokens, starts), LENGTH, PAD, most=3)
+    assert len(packed) >= SAMPLES
+    assert (packed.samples[:SAMPLES, 1] != EMPTY).mean() > 0.5
+    return packed.take(np.arange(SAMPLES))
+
+
+def loss_of_texts(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The mean over all tokens to predict, of each text by itself, without padding."""
+    losses = []
+    for words, labels, numbers in zip(
+        batch["input_ids"], batch["labels"], batch["segments"], strict=True
+    ):
+        for number in range(1, int(numbers.max()) + 1):
+            logits = model(input_ids=words[numbers == number][None]).logits[0]
+            target = labels[numbers == number]
+            losses.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
+    return torch.cat(losses).mean()

@@ -1,0 +1,20 @@
+"""What tests ask of saved steps, and the damage that they do to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """What a step's manifest, or its processes' tables, say of weights and optimizer state."""
+    content = json.loads((folder / "manifest.json").read_text())["content"]
+    tables = [json.loads((folder / name).read_text()) for name in content["tables"]]
+    records = [pair for table in (content, *tables) for pair in table["tensors"].items()]
+    return {name: record["sha256"] for name, record in records}
+
+
+def flip_in(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 16
+    file.write_bytes(content)
