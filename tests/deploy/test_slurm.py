@@ -15,7 +15,6 @@ import pytest
 
 from checkpoints.folders import step_folders
 from tests.run.saved import digests
-from tests.run.test_killed_runs import digests
 from tests.small_runs import GPTJ, RATE
 
 ROOT = Path(__file__).parents[2]

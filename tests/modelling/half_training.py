@@ -15,7 +15,7 @@ from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.t5 import training as t5
 from tests.modelling.t5.hf import hf_model as hf_t5
-from tests.modelling.torch_training import Batch, Reference
+from tests.modelling.torch_training import Batch, Reference, named_by_hf
 
 
 def rounded(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
@@ -85,7 +85,7 @@ Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 
 def t5_loss(model: torch.nn.Module) -> Loss:
-    return lambda batch: model(**batch).loss
+    return lambda batch: model(**named_by_hf(batch)).loss
 
 
 def gptj_loss(model: torch.nn.Module) -> Loss:

@@ -18,6 +18,8 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.spec import family_of
 from planning.needs import finetuning_needs
+from run.start import starting_point
+from sessions.training import FineTuning
 from tests.modelling import half_training as mixed
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.training import batches

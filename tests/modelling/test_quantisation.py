@@ -17,6 +17,7 @@ from config.t5 import T5Config
 from modelling.layers import Groups, Linear
 from modelling.quantisation import packed_shapes, quantised
 from popxl import ops
+from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.rounding import GROUP, is_quantised, rounded, rounded_weights

@@ -24,8 +24,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
-from popxl._lower.program import Program
-from popxl._lower.segment import donated
+from popxl._run.program import Program
+from popxl._schedule.segment import donated
 from tests.modelling.t5.training import (our_config)
 
 NAMES = ("alias", "host_argument", "host_output", "host_temp")

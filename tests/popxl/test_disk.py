@@ -21,9 +21,13 @@ import numpy as np
 import pytest
 
 import popxl
-from popxl._lower import disk
-from popxl._lower.devices import per_replica, replica_mesh
-from popxl._lower.filed import EntryMemory
+from popxl import ops
+from popxl._compile import platforms
+from popxl._devices.mesh import per_replica, replica_mesh
+from popxl._schedule.lookahead import Event
+from popxl._schedule.schedule import Load, Store
+from popxl._storage import disk, disk_traffic
+from popxl._storage.entry_memory import EntryMemory
 from popxl.errors import DiskError
 from tests.popxl.on_disk import ROWS, SIZE, program
 

@@ -10,7 +10,6 @@ import pytest
 
 from checkpoints.folders import step_folders
 from tests.run.saved import digests
-from tests.run.test_killed_runs import digests
 from tests.small_runs import finetuning
 
 PROCESSES, STEPS = 8, 3

@@ -16,7 +16,6 @@ from checkpoints import load_checkpoint
 from checkpoints.digests import digest
 from checkpoints.folders import step_folders
 from tests.run.saved import digests, flip_in
-from tests.run.test_killed_runs import digests, flip_in
 from tests.small_runs import GPTJ, RATE, ROOT, finetuning
 
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}

@@ -11,7 +11,6 @@ import pytest
 from checkpoints import load_checkpoint
 from checkpoints.folders import step_folders
 from tests.run.saved import digests
-from tests.run.test_killed_runs import digests
 from tests.small_runs import GPTJ, RATE, finetuning
 
 STEPS = 6

@@ -10,6 +10,7 @@ from config.gptj import GPTJConfig
 from modelling.generation import Beam
 from modelling.gptj.weights import weight_table
 from modelling.spec import family_of
+from sessions.generating import Inference
 from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
 from tests.modelling.generation.harness import (
     PROMPTS,

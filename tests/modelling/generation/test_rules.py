@@ -19,6 +19,7 @@ from config.sections import RunConfig
 from data.tokens import Tokenizer
 from modelling.generation import Beam, Greedy, Rules, Sampling, Stops, Strategy
 from modelling.spec import family_of
+from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.torch_training import logical
 

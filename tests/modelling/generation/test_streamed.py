@@ -11,6 +11,7 @@ import pytest
 from config.sections import RunConfig
 from modelling.generation import Beam, Greedy, Sampling, Strategy
 from modelling.spec import family_of
+from sessions.generating import Inference
 from tests.modelling.generation import gptj, t5
 from tests.modelling.sessions import transposed
 

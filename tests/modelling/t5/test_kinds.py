@@ -29,7 +29,7 @@ from sessions.generating import Inference
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config
-from tests.modelling.torch_training import Reference, check_training, train
+from tests.modelling.torch_training import Reference, check_training, named_by_hf, train
 
 STEPS, RATE, PROMPTS, POSITIONS, END, PAD = 3, 1e-2, 12, 6, 1, 0
 KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {

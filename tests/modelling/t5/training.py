@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from tests.modelling.torch_training import (
     Reference,
     adamw,
     execution,
+    named_by_hf,
     train,
 )
 
@@ -98,7 +101,7 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
         found.append(
             {
                 "input_ids": words * mask,
-                "attention_mask": mask,
+                "segments": mask,
                 "decoder_input_ids": decoder,
                 "labels": labels,
             }
@@ -110,4 +113,8 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
 def reference(steps: int = STEPS, optimizer: OptimizerOf = adamw, layers: int = 3) -> Reference:
     """Train Hugging Face's model. Its loss is the mean over all target tokens of a batch."""
     model = their_model(layers)
-    return train(model, batches(steps), lambda batch: model(**batch).loss, RATE, optimizer)
+
+    def loss(batch: Mapping[str, Any]) -> torch.Tensor:
+        return model(**named_by_hf(batch)).loss
+
+    return train(model, batches(steps), loss, RATE, optimizer)
