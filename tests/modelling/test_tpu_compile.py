@@ -26,7 +26,7 @@ from modelling.phases.training import build_training
 from modelling.t5.family import FAMILY
 from popxl._run.program import Program
 from popxl._schedule.segment import donated
-from tests.modelling.t5.training import (our_config)
+from tests.modelling.t5.training import our_config
 
 NAMES = ("alias", "host_argument", "host_output", "host_temp")
 dp, tp = map(int, sys.argv[1:])
