@@ -25,15 +25,15 @@ from typing import Any, NoReturn
 from popdist import _service
 from popdist._door import address_among, knock, own_address
 from popdist._gpus import devices_of, visible_gpus
+from popdist._overseer import Overseer, end_saying, is_launched
 from popdist._place import SECOND_PORT, DistributedError, Place, number
+from popdist._relay import Relay
 from popdist._stdout import QuietOutput
 from popdist._traffic import Counted, Traffic
 from popdist._watcher import ENDED, LEFT, LOOK, SILENCE, Board, Watcher
 
 MEETING = 120  # seconds that all processes have to come
-LAUNCHER = "POPDIST_LAUNCHER"
 PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
-PEER_LOST = 1  # exit code
 _AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
 _ANSWER = 20.0  # seconds that a process which ends because of another waits for the service
 _LOOKS = 5  # of others at one that is silent, and of this process at them
@@ -105,11 +105,12 @@ class Group:
         if place.index == 0:
             self._serve(host.strip("[]"), int(port), place.run)
         self._lifeline, second = knock(host.strip("[]"), int(port), place, MEETING)
-        client = _jax.get_distributed_runtime_client(
-            f"{host}:{second}", place.index, init_timeout=MEETING, shutdown_timeout=_PARTING,
-            heartbeat_timeout=_NEVER, use_compression=True,
-        )  # fmt: skip
         try:
+            service = socket.create_connection((host.strip("[]"), second), timeout=MEETING)
+            client = _jax.get_distributed_runtime_client(
+                Relay(service).address, place.index, init_timeout=MEETING,
+                shutdown_timeout=_PARTING, heartbeat_timeout=_NEVER, use_compression=True,
+            )  # fmt: skip
             client.connect()
         except Exception as error:
             raise DistributedError(
@@ -117,6 +118,8 @@ class Group:
                 f"{coordinator} within {MEETING} s: start each with an index of its own, and the "
                 "same coordinator"
             ) from error
+        who = f"process {place.index} of {place.count}"
+        self._overseer = Overseer(self._lifeline, who, coordinator)
         state = distributed.global_state
         state.client, state.coordinator_address = client, f"{host}:{second}"
         state.process_id, state.num_processes = place.index, place.count
@@ -211,19 +214,15 @@ class Group:
     # ---- who is there ---------------------------------------------------------------------------
     def _watch(self) -> None:
         """Look who is there, again and again, and end this process with one that is gone."""
-        launcher = os.getppid() if os.environ.get(LAUNCHER) == str(os.getppid()) else None
         watcher = Watcher(self.count, self._board, self._ended, self._needing)
         before = time.monotonic()
         while not self._leaving.wait(LOOK):
-            if launcher is not None and os.getppid() != launcher:
-                _end_saying("popdist.run has ended, and so does this process")
             passed, before = time.monotonic() - before, time.monotonic()
             try:
                 lost = watcher.look(passed)
-            except Exception:  # a busy service; when it is gone, JAX mostly ends the process
-                if watcher.is_cut_off:
-                    _end_saying("the service at which the processes meet cannot be reached")
+            except Exception:  # a busy service
                 continue
+            self._overseer.hear()
             if lost is not None:
                 self._end_with(lost)
 
@@ -234,14 +233,16 @@ class Group:
             f"process {lost} of {self.count} (pid {pid} on {host}) has ended, and the others end "
             "with it"
         )
-        unanswered = threading.Timer(_ANSWER, _end_saying, [text])
+        if is_launched():  # the launcher says it
+            text = ""
+        unanswered = threading.Timer(_ANSWER, end_saying, [text])
         unanswered.daemon = True
         unanswered.start()
         try:
             names_it = self._board.comes_first()
         except Exception:  # better twice than never
             names_it = True
-        _end_saying(text if names_it else "")
+        end_saying(text if names_it else "")
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -319,21 +320,16 @@ class Group:
         self._leaving.set()
         self._watcher.join()  # before the interpreter ends, which must not find it in an RPC
         distributed.global_state.client = None
+        self._overseer.hear()
         with suppress(Exception):  # the service may be gone
             self._board.tell(word)
+        self._overseer.stop()
 
     def _uncaught(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, Exception):
             self._await_loss(error)
         self._usual_hook(kind, error, trace)
         self.end(1)
-
-
-def _end_saying(text: str) -> NoReturn:
-    if text and LAUNCHER not in os.environ:  # else the launcher says it
-        with suppress(OSError, ValueError):  # nobody reads, or it is closed
-            print(f"error: {text}", file=sys.stderr, flush=True)
-    os._exit(PEER_LOST)
 
 
 def _comes_of_jax(error: BaseException | None) -> bool:

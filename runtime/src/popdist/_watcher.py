@@ -16,7 +16,7 @@ from typing import Any
 SILENCE = 30.0  # seconds; a process that was not heard of for so long is gone
 LOOK = 1.0  # seconds between looks at who is there
 LEFT, ENDED = "left", "ended"  # last words
-_PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
+PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
 _READERS = 64  # processes that read each second what all have told
 _LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
 _STATUS, _NAMED = "popdist/status", "popdist/named"
@@ -75,12 +75,7 @@ class Watcher:
         self._heard = dict.fromkeys(range(count), ("", 0.0))
         self._closed: set[int] = set()
         self._beat = 0
-        self._now = self._heard_of_service = self._waited = self._read = 0.0  # seconds
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the service was not heard of for too long."""
-        return self._now - self._heard_of_service > SILENCE
+        self._now = self._waited = self._read = 0.0  # seconds
 
     def look(self, passed: float) -> int | None:
         """Tell the others that this process lives, and return the one it must end with, if any.
@@ -92,13 +87,12 @@ class Watcher:
         Raises:
             Exception: the service does not answer.
         """
-        passed = min(passed, _PAUSE)
+        passed = min(passed, PAUSE)
         self._now += passed
         closed = self._find_closed()
         self._closed |= closed
         self._beat += 1
         self._board.tell(str(self._beat))
-        self._heard_of_service = self._now
         # All that read all are the square of the processes: of many, each reads less often.
         if not closed and self._beat % (1 + len(self._heard) // _READERS):
             return None

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from popdist._group import LAUNCHER
+from popdist._overseer import LAUNCHER
 from popdist._place import (
     COORDINATOR,
     INSTANCE_INDEX,
