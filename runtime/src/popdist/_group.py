@@ -224,14 +224,14 @@ class Group:
                 continue
             self._overseer.hear()
             if lost is not None:
-                self._end_with(lost)
+                self._end_with(lost, watcher.fate(lost))
 
-    def _end_with(self, lost: int) -> NoReturn:
+    def _end_with(self, lost: int, fate: str) -> NoReturn:
         """End this process because another is gone; the first that does so names it."""
         host, pid, _ = self.members[lost]
         text = (
-            f"process {lost} of {self.count} (pid {pid} on {host}) has ended, and the others end "
-            "with it"
+            f"process {lost} of {self.count} (pid {pid} on {host}) has {fate}, and the others "
+            "end with it"
         )
         if is_launched():  # the launcher says it
             text = ""
@@ -310,7 +310,7 @@ class Group:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        self._stop_listening(ENDED)
+        self._stop_listening(f"{ENDED} with code {code}")
         os._exit(code)
 
     def _stop_listening(self, word: str) -> None:

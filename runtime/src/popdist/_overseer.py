@@ -18,6 +18,7 @@ from popdist import _watcher
 
 LAUNCHER = "POPDIST_LAUNCHER"
 PEER_LOST = 1  # exit code
+FOLLOWED = 113  # the same, to the launcher, which looks for the process that ended first
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -31,7 +32,7 @@ def end_saying(text: str) -> NoReturn:
     if text:
         with suppress(OSError, ValueError):  # nobody reads, or it is closed
             print(f"error: {text}", file=sys.stderr, flush=True)
-    os._exit(PEER_LOST)
+    os._exit(FOLLOWED if is_launched() else PEER_LOST)
 
 
 class Overseer:
