@@ -26,7 +26,7 @@ from popdist import _service
 from popdist._door import address_among, knock, own_address
 from popdist._gpus import devices_of, visible_gpus
 from popdist._overseer import Overseer, end_saying, is_launched
-from popdist._place import SECOND_PORT, DistributedError, Place, number
+from popdist._place import SECRET, DistributedError, Place
 from popdist._relay import Relay
 from popdist._stdout import QuietOutput
 from popdist._traffic import Counted, Traffic
@@ -103,10 +103,12 @@ class Group:
             )
         host, _, port = coordinator.rpartition(":")
         if place.index == 0:
-            self._serve(host.strip("[]"), int(port), place.run)
-        self._lifeline, second = knock(host.strip("[]"), int(port), place, MEETING)
+            self._serve(host.strip("[]"), int(port), place)
+        address = host.strip("[]"), int(port)
+        self._lifeline = knock(*address, place, _service.LIFELINE, MEETING)
+        self._lifeline.setblocking(False)
         try:
-            service = socket.create_connection((host.strip("[]"), second), timeout=MEETING)
+            service = knock(*address, place, _service.SERVICE, MEETING)
             client = _jax.get_distributed_runtime_client(
                 Relay(service).address, place.index, init_timeout=MEETING,
                 shutdown_timeout=_PARTING, heartbeat_timeout=_NEVER, use_compression=True,
@@ -121,21 +123,19 @@ class Group:
         who = f"process {place.index} of {place.count}"
         self._overseer = Overseer(self._lifeline, who, coordinator)
         state = distributed.global_state
-        state.client, state.coordinator_address = client, f"{host}:{second}"
+        state.client, state.coordinator_address = client, coordinator
         state.process_id, state.num_processes = place.index, place.count
         return client, own_address(host.strip("[]"), int(port))
 
-    def _serve(self, host: str, port: int, run: str) -> None:
+    def _serve(self, host: str, port: int, place: Place) -> None:
         """Start the coordination service, at the coordinator's address."""
-        second = number(SECOND_PORT, 0)
-        if second >= 2**16:
-            raise DistributedError(f"{SECOND_PORT} is {second}, but a port is below 65536")
         command = [sys.executable, str(Path(_service.__file__))]
         # What a signal to everything does before the service can say that it heeds none.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _service.SIGNALS)
         try:
             self._server = subprocess.Popen(
-                [*command, host, str(port), str(second), str(self.count), run],
+                [*command, host, str(port), str(self.count), place.run],
+                env=os.environ | {SECRET: place.secret},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 text=True, start_new_session=True,
             )  # fmt: skip

@@ -14,7 +14,7 @@ import struct
 import threading
 from contextlib import suppress
 
-_PIECE = 2**16  # bytes
+from popdist._service import copy
 
 
 class Relay:
@@ -36,20 +36,11 @@ class Relay:
             own.close()
         self._door.close()
         threading.Thread(
-            target=_copy, args=(self._service, own), name="relay back", daemon=True
+            target=copy, args=(self._service, own), name="relay back", daemon=True
         ).start()
-        _copy(own, self._service)
+        copy(own, self._service)
         with suppress(OSError):  # it is closed
             self._service.shutdown(socket.SHUT_WR)
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Until one of them is closed. What is left of them stays open."""
-    with suppress(OSError):
-        if target.family != socket.AF_UNIX:
-            target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while piece := source.recv(_PIECE):
-            target.sendall(piece)
 
 
 def _is_ours(line: socket.socket) -> bool:

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from popdist._overseer import FOLLOWED, LAUNCHER, PEER_LOST
 from popdist._place import (
@@ -26,6 +26,7 @@ from popdist._place import (
     LOOPBACK,
     NUM_INSTANCES,
     RUN,
+    SECRET,
     TOTAL_REPLICAS,
 )
 
@@ -54,10 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    coordinator, run = f"{LOOPBACK}:{_free_port()}", secrets.token_hex(8)
+    run = {
+        COORDINATOR: f"{LOOPBACK}:{_free_port()}",
+        RUN: secrets.token_hex(8),
+        SECRET: secrets.token_hex(32),
+    }
     try:
         for index in range(given.processes):
-            started.append(_start(command, index, given, coordinator, run))
+            started.append(_start(command, index, given, run))
     except OSError as error:
         _end(started)
         return _say(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
@@ -78,14 +83,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(
-    command: Sequence[str], index: int, given: argparse.Namespace, coordinator: str, run: str
+    command: Sequence[str], index: int, given: argparse.Namespace, run: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     env = os.environ | {
         NUM_INSTANCES: str(given.processes),
         INSTANCE_INDEX: str(index),
-        COORDINATOR: coordinator,
         LAUNCHER: str(os.getpid()),
-        RUN: run,
+        **run,
     }
     if given.replicas is not None:
         env[TOTAL_REPLICAS] = str(given.replicas)
