@@ -12,13 +12,13 @@ import popxl
 from config.errors import ConfigError
 from config.sections import RunConfig
 from machine import devices
+from machine.control_groups import memory_left
 from popxl.session import DeviceDesc
 
 MAX_VIRTUAL = 1024
 """Most virtual CPU devices. Each has threads of its own; 8,000 take seconds and a gigabyte."""
 
 _MEMINFO = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
 _FAR = 4  # where memory exceeds the state by this factor, the rest need not be planned
 
 
@@ -130,7 +130,7 @@ def host_memory() -> int | None:
     """Bytes that this process can still allocate, within its container if it has one; None if
     unknown. Processes of a host share its memory.
     """
-    found = [_physical(), _within_limit()]
+    found = [_physical(), memory_left()]
     shared = popdist.neighbours()
     return min((n // shared for n in found if n is not None), default=None)
 
@@ -143,14 +143,4 @@ def _physical() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
-        return None
-
-
-def _within_limit() -> int | None:
-    """What the control group of the process has left; cached files count as free."""
-    try:
-        limit, used = (int((_GROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
-        facts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        return limit - used + int(facts["inactive_file"])
-    except (OSError, ValueError, KeyError):  # there is none, or its limit is "max"
         return None

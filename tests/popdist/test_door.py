@@ -16,7 +16,7 @@ import pytest
 
 from popdist import DistributedError, _service
 from popdist._door import address_among, knock
-from popdist._place import Place
+from popdist._place import Place, place_given
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
@@ -34,21 +34,27 @@ def serving(
     processes: int,
     run: str = "mine",
     host: str = "127.0.0.1",
-    second: int = 0,
     files: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """The service, as process 0 starts it, with at most so many open files."""
-    words = [_service.__file__, host, str(port), str(second), str(processes), run]
+    words = [_service.__file__, host, str(port), str(processes), run]
     limit = [] if files is None else ["prlimit", f"--nofile={files}:{files}"]
     service = subprocess.Popen(
-        [*limit, sys.executable, *words], text=True, env=ENV, stderr=subprocess.DEVNULL,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [*limit, sys.executable, *words], text=True, env=ENV | {"POPDIST_SECRET": "ours"},
+        stderr=subprocess.DEVNULL, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
         yield service
     finally:
         service.kill()
         service.communicate()
+
+
+def lifeline(port: int, index: int, count: int, run: str = "mine", secret: str = "ours", **more):
+    place = Place(index, count, None, run, secret)
+    return knock(
+        "127.0.0.1", port, place, more.get("what", _service.LIFELINE), more.get("seconds", 5)
+    )
 
 
 def said(service: subprocess.Popen[str]) -> str:
@@ -67,21 +73,20 @@ def test_strangers_are_refused_and_members_heard():
             line = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             line.sendall(words)
             line.shutdown(socket.SHUT_WR)
-        first, second_port = knock("127.0.0.1", port, Place(0, 2, None, "mine"), 5)
-        stack.enter_context(first)
-        for place, why in [
-            (Place(1, 2, None, "other"), "another run"),
-            (Place(0, 2, None, "mine"), "a process of its index already"),
-            (Place(1, 3, None, "mine"), "another number of processes"),
+        first = stack.enter_context(lifeline(port, 0, 2))
+        for given, why in [
+            ((1, 2, "other"), "another run"),
+            ((0, 2), "a process of its index already"),
+            ((1, 3), "another number of processes"),
+            ((1, 2, "mine", "guessed"), "another secret"),
         ]:
             with pytest.raises(DistributedError, match=why):
-                knock("127.0.0.1", port, place, 0.5)
-        other, again = knock("127.0.0.1", port, Place(1, 2, None, "mine"), 5)
-        assert again == second_port != port
+                lifeline(port, *given, seconds=0.5)
+        other = lifeline(port, 1, 2)
         other.close()  # as the system does when a process is killed
         first.settimeout(10)
         assert first.recv(100) == (1).to_bytes(_service.WORD)
-        notes = [said(service) for _ in range(4)]
+        notes = [said(service) for _ in range(5)]
         assert notes[0] == "refused 127.0.0.1: it does not say who it is"
         assert {note.rpartition(": ")[2] for note in notes[1:]} == set(_service.REASONS.values())
 
@@ -95,7 +100,7 @@ def test_the_service_heeds_no_signal():
         for number in _service.SIGNALS:
             service.send_signal(number)
         time.sleep(0.2)
-        with knock("127.0.0.1", port, Place(0, 1, None, "mine"), 5)[0]:
+        with lifeline(port, 0, 1):
             assert service.poll() is None
 
 
@@ -132,26 +137,66 @@ def test_another_run_at_the_same_port_disturbs_neither(tmp_path):
     assert "note: refused 127.0.0.1: it belongs to another run" in ends[0][1]
 
 
-def test_ports_that_are_in_use_and_limits_that_are_too_low():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with serving(free_port(), 2, second=taken.getsockname()[1]) as service:
-            assert "the second port" in said(service)
-        with serving(free_port(), 2, host="192.0.2.1") as service:  # behind a translation
-            assert said(service) == "ready"
+def test_addresses_of_others_and_limits_that_are_too_low():
+    with serving(free_port(), 2, host="192.0.2.1") as service:  # behind a translation
+        assert said(service) == "ready"
 
     with serving(free_port(), 100, files=256) as service:
         assert said(service) == (
-            "100 processes need 328 open files, but the limit is 256: raise it by `ulimit -n`"
+            "100 processes need 528 open files, but the limit is 256: raise it by `ulimit -n`"
         )
 
 
-def test_a_port_can_be_set():
-    port, second = free_port(), free_port()
-    with serving(port, 1, second=second) as service:
+def test_nobody_comes_to_jaxs_service_without_the_secret():
+    """Not at another port, of which there is none, nor with an index that is there; a service that
+    does not know the secret is none either."""
+    port = free_port()
+    with serving(port, 1) as service:
         assert said(service) == "ready"
-        line, found = knock("127.0.0.1", port, Place(0, 1, None, "mine"), 5)
-        line.close()
-        assert found == second
+        listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True)
+        own = [line for line in listening.stdout.splitlines() if f"pid={service.pid}," in line]
+        assert [line.split()[3] for line in own] == [f"127.0.0.1:{port}"]
+        with lifeline(port, 0, 1):
+            with pytest.raises(DistributedError, match="another secret"):
+                lifeline(port, 0, 1, secret="", what=_service.SERVICE)
+            with lifeline(port, 0, 1, what=_service.SERVICE) as line:
+                line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+                line.settimeout(30)
+                assert line.recv(1)  # gRPC's settings
+
+
+def test_a_code_that_was_overheard_does_not_open_again():
+    port, words = free_port(), []
+    with serving(port, 2) as service, ExitStack() as stack:
+        assert said(service) == "ready"
+        send = socket.socket.sendall
+
+        class Overheard(socket.socket):
+            def sendall(self, data, *more):
+                words.append(bytes(data))
+                return send(self, data, *more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket, "socket", Overheard)
+            stack.enter_context(lifeline(port, 0, 2))
+        again = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        again.sendall(words[0])
+        assert again.recv(_service.CHALLENGE.size).startswith(_service.MAGIC)
+        assert _service.ANSWER.unpack(again.recv(_service.ANSWER.size))[1] == _service.OTHER_SECRET
+
+
+def test_a_secret_in_a_file_that_others_can_read_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "secret"
+    file.write_text("ours\n")
+    monkeypatch.delenv("POPDIST_SECRET", raising=False)
+    monkeypatch.setenv("POPDIST_SECRET_FILE", str(file))
+    file.chmod(0o640)
+    with pytest.raises(DistributedError, match="chmod 600"):
+        place_given(2, 0, "a:99")
+    file.chmod(0o600)
+    place = place_given(2, 0, "a:99")
+    assert place.secret == "ours"
+    assert "ours" not in repr(place)
 
 
 def test_only_the_coordinators_address_is_listened_at():

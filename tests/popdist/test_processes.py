@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import popdist.run
 from popdist import DistributedError
 from popdist._gpus import _uuids, devices_of, gpus_named
+from popdist._overseer import FOLLOWED
 from popdist._place import place_given, place_of_environment
 from popdist._watcher import SILENCE
 
@@ -121,6 +124,40 @@ def test_all_end_when_one_fails(end, code, said):
     assert said in errors
 
 
+def test_the_launcher_names_a_process_that_has_fallen_silent():
+    """The others, which waited for it, are those that end."""
+    shorter = "import popdist._watcher\npopdist._watcher.SILENCE = 8.0\n"
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    run = started(3, "-c", f"{shorter}{MEET}{stop} if index == 2 else popdist.gather(0)")
+    errors = run.communicate(timeout=300)[1]
+    assert run.returncode == 1
+    assert errors == "popdist.run: nothing is heard of process 2 of 3: the others ended first\n"
+
+
+def test_the_launcher_names_the_one_that_a_signal_ended(monkeypatch):
+    """Others end because of it, or fail for the lack of it, in the same moment."""
+    said: list[str] = []
+    monkeypatch.setattr(popdist.run, "_say", lambda text, code: said.append(text) or code)
+
+    def ended(*codes: int) -> list[Any]:
+        return [subprocess.Popen([sys.executable, "-c", ends(c)]) for c in codes]
+
+    def ends(code: int) -> str:
+        return f"import os; os.kill(os.getpid(), {-code}) if {code} < 0 else os._exit({code})"
+
+    for codes, code, text in [
+        ((FOLLOWED, 1, -9), 137, "process 2 of 3 was ended by SIGKILL"),
+        ((FOLLOWED, 3, FOLLOWED), 3, "process 1 of 3 ended with code 3"),
+        ((0, FOLLOWED), 1, ""),
+    ]:
+        processes = ended(*codes)
+        for process in processes:
+            process.wait()
+        assert popdist.run._wait(processes) == code
+        assert (said.pop() if text else "").startswith(text)
+    assert not said
+
+
 def test_signals_go_on_to_all_processes():
     handle = "signal.signal(15, lambda *_: sys.exit(0))\nprint('set', flush=True)\n"
     run = started(2, "-c", f"{MEET}{handle}time.sleep(60)")
@@ -162,6 +199,8 @@ def test_processes_alone_notice_that_another_is_gone(how, victim):
     assert [run.returncode for run in others] == [1, 1]
     (said,) = filter(None, errors)
     assert said.startswith(f"error: process {victim} of 3 (pid {runs[victim].pid} on ")
+    fate = "ended" if how == "SIGKILL" else "not been heard of for 10 s"
+    assert said.endswith(f") has {fate}, and the others end with it\n")
     assert said.count("\n") == 1
     assert SILENCE <= 45  # and a moment to look: within a minute
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -14,32 +15,27 @@ _AGAIN = 0.3  # seconds between attempts
 _ATTEMPT = 10.0  # seconds that one may take
 
 
-def knock(host: str, port: int, place: Place, seconds: float) -> tuple[socket.socket, int]:
-    """Come in at the coordinator's door.
-
-    Returns:
-        The lifeline, which does not block, and the port of JAX's service.
+def knock(host: str, port: int, place: Place, what: int, seconds: float) -> socket.socket:
+    """Come in at the coordinator's door, for `_service.LIFELINE` or `_service.SERVICE`.
 
     Raises:
         DistributedError: nobody opens within so many seconds, or the run there is another.
     """
     end, why = time.monotonic() + seconds, "nobody answers there"
-    run = _service.digest_of(place.run)
-    hello = _service.HELLO.pack(_service.MAGIC, run, place.index, place.count)
     while time.monotonic() < end:
         try:
             line = socket.create_connection((host, port), timeout=_ATTEMPT)
         except OSError:  # it is not there yet, or its name is not known yet
             time.sleep(_AGAIN)
             continue
-        word, second = _answer(line, hello)
+        word = _answer(line, place, what)
         if word == _service.WELCOME:
-            line.setblocking(False)
-            return line, second
+            line.settimeout(None)
+            return line
         line.close()
-        # The run before may be ending at this port. Numbers of processes do not change.
+        # The run before may be ending at this port. Numbers and secrets do not change.
         why = _service.REASONS.get(word, "what answers there is another program")
-        if word == _service.OTHER_COUNT:
+        if word in (_service.OTHER_COUNT, _service.OTHER_SECRET):
             break
         time.sleep(_AGAIN)
     raise DistributedError(
@@ -48,20 +44,36 @@ def knock(host: str, port: int, place: Place, seconds: float) -> tuple[socket.so
     )
 
 
-def _answer(line: socket.socket, hello: bytes) -> tuple[int, int]:
-    """The door's word and JAX's port; a word of nobody if it is another program's."""
-    said = b""
+def _answer(line: socket.socket, place: Place, what: int) -> int:
+    """The door's word; nobody's if it is another program's, or does not know the secret."""
+    number = secrets.token_bytes(16)
     try:
-        line.sendall(hello)
-        while len(said) < _service.ANSWER.size:
-            more = line.recv(_service.ANSWER.size - len(said))
-            if not more:
-                return -1, 0
-            said += more
+        challenge = _read(line, _service.CHALLENGE.size)
+        if challenge[:8] != _service.MAGIC:
+            return -1
+        run = _service.digest_of(place.run)
+        hello = _service.HELLO.pack(
+            _service.MAGIC, run, place.index, place.count, what, number, b""
+        )[:-32]
+        line.sendall(hello + _service.code_of(place.secret, challenge, hello))
+        magic, word, code = _service.ANSWER.unpack(_read(line, _service.ANSWER.size))
     except OSError:
-        return -1, 0
-    magic, word, port = _service.ANSWER.unpack(said)
-    return (word, port) if magic == _service.MAGIC else (-1, 0)
+        return -1
+    if magic != _service.MAGIC:
+        return -1
+    known = code == _service.code_of(place.secret, number, bytes([word]))
+    return int(word) if word != _service.WELCOME or known else _service.OTHER_SECRET
+
+
+def _read(line: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises ConnectionError if there are no more."""
+    said = b""
+    while len(said) < size:
+        more = line.recv(size - len(said))
+        if not more:
+            raise ConnectionError
+        said += more
+    return said
 
 
 def own_address(host: str, port: int) -> str | None:

@@ -25,15 +25,15 @@ from typing import Any, NoReturn
 from popdist import _service
 from popdist._door import address_among, knock, own_address
 from popdist._gpus import devices_of, visible_gpus
-from popdist._place import SECOND_PORT, DistributedError, Place, number
+from popdist._overseer import Overseer, end_saying, is_launched
+from popdist._place import SECRET, DistributedError, Place
+from popdist._relay import Relay
 from popdist._stdout import QuietOutput
 from popdist._traffic import Counted, Traffic
 from popdist._watcher import ENDED, LEFT, LOOK, SILENCE, Board, Watcher
 
 MEETING = 120  # seconds that all processes have to come
-LAUNCHER = "POPDIST_LAUNCHER"
 PATIENCE = 10.0  # seconds that process 0 waits at its end for the others to end
-PEER_LOST = 1  # exit code
 _AGREEING = 3.0  # seconds that a process which fails waits for others that fail alike
 _ANSWER = 20.0  # seconds that a process which ends because of another waits for the service
 _LOOKS = 5  # of others at one that is silent, and of this process at them
@@ -103,13 +103,16 @@ class Group:
             )
         host, _, port = coordinator.rpartition(":")
         if place.index == 0:
-            self._serve(host.strip("[]"), int(port), place.run)
-        self._lifeline, second = knock(host.strip("[]"), int(port), place, MEETING)
-        client = _jax.get_distributed_runtime_client(
-            f"{host}:{second}", place.index, init_timeout=MEETING, shutdown_timeout=_PARTING,
-            heartbeat_timeout=_NEVER, use_compression=True,
-        )  # fmt: skip
+            self._serve(host.strip("[]"), int(port), place)
+        address = host.strip("[]"), int(port)
+        self._lifeline = knock(*address, place, _service.LIFELINE, MEETING)
+        self._lifeline.setblocking(False)
         try:
+            service = knock(*address, place, _service.SERVICE, MEETING)
+            client = _jax.get_distributed_runtime_client(
+                Relay(service).address, place.index, init_timeout=MEETING,
+                shutdown_timeout=_PARTING, heartbeat_timeout=_NEVER, use_compression=True,
+            )  # fmt: skip
             client.connect()
         except Exception as error:
             raise DistributedError(
@@ -117,22 +120,22 @@ class Group:
                 f"{coordinator} within {MEETING} s: start each with an index of its own, and the "
                 "same coordinator"
             ) from error
+        who = f"process {place.index} of {place.count}"
+        self._overseer = Overseer(self._lifeline, who, coordinator)
         state = distributed.global_state
-        state.client, state.coordinator_address = client, f"{host}:{second}"
+        state.client, state.coordinator_address = client, coordinator
         state.process_id, state.num_processes = place.index, place.count
         return client, own_address(host.strip("[]"), int(port))
 
-    def _serve(self, host: str, port: int, run: str) -> None:
+    def _serve(self, host: str, port: int, place: Place) -> None:
         """Start the coordination service, at the coordinator's address."""
-        second = number(SECOND_PORT, 0)
-        if second >= 2**16:
-            raise DistributedError(f"{SECOND_PORT} is {second}, but a port is below 65536")
         command = [sys.executable, str(Path(_service.__file__))]
         # What a signal to everything does before the service can say that it heeds none.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _service.SIGNALS)
         try:
             self._server = subprocess.Popen(
-                [*command, host, str(port), str(second), str(self.count), run],
+                [*command, host, str(port), str(self.count), place.run],
+                env=os.environ | {SECRET: place.secret},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 text=True, start_new_session=True,
             )  # fmt: skip
@@ -211,37 +214,35 @@ class Group:
     # ---- who is there ---------------------------------------------------------------------------
     def _watch(self) -> None:
         """Look who is there, again and again, and end this process with one that is gone."""
-        launcher = os.getppid() if os.environ.get(LAUNCHER) == str(os.getppid()) else None
         watcher = Watcher(self.count, self._board, self._ended, self._needing)
         before = time.monotonic()
         while not self._leaving.wait(LOOK):
-            if launcher is not None and os.getppid() != launcher:
-                _end_saying("popdist.run has ended, and so does this process")
             passed, before = time.monotonic() - before, time.monotonic()
             try:
                 lost = watcher.look(passed)
-            except Exception:  # a busy service; when it is gone, JAX mostly ends the process
-                if watcher.is_cut_off:
-                    _end_saying("the service at which the processes meet cannot be reached")
+            except Exception:  # a busy service
                 continue
+            self._overseer.hear()
             if lost is not None:
-                self._end_with(lost)
+                self._end_with(lost, watcher.fate(lost))
 
-    def _end_with(self, lost: int) -> NoReturn:
+    def _end_with(self, lost: int, fate: str) -> NoReturn:
         """End this process because another is gone; the first that does so names it."""
         host, pid, _ = self.members[lost]
         text = (
-            f"process {lost} of {self.count} (pid {pid} on {host}) has ended, and the others end "
-            "with it"
+            f"process {lost} of {self.count} (pid {pid} on {host}) has {fate}, and the others "
+            "end with it"
         )
-        unanswered = threading.Timer(_ANSWER, _end_saying, [text])
+        if is_launched():  # the launcher says it
+            text = ""
+        unanswered = threading.Timer(_ANSWER, end_saying, [text])
         unanswered.daemon = True
         unanswered.start()
         try:
             names_it = self._board.comes_first()
         except Exception:  # better twice than never
             names_it = True
-        _end_saying(text if names_it else "")
+        end_saying(text if names_it else "")
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -309,7 +310,7 @@ class Group:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        self._stop_listening(ENDED)
+        self._stop_listening(f"{ENDED} with code {code}")
         os._exit(code)
 
     def _stop_listening(self, word: str) -> None:
@@ -319,21 +320,16 @@ class Group:
         self._leaving.set()
         self._watcher.join()  # before the interpreter ends, which must not find it in an RPC
         distributed.global_state.client = None
+        self._overseer.hear()
         with suppress(Exception):  # the service may be gone
             self._board.tell(word)
+        self._overseer.stop()
 
     def _uncaught(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, Exception):
             self._await_loss(error)
         self._usual_hook(kind, error, trace)
         self.end(1)
-
-
-def _end_saying(text: str) -> NoReturn:
-    if text and LAUNCHER not in os.environ:  # else the launcher says it
-        with suppress(OSError, ValueError):  # nobody reads, or it is closed
-            print(f"error: {text}", file=sys.stderr, flush=True)
-    os._exit(PEER_LOST)
 
 
 def _comes_of_jax(error: BaseException | None) -> bool:

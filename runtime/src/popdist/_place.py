@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 NUM_INSTANCES = "POPDIST_NUM_INSTANCES"
 INSTANCE_INDEX = "POPDIST_INSTANCE_INDEX"
 TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 COORDINATOR = "POPDIST_COORDINATOR"
-SECOND_PORT = "POPDIST_SECOND_PORT"
+SECRET, SECRET_FILE = "POPDIST_SECRET", "POPDIST_SECRET_FILE"
 RUN = "POPDIST_RUN"
 LOOPBACK = "127.0.0.1"
 MAX_PROCESSES = 16_384  # processes
@@ -38,12 +38,14 @@ class Place:
         count: how many there are.
         coordinator: HOST:PORT at which they meet; None: JAX finds the host.
         run: what tells this run from another that comes to the same port.
+        secret: what all of its processes know, and nobody else.
     """
 
     index: int = 0
     count: int = 1
     coordinator: str | None = None
     run: str = ""
+    secret: str = field(default="", repr=False)
 
     @property
     def port(self) -> int:
@@ -80,7 +82,27 @@ def place_given(processes: int, process: int, coordinator: str) -> Place:
             f"the coordinator {coordinator[:100]!r} is no HOST:PORT: name the host of process 0 "
             "and a free port of it"
         )
-    return _checked(Place(process, processes, coordinator, os.environ.get(RUN, "")))
+    return _checked(Place(process, processes, coordinator, os.environ.get(RUN, ""), _secret()))
+
+
+def _secret() -> str:
+    """The run's secret, from the environment or a file of this user alone; empty: there is none.
+
+    Raises:
+        DistributedError: the file cannot be read, or others can read it.
+    """
+    path = os.environ.get(SECRET_FILE)
+    if not path or os.environ.get(SECRET):
+        return os.environ.get(SECRET, "")
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()
+    except (OSError, ValueError) as error:
+        raise DistributedError(f"{SECRET_FILE} names {path}, which cannot be read") from error
+    if mode & 0o077 or not text:
+        why = "is empty" if not text else "others can read: `chmod 600` it"
+        raise DistributedError(f"{SECRET_FILE} names {path}, which {why}")
+    return text
 
 
 def _checked(place: Place) -> Place:
@@ -108,10 +130,11 @@ def place_of_environment() -> Place:
         coordinator = os.environ.get(COORDINATOR)
         if coordinator:
             return place_given(count, index, coordinator)
-        return _checked(Place(index, count))
+        return _checked(Place(index, count, secret=_secret()))
     for of_count, of_index in _LAUNCHERS:
         if of_index in os.environ and number(of_count, 1) > 1:
-            place = _checked(Place(number(of_index, 0), number(of_count, 1), None, _run()))
+            index, count = number(of_index, 0), number(of_count, 1)
+            place = _checked(Place(index, count, None, _run(), _secret()))
             if _on_one_host():
                 return replace(place, coordinator=f"{LOOPBACK}:{place.port}")
             return place

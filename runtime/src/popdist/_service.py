@@ -4,12 +4,14 @@ In process 0 itself it would end with it, and its end makes JAX abort all other 
 they can say what happened. This one lives for as long as any of them does, and heeds no signal: a
 launcher, Slurm for one, sends its signals to everything that a job has started.
 
-At the coordinator's port there is the door. Who knocks says which run it belongs to, which of how
-many processes it is, and hears the port of JAX's service; the connection stays open, as its
-lifeline, which the system closes when the process has ended. It then brings the indices of those
-that have ended, each a word of `WORD` bytes. Whoever says anything else is turned away.
+At the coordinator's port there is the door. It says a number; who knocks says which run it belongs
+to, which of how many processes it is, and shows by a code over both that it knows the run's secret.
+The first connection of a process stays open, as its lifeline, which the system closes when the
+process has ended. It brings the indices of others that have ended, each a word of `WORD` bytes.
+The second leads to JAX's service, which listens at a socket that only this user can open. Whoever
+says anything else is turned away.
 
-    python _service.py HOST PORT SERVICE_PORT PROCESSES RUN
+    POPDIST_SECRET=SECRET python _service.py HOST PORT PROCESSES RUN
 
 On standard output, `ready` says that it serves, and `refused WHO: WHY` tells of a stranger. The end
 of that output says that process 0 is the only one left. A line `bye` on standard input says that
@@ -21,31 +23,42 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import hmac
 import ipaddress
 import os
 import resource
+import secrets
 import selectors
+import shutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 WORD = 4  # bytes
-HELLO = struct.Struct("!8s16sII")
-"""What a process says: `MAGIC`, its run's digest, its index, the number of processes."""
+CHALLENGE = struct.Struct("!8s16s")
+"""What the door says: `MAGIC`, a random number."""
 
-ANSWER = struct.Struct("!8sII")
-"""What it hears: `MAGIC`, one of the words below, the port of JAX's service."""
+HELLO = struct.Struct("!8s16sIII16s32s")
+"""What a process says: `MAGIC`, its run's digest, its index, the number of processes, what it comes
+for, a random number, `code_of` the door's number and all of this before."""
 
-MAGIC = b"popdist2"
-WELCOME, OTHER_RUN, TAKEN, OTHER_COUNT = range(4)
+ANSWER = struct.Struct("!8sI32s")
+"""What it hears: `MAGIC`, one of the words below, `code_of` its number and the word."""
+
+MAGIC = b"popdist3"
+LIFELINE, SERVICE = range(2)
+WELCOME, OTHER_RUN, TAKEN, OTHER_COUNT, OTHER_SECRET = range(5)
 REASONS = {
     OTHER_RUN: "it belongs to another run",
     TAKEN: "the run has a process of its index already",
     OTHER_COUNT: "it expects another number of processes",
+    OTHER_SECRET: "it has another secret",
 }
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 LINGER = 45.0  # seconds; longer than others take to notice that process 0 is gone
@@ -54,6 +67,7 @@ _PORT_WAIT = 60.0  # seconds; longer than the service of a run before lingers
 _TO_SAY = 10.0  # seconds in which who knocks must have said who it is
 _STRANGERS = 64  # who may knock at the same time and say nothing
 _NOTES = 5  # strangers that are told of
+_PIECE = 2**16  # bytes
 _SPARE = 128  # open files beyond those of the processes
 
 
@@ -62,15 +76,32 @@ def digest_of(run: str) -> bytes:
     return hashlib.sha256(run.encode()).digest()[:16]
 
 
+def code_of(secret: str, *parts: bytes) -> bytes:
+    """What only who knows the secret can say."""
+    return hmac.digest(secret.encode(), b"".join(parts), "sha256")
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    """Until one of them is closed. What is left of them stays open."""
+    with suppress(OSError):
+        if target.family != socket.AF_UNIX:
+            target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while piece := source.recv(_PIECE):
+            target.sendall(piece)
+
+
 class _Door:
     """Where processes come in; it sees who lives."""
 
-    def __init__(self, server: socket.socket, service_port: int, processes: int, run: str) -> None:
-        self._server, self._port, self._count = server, service_port, processes
-        self._run = digest_of(run)
+    def __init__(
+        self, server: socket.socket, service: str, processes: int, run: str, secret: str
+    ) -> None:
+        self._server, self._service, self._count = server, service, processes
+        self._run, self._secret = digest_of(run), secret
         self._members: dict[socket.socket, int] = {}
         self._came: set[int] = set()
         self._strangers: dict[socket.socket, tuple[bytes, float, str]] = {}  # said, since, who
+        self._challenges: dict[socket.socket, bytes] = {}
         self._noted: set[str] = set()
         self._waiting = selectors.DefaultSelector()
         server.setblocking(False)
@@ -98,6 +129,8 @@ class _Door:
             line.setblocking(False)
             self._strangers[line] = b"", time.monotonic(), str(address[0])
             self._waiting.register(line, selectors.EVENT_READ)
+            self._challenges[line] = CHALLENGE.pack(MAGIC, secrets.token_bytes(16))
+            line.send(self._challenges[line])
 
     def _send_away(self) -> None:
         """Those who say nothing, the first first if they are many."""
@@ -128,25 +161,43 @@ class _Door:
             self._answer(line, who, said[: HELLO.size])
 
     def _answer(self, line: socket.socket, who: str, hello: bytes) -> None:
-        _, run, index, count = HELLO.unpack(hello)
-        word = WELCOME
+        _, run, index, count, what, number, code = HELLO.unpack(hello)
+        word, challenge = WELCOME, self._challenges[line]
         if run != self._run:
             word = OTHER_RUN
+        elif not hmac.compare_digest(code, code_of(self._secret, challenge, hello[: -len(code)])):
+            word = OTHER_SECRET
         elif count != self._count or index >= count:
             word = OTHER_COUNT
-        elif index in self._came:
+        elif what == LIFELINE and index in self._came:
             word = TAKEN
         with suppress(OSError):
-            line.send(ANSWER.pack(MAGIC, word, self._port))
+            line.send(ANSWER.pack(MAGIC, word, code_of(self._secret, number, bytes([word]))))
         if word != WELCOME:
             self._refuse(line, who, REASONS[word])
             return
-        del self._strangers[line]
-        self._members[line] = index
-        self._came.add(index)
+        del self._strangers[line], self._challenges[line]
+        if what == LIFELINE:
+            self._members[line] = index
+            self._came.add(index)
+        else:
+            self._waiting.unregister(line)
+            self._lead_on(line)
+
+    def _lead_on(self, line: socket.socket) -> None:
+        """To JAX's service."""
+        try:
+            service = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            service.connect(self._service)
+        except OSError:  # who came hears that it is closed
+            line.close()
+            return
+        line.setblocking(True)
+        for ends in ((line, service), (service, line)):
+            threading.Thread(target=_carry, args=ends, daemon=True).start()
 
     def _refuse(self, line: socket.socket, who: str, why: str) -> None:
-        del self._strangers[line]
+        del self._strangers[line], self._challenges[line]
         self._close(line)
         note = f"{who}: {why}"
         if note not in self._noted and len(self._noted) < _NOTES:
@@ -168,6 +219,13 @@ class _Door:
     def _close(self, line: socket.socket) -> None:
         self._waiting.unregister(line)
         line.close()
+
+
+def _carry(source: socket.socket, target: socket.socket) -> None:
+    """What one end says to the other, and that it says no more."""
+    copy(source, target)
+    with suppress(OSError):  # it is closed
+        target.shutdown(socket.SHUT_WR)
 
 
 # ---- sockets ------------------------------------------------------------------------------------
@@ -212,22 +270,6 @@ def _socket(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=4096)
 
 
-def _hold_port(server: socket.socket, port: int) -> socket.socket:
-    """A socket that keeps a port of the door's address for gRPC, which shares it.
-
-    Raises:
-        OSError: the port is in use.
-    """
-    held = socket.socket(server.family, socket.SOCK_STREAM)
-    if port:  # to be refused if anybody has it
-        with socket.socket(server.family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((server.getsockname()[0], port))
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind((server.getsockname()[0], port))
-    return held
-
-
 def raise_descriptors() -> int:
     """Raise the number of files that this process may open as far as it may; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -238,12 +280,12 @@ def raise_descriptors() -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
-def main(host: str, port: int, service_port: int, processes: int, run: str) -> None:
+def main(host: str, port: int, processes: int, run: str) -> None:
     """Serve the processes until they have ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they were blocked while this began
-    limit, needed = raise_descriptors(), 2 * processes + _SPARE
+    limit, needed = raise_descriptors(), 4 * processes + _SPARE
     if limit < needed:
         print(f"{processes} processes need {needed} open files, but the limit is {limit}: raise it "
               "by `ulimit -n`", flush=True)  # fmt: skip
@@ -252,16 +294,12 @@ def main(host: str, port: int, service_port: int, processes: int, run: str) -> N
     if server is None:
         print("the port is in use, or no address of this machine", flush=True)
         return
-    try:
-        held = _hold_port(server, service_port)
-    except OSError:
-        print(f"the second port {service_port} is in use", flush=True)
-        return
-    address, found = held.getsockname()[:2]
     from jaxlib import _jax
 
+    folder = tempfile.mkdtemp(prefix="popdist-")  # of mode 700
+    path = f"{folder}/service"
     service = _jax.get_distributed_runtime_service(
-        f"[{address}]:{found}" if ":" in address else f"{address}:{found}",
+        f"unix:{path}",
         processes,
         heartbeat_timeout=_NEVER,
         cluster_register_timeout=_NEVER,
@@ -269,10 +307,11 @@ def main(host: str, port: int, service_port: int, processes: int, run: str) -> N
         recoverable=True,  # a process that is gone is reported, instead of ending all others
     )
     print("ready", flush=True)
-    _Door(server, found, processes, run).outlast()
+    _Door(server, path, processes, run, os.environ.get("POPDIST_SECRET", "")).outlast()
     del service
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

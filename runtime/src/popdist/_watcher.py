@@ -15,8 +15,8 @@ from typing import Any
 
 SILENCE = 30.0  # seconds; a process that was not heard of for so long is gone
 LOOK = 1.0  # seconds between looks at who is there
-LEFT, ENDED = "left", "ended"  # last words
-_PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
+LEFT, ENDED = "left", "ended"  # last words, or their beginning
+PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
 _READERS = 64  # processes that read each second what all have told
 _LEAVING = 10.0  # seconds that a process waits for one that has left: one of them is wrong
 _STATUS, _NAMED = "popdist/status", "popdist/named"
@@ -29,7 +29,8 @@ def gone(told: Mapping[int, str], unheard: Set[int]) -> set[int]:
         told: the last word of each process.
         unheard: those whose connection is closed, seen before the words, or that are silent.
     """
-    left, ended = ({i for i, word in told.items() if word == last} for last in (LEFT, ENDED))
+    left = {i for i, word in told.items() if word == LEFT}
+    ended = {i for i, word in told.items() if word.startswith(ENDED)}
     return ended | (unheard - left)
 
 
@@ -75,12 +76,16 @@ class Watcher:
         self._heard = dict.fromkeys(range(count), ("", 0.0))
         self._closed: set[int] = set()
         self._beat = 0
-        self._now = self._heard_of_service = self._waited = self._read = 0.0  # seconds
+        self._now = self._waited = self._read = 0.0  # seconds
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the service was not heard of for too long."""
-        return self._now - self._heard_of_service > SILENCE
+    def fate(self, index: int) -> str:
+        """What has become of a process that `look` returned, after "has"."""
+        word = self._heard[index][0]
+        if word.startswith(ENDED):
+            return word
+        if index in self._closed or word == LEFT:
+            return ENDED
+        return f"not been heard of for {SILENCE:.0f} s"
 
     def look(self, passed: float) -> int | None:
         """Tell the others that this process lives, and return the one it must end with, if any.
@@ -92,13 +97,12 @@ class Watcher:
         Raises:
             Exception: the service does not answer.
         """
-        passed = min(passed, _PAUSE)
+        passed = min(passed, PAUSE)
         self._now += passed
         closed = self._find_closed()
         self._closed |= closed
         self._beat += 1
         self._board.tell(str(self._beat))
-        self._heard_of_service = self._now
         # All that read all are the square of the processes: of many, each reads less often.
         if not closed and self._beat % (1 + len(self._heard) // _READERS):
             return None

@@ -17,15 +17,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from popdist._group import LAUNCHER
+from popdist._overseer import FOLLOWED, LAUNCHER, PEER_LOST
 from popdist._place import (
     COORDINATOR,
     INSTANCE_INDEX,
     LOOPBACK,
     NUM_INSTANCES,
     RUN,
+    SECRET,
     TOTAL_REPLICAS,
 )
 
@@ -54,10 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    coordinator, run = f"{LOOPBACK}:{_free_port()}", secrets.token_hex(8)
+    run = {
+        COORDINATOR: f"{LOOPBACK}:{_free_port()}",
+        RUN: secrets.token_hex(8),
+        SECRET: secrets.token_hex(32),
+    }
     try:
         for index in range(given.processes):
-            started.append(_start(command, index, given, coordinator, run))
+            started.append(_start(command, index, given, run))
     except OSError as error:
         _end(started)
         return _say(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
@@ -78,14 +83,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(
-    command: Sequence[str], index: int, given: argparse.Namespace, coordinator: str, run: str
+    command: Sequence[str], index: int, given: argparse.Namespace, run: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     env = os.environ | {
         NUM_INSTANCES: str(given.processes),
         INSTANCE_INDEX: str(index),
-        COORDINATOR: coordinator,
         LAUNCHER: str(os.getpid()),
-        RUN: run,
+        **run,
     }
     if given.replicas is not None:
         env[TOTAL_REPLICAS] = str(given.replicas)
@@ -96,31 +100,46 @@ def _start(
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    running = list(processes)
-    while running:
+    while codes := [p.poll() for p in processes]:
+        if any(codes):
+            return _failed(processes)
+        if None not in codes:
+            break
         time.sleep(0.02)
-        for process in [p for p in running if p.poll() is not None]:
-            running.remove(process)
-            if process.returncode:
-                return _failed(processes.index(process), process, processes, running)
     return 0
 
 
-def _failed(
-    index: int,
-    process: subprocess.Popen[bytes],
-    processes: Sequence[subprocess.Popen[bytes]],
-    others: Sequence[subprocess.Popen[bytes]],
-) -> int:
-    """End the others, and say which was the first to fail."""
-    code = process.returncode
-    _end(others, grace=GRACE)
+def _failed(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """End all, and say which was the first to fail."""
+    end = time.monotonic() + GRACE
+    while (first := _first(processes)) is None and time.monotonic() < end:
+        time.sleep(0.02)  # those that follow may end before the one they follow
+    silent = [str(i) for i, process in enumerate(processes) if process.poll() is None]
+    _end(processes, grace=0.0 if first is None else GRACE)
+    count = len(processes)
+    if first is None:
+        if not silent:
+            return PEER_LOST  # each has said why
+        who = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(silent)}"
+        return _say(f"nothing is heard of {who} of {count}: the others ended first", PEER_LOST)
+    code = processes[first].returncode
     if code > 0 and all(p.returncode == code for p in processes):
         return code  # they have failed alike, and said why
     if code > 0:
-        return _say(f"process {index} of {len(processes)} ended with code {code}", code)
+        return _say(f"process {first} of {count} ended with code {code}", code)
     how = f"was ended by {signal.Signals(-code).name}"
-    return _say(f"process {index} of {len(processes)} {how}, and the others with it", 128 - code)
+    return _say(f"process {first} of {count} {how}, and the others with it", 128 - code)
+
+
+def _first(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Which has failed, and not because of another; None: so far none.
+
+    Of several that have ended within a moment it is one that a signal ended: no other can be the
+    cause of that.
+    """
+    codes = [process.poll() for process in processes]
+    failed = [(code > 0, i) for i, code in enumerate(codes) if code not in (None, 0, FOLLOWED)]
+    return min(failed)[1] if failed else None
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float = 0.0) -> None:

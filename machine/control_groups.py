@@ -1,0 +1,53 @@
+"""What the control groups of this process leave it of memory: version 1 and 2, and nested ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_OWN = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+
+# Files with the limit and what is used, and the cached files in `memory.stat`.
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def memory_left() -> int | None:
+    """Bytes; cached files count as free. None: nothing limits it.
+
+    Slurm and systemd limit a group within another: the least of all counts.
+    """
+    found = [_left(*group) for group in _groups()]
+    return min((left for left in found if left is not None), default=None)
+
+
+def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Each group that holds this process, and the names of its files."""
+    try:
+        lines = _OWN.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, names = _MOUNT, _V2
+        elif "memory" in controllers.split(","):
+            root, names = _MOUNT / "memory", _V1
+        else:
+            continue
+        # In a container the path may be the host's, which is not there; the root then is its own.
+        parts = path.strip("/").split("/")
+        if ".." in parts:  # outside of what is mounted
+            parts = []
+        for depth in range(len(parts) + 1):
+            yield root.joinpath(*parts[:depth]), names
+
+
+def _left(group: Path, names: tuple[str, str, str]) -> int | None:
+    try:
+        limit, used = (int((group / name).read_text()) for name in names[:2])
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return limit - used + int(facts[names[2]])
+    except (OSError, ValueError, KeyError):  # there is none, or its limit is "max"
+        return None

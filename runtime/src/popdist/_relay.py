@@ -1,0 +1,49 @@
+"""What lets JAX's connection to the coordination service outlive the service.
+
+JAX aborts a process, with a stack trace, as soon as that connection breaks. So its client connects
+to a relay in this process, which hands everything on and keeps the connection open when the service
+is gone: `popdist._overseer` then ends the process with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+from popdist._service import copy
+
+
+class Relay:
+    """From a socket of this machine, for one connection of this process, to the service."""
+
+    def __init__(self, service: socket.socket) -> None:
+        """Listen, at `address`. Args: `service`: a connection to it."""
+        self._service = service
+        name = f"popdist-{secrets.token_hex(8)}"
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._door.bind(f"\0{name}")
+        self._door.listen()
+        self.address = f"unix-abstract:{name}"
+        service.settimeout(None)
+        threading.Thread(target=self._open, name="relay", daemon=True).start()
+
+    def _open(self) -> None:
+        while not _is_ours(own := self._door.accept()[0]):
+            own.close()
+        self._door.close()
+        threading.Thread(
+            target=copy, args=(self._service, own), name="relay back", daemon=True
+        ).start()
+        copy(own, self._service)
+        with suppress(OSError):  # it is closed
+            self._service.shutdown(socket.SHUT_WR)
+
+
+def _is_ours(line: socket.socket) -> bool:
+    """Whether the other end is of this process, as the system says."""
+    found = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", found)[0] == os.getpid())
