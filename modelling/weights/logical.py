@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from checkpoints.parts import CutTensor, Layout
+from files.lazy import Lazy
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.row import Row, Weight
 from modelling.weights.row_parts import RowPart, parts_in_row
@@ -41,7 +42,7 @@ class HeldParts(NamedTuple):
     read: Callable[[Variable, VariablePart], np.ndarray]
 
 
-class LogicalTensors(Mapping[str, np.ndarray]):
+class LogicalTensors(Lazy[np.ndarray]):
     """Logical tensors, made from a variable's data on demand. They come in the order of the
     variables: tensors of one variable follow each other, and are kept until each was asked for
     once.
@@ -56,6 +57,7 @@ class LogicalTensors(Mapping[str, np.ndarray]):
     ) -> None:
         self._all, self._held = places, held
         self._places = {p.prefix + w.name: p for p in places for w in p.row.weights}
+        super().__init__(self._places)
         self._read, self._tensor_parallel = read, tensor_parallel
         self._made: dict[str, np.ndarray] = {}
 
@@ -93,15 +95,6 @@ class LogicalTensors(Mapping[str, np.ndarray]):
             else:
                 self._made = row.to_logical(data, self._tensor_parallel, prefix)
         return self._made.pop(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 class Form(NamedTuple):
