@@ -108,7 +108,7 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
     batch = samples.take(order)
     texts = [text_of(examples[i]) + tokenizer.base.eos_token for i in order]
     whole = tokenizer.base(texts, padding="max_length", max_length=33, return_tensors="np")
-    ids, mask = whole["input_ids"], whole["segments"]
+    ids, mask = whole["input_ids"], whole["attention_mask"]
     lengths = mask.sum(1, keepdims=True)
     read = np.arange(32) < lengths - 1  # the last token of a text is predicted, not read
     np.testing.assert_array_equal(batch["input_ids"], np.where(read, ids[:, :-1], 1))

@@ -68,7 +68,7 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
         batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["segments"]}
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         with torch.no_grad():
             tokens = model.generate(**inputs, do_sample=False, max_new_tokens=most)
         if not model.config.is_encoder_decoder:

@@ -36,7 +36,8 @@ with ir.main_graph, popxl.in_sequence():
     common = popxl.variable(np.arange(1000.0, dtype=np.float32), name="common")
     ops.scaled_add_(common, ops.collectives.replicated_all_reduce(common * 2.0, "mean"))
 asked = []
-ask, placed.parts_everywhere = placed.parts_everywhere, lambda *args: asked.append(1) or ask(*args)
+ask = device_variables.parts_everywhere
+device_variables.parts_everywhere = lambda *args: asked.append(1) or ask(*args)
 with popxl.Session(ir, "cpu") as session:
     session.run({})
     value = session.read_variable_data(common)
