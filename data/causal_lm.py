@@ -28,6 +28,7 @@ from data.samples import (
     digest_of,
     fitted_targets,
     pack,
+    segments_of,
 )
 from data.texts import Example
 from data.tokens import Tokenizer, Tokens
@@ -232,13 +233,13 @@ class CausalLM(SampleFormat):
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
             "words": batch["input_ids"],
-            "starts": starts_of(_texts(batch)),
+            "starts": starts_of(segments_of(batch)),
             "labels": batch["labels"],
         }
 
     def marked(self, batch: Batch) -> list[list[Marked]]:
         found = list[list[Marked]]()
-        texts = _texts(batch)
+        texts = segments_of(batch)
         for words, labels, numbers in zip(batch["input_ids"], batch["labels"], texts, strict=True):
             for number in range(1, int(numbers.max(initial=0)) + 1):
                 read, following = words[numbers == number], labels[numbers == number]
@@ -251,18 +252,12 @@ class CausalLM(SampleFormat):
 
     def tokens(self, batch: Batch) -> int:
         """Of the texts."""
-        return int(np.count_nonzero(_texts(batch)))
+        return int(np.count_nonzero(segments_of(batch)))
 
 
 def _data(config: RunConfig) -> CausalLMData:
     assert isinstance(config.data, CausalLMData)
     return config.data
-
-
-def _texts(batch: Batch) -> np.ndarray:
-    """The numbers of the texts in samples, 0 for padding; without a mask each sample is one."""
-    mask = batch.get("segments")
-    return np.ones_like(batch["input_ids"]) if mask is None else mask
 
 
 CAUSAL_LM = CausalLM()

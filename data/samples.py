@@ -56,6 +56,15 @@ def labelled_tokens(batch: Batch) -> int:
     return int(np.count_nonzero(batch["labels"] != IGNORE_INDEX))
 
 
+def segments_of(batch: Batch) -> np.ndarray:
+    """The number of each token's text in its sample, 0 for padding. Where each sample is one text,
+    Hugging Face's `attention_mask` says the same, and without either nothing is padding."""
+    for name in ("segments", "attention_mask"):
+        if name in batch:
+            return batch[name]
+    return np.ones_like(batch["input_ids"])
+
+
 @dataclass(frozen=True)
 class Prompts:
     """Prompts and their token ids, padded on the right.

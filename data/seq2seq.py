@@ -30,6 +30,7 @@ from data.samples import (
     fitted_targets,
     labelled_tokens,
     pack,
+    segments_of,
 )
 from data.texts import Example
 from data.tokens import Tokenizer
@@ -211,7 +212,7 @@ class Seq2Seq(SampleFormat):
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
             "words": batch["input_ids"],
-            "mask": batch["segments"],
+            "mask": segments_of(batch),
             "decoder_words": batch["decoder_input_ids"],
             "labels": batch["labels"],
         }
@@ -221,7 +222,7 @@ class Seq2Seq(SampleFormat):
         places = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, place = divmod(row, places)
-            there = batch["segments"][sample] == place + 1
+            there = segments_of(batch)[sample] == place + 1
             prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
             target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
             if prompt or target:
@@ -230,7 +231,7 @@ class Seq2Seq(SampleFormat):
 
     def tokens(self, batch: Batch) -> int:
         """Of the prompts and the targets, end tokens included."""
-        return int(np.count_nonzero(batch["segments"])) + labelled_tokens(batch)
+        return int(np.count_nonzero(segments_of(batch))) + labelled_tokens(batch)
 
 
 SEQ2SEQ = Seq2Seq()

@@ -260,10 +260,11 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     assert data.given == data.config  # the preset says the same
 
 
-def test_samples_without_a_mask_are_one_text_each():
+@pytest.mark.parametrize("named", ["segments", "attention_mask"])
+def test_samples_without_a_mask_are_one_text_each(named):
     words = np.arange(12, dtype=np.int32).reshape(2, 6)
     plain = {"input_ids": words, "labels": words}
-    masked = plain | {"segments": np.ones_like(words)}
+    masked = plain | {named: np.ones_like(words)}
     for name, array in CAUSAL_LM.streams(masked).items():
         np.testing.assert_array_equal(CAUSAL_LM.streams(plain)[name], array)
     assert CAUSAL_LM.tokens(plain) == CAUSAL_LM.tokens(masked) == words.size
