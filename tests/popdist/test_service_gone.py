@@ -96,6 +96,7 @@ def hosts() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_host_of_process_0_that_disappears_ends_the_other_within_a_minute(hosts):
     """Packets are dropped from one moment on, and no connection is closed."""
     meeting = "10.213.0.1:9000"

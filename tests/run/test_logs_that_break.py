@@ -42,7 +42,9 @@ def test_a_run_whose_log_nobody_reads_is_trained_and_saved(
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_its_code_says_that_there_is_more(
     number: int, executables: Path, tmp_path: Path
 ) -> None:
