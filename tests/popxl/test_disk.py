@@ -165,7 +165,8 @@ def test_a_session_that_was_left_holds_nothing(tmp_path, monkeypatch, moves):
         gc.collect()
         assert [ref() for ref in held] == [None] * len(held)
         taken.append(resident_memory())
-    assert taken[-1] - taken[5] < 2 * ROWS * 2**22
+    leak = 10 * ROWS * 2**22  # of one of the two buffers, in the last ten sessions
+    assert min(taken[-4:]) - taken[5] < leak / 2  # the heap's own size moves, too
 
 
 def resident_memory() -> int:
