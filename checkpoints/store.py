@@ -323,7 +323,15 @@ class CheckpointStore:
                     warnings.warn(again, CheckpointWarning, stacklevel=2)
             time.sleep(pause)
         if self._to_keep is not None and popdist.getInstanceIndex() == 0:
-            remove_older(self._directory, self._to_keep, self._damaged | _set_aside.keys())
+            self._remove_older(self._to_keep)
+
+    def _remove_older(self, to_keep: int) -> None:
+        """The step is saved by now: what fails here is told, and no failure of the save."""
+        try:
+            remove_older(self._directory, to_keep, self._damaged | _set_aside.keys())
+        except (OSError, CheckpointError) as error:
+            what = f"cannot look for older steps in {shown_path(self._directory)}"
+            warnings.warn(f"{what}: {reason_of(error)}", CheckpointWarning, stacklevel=2)
 
     def _write_once(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Write a step, or raise on all processes."""

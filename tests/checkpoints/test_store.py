@@ -298,6 +298,18 @@ def test_a_write_that_fails_once_is_done_again(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_folder_that_cannot_be_listed_after_a_save_fails_no_save(tmp_path, monkeypatch, wait):
+    def stale(*_args):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("checkpoints.store.remove_older", stale)
+    with pytest.warns(CheckpointWarning, match="cannot look for older steps .*: Stale file"):  # noqa: SIM117
+        with CheckpointStore(tmp_path, to_keep=1) as store:
+            store.save(1, {"x": np.ones(3)}, {}, wait=wait)
+    assert load_checkpoint(tmp_path).step == 1
+
+
 def test_to_keep_is_at_least_one(tmp_path):
     with pytest.raises(ValueError, match="to_keep is 0"):
         CheckpointStore(tmp_path, to_keep=0)
