@@ -13,6 +13,7 @@ from typing import Any
 import popdist
 from checkpoints import has_checkpoint, load_checkpoint
 from checkpoints.folders import check_shared, remove_run
+from checkpoints.remote import RemoteRun
 from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
@@ -188,6 +189,8 @@ class _Run:
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_first_process():
             remove_run(RunFolder(Path(config.checkpoint.save)))
+            if config.checkpoint.mirror is not None:
+                RemoteRun(config.checkpoint.mirror).remove()
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
             records = self._records()
@@ -273,12 +276,13 @@ class _Run:
                     gradient_norm=result.gradient_norm,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
-                    **(validation if s == step - 1 else {}),
+                    **(validation | checkpoints.facts() if s == step - 1 else {}),
                 )
             if self.skipped.too_many:
                 break
             checkpoints.after(step)
-        checkpoints.finish(step)
+        if checkpoints.finish(step):
+            records.saved(step, checkpoints.facts())
         if self.skipped.too_many:
             raise self.skipped.error(checkpoints.kept)
         if stop.finished:

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.stores import address, s3_server  # noqa: F401 - fixtures
+
 # Set before anything imports jax or a Hugging Face library, which read them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -67,12 +67,16 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a file, none if it does not exist; damaged lines are skipped.
+    """The rows of a file, none if it does not exist; damaged lines are skipped, and those of one
+    step, such as what is known of the last save, are one row.
 
     Raises:
         OSError: the file is there, but cannot be read.
     """
-    return [row for row, _ in _read(path).good]
+    steps: dict[float, Row] = {}
+    for row, _ in _read(path).good:
+        steps.setdefault(row["step"], {}).update(row)
+    return list(steps.values())
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
