@@ -165,7 +165,7 @@ def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor 
 
 
 def scaled_add_(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
-    """As `scaled_add`, in place on `X`."""
+    """Like `scaled_add`, in place on `X`."""
     return emit_with_scalars(_SCALED_ADD, [X, Y], {"a": a, "b": b}, inplace=0)[0]
 
 
@@ -191,7 +191,7 @@ def increment_mod(t: Tensor, increment: float, modulus: float) -> Tensor:
 
 
 def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
-    """As `increment_mod`, in place."""
+    """Like `increment_mod`, in place."""
     return emit(_INCREMENT_MOD, [t], _mod_attrs(t, increment, modulus), inplace=0)[0]
 
 
