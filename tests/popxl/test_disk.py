@@ -321,6 +321,12 @@ def test_another_session_reads_what_is_borrowed(tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_only_variables_are_borrowed():
+    ir, _ = program(0)
+    with popxl.Session(ir, "cpu") as session, pytest.raises(TypeError, match="variables"):
+        session.borrowed(ir.main_graph)
+
+
 # ---- what can go wrong --------------------------------------------------------------------------
 @pytest.mark.parametrize("index", [-1, ROWS, ROWS + 1, 2**30])
 @pytest.mark.parametrize("on_disk", [0, 2, ROWS])
