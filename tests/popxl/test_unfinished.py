@@ -24,15 +24,6 @@ def _shift(x: popxl.TensorByRef, y: popxl.TensorByRef) -> popxl.Tensor:
     return x + y
 
 
-def _add(x: popxl.TensorByRef, y: popxl.TensorByRef) -> None:
-    ops.add_(x, y)
-
-
-class Scale(addons.Module):
-    def build(self, x):
-        return x * 2.0
-
-
 class WrongGradient(addons.Module):
     def build(self, x):
         return x * 2.0
