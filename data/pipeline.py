@@ -144,7 +144,9 @@ class Pipeline:
         task = task_of(self.given.data)
         if not self.is_chat:
             return {
-                name: replace(corpus, examples=[self._asked(example) for example in corpus.examples])
+                name: replace(
+                    corpus, examples=[self._asked(example) for example in corpus.examples]
+                )
                 for name, corpus in task.corpora(split).items()
             }
         chat = self._chat_template(self.tokenizer.base)

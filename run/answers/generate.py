@@ -122,9 +122,7 @@ def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> R
     return replace(config, data=replace(data, format="chat" if talks else "text"))
 
 
-def asked_texts(
-    config: RunConfig, texts: Sequence[str], raw: bool, loaded: Loaded
-) -> list[Asked]:
+def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool, loaded: Loaded) -> list[Asked]:
     """Prompts given as texts: where the task's template has one column, its content. In a chat,
     what the user says first.
 
