@@ -61,7 +61,7 @@ class SavedOrModel:
         return replace(config, checkpoint=to)
 
     def run(self, folder: str) -> Mapping[str, Any] | None:
-        """As `saved`, for a folder that need not be there."""
+        """Like `saved`, for a folder that need not be there."""
         step, found = self._newest(folder)
         if step is None:
             return None

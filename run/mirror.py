@@ -9,7 +9,7 @@ from pathlib import Path
 import popdist
 from checkpoints.errors import CheckpointError
 from checkpoints.remote import RemoteRun, restore
-from checkpoints.store import PAUSES
+from checkpoints.save_retry import PAUSES
 from config.sections import RunConfig
 from files.errors import FileError
 from terminal.screen import is_first_process, say
