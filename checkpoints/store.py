@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures

@@ -625,6 +625,9 @@ def test_the_last_user_may_be_gone_in_a_thread_of_the_disk(tmp_path):
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
         session.run()
         assert session.read_variable_data(rows[1]).any()
+    end = time.monotonic() + 60
+    while list(tmp_path.iterdir()) and time.monotonic() < end:
+        time.sleep(0.01)
     assert not list(tmp_path.iterdir())
 
 

@@ -52,6 +52,7 @@ PATIENCE = 60.0
 _DESCRIPTORS = 2**16  # each buffer on disk takes one
 _NAME = "popxl-scratch"
 _LOCK = "lock"
+_POOL = "popxl-disk"  # what the names of its threads begin with
 
 
 def _aligned(nbytes: int) -> int:
@@ -123,6 +124,8 @@ class Scratch:
     """
 
     _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
+    _opening: ClassVar[threading.RLock] = threading.RLock()
+    """Held while one is opened or closed; the garbage collector may close one meanwhile."""
 
     def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
         """Make the folder if it is not there, and throw away what the last run left in it: its host
@@ -139,7 +142,7 @@ class Scratch:
         self.folder = folder / f"{_NAME}-{process}"
         self.read = self.written = 0
         self.memory = Memory(kept)
-        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
+        self.pool = ThreadPoolExecutor(THREADS, _POOL)
         self._count, self._users, self._local = 0, 0, threading.local()
         self._counting = threading.Lock()
         try:
@@ -185,22 +188,29 @@ class Scratch:
     def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
         """The folder, which several programs of a process share. Each closes it once."""
         key = Path(folder).absolute(), process
-        found = cls._opened.get(key)
-        if found is None:
-            found = cls._opened[key] = cls(*key)
-        found._users += 1
-        return found
+        with cls._opening:
+            found = cls._opened.get(key)
+            if found is None:
+                found = cls._opened[key] = cls(*key)
+            found._users += 1
+            return found
 
     def close(self) -> None:
         """Remove the files, when nobody uses the folder any more."""
-        self._users -= 1
-        if self._users > 0:
-            return
-        for key in [key for key, scratch in self._opened.items() if scratch is self]:
-            del self._opened[key]
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._locked)
+        with self._opening:
+            self._users -= 1
+            if self._users > 0:
+                return
+            for key in [key for key, scratch in self._opened.items() if scratch is self]:
+                del self._opened[key]
+            self.pool.shutdown(wait=True, cancel_futures=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._locked)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is asked in a thread of `pool`."""
+        return threading.current_thread().name.startswith(_POOL)
 
     def file(self, nbytes: int) -> ScratchFile:
         """A new file with room for so many bytes.
