@@ -39,6 +39,7 @@ from run.options import RunOptions
 from run.profile import Profile, profiled_runs
 from run.records.metrics import SAMPLES
 from run.records.progress import VALIDATION
+from run.records.prometheus_page import PrometheusPage
 from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
 from run.records.wandb_log import check_mode
@@ -96,6 +97,8 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
     check_iterations(config)
     if options.wandb:
         check_mode()
+    if options.metrics_port is not None and is_first_process():
+        PrometheusPage(options.metrics_host, options.metrics_port).close()
     check_records(folder)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
