@@ -10,7 +10,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from checkpoints.errors import CheckpointError, CheckpointWarning
@@ -150,9 +150,11 @@ class RemoteRun:
             paths = [Path(path) for path in self._store.ls(str(step.path), detail=False)]
         target = directory / step.path.name
         if target.is_dir():
-            if (target / FILE_NAME).read_bytes() == manifest:
-                return target
-            shutil.rmtree(target)  # of another run that had this address
+            with suppress(OSError, _DamageError):
+                if (target / FILE_NAME).read_bytes() == manifest:
+                    _verify(target)
+                    return target
+            shutil.rmtree(target)  # damaged, or of another run that had this address
         directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
         with named_draft(directory, target.name) as draft:
@@ -163,12 +165,7 @@ class RemoteRun:
                     sync(draft / name)
             (draft / FILE_NAME).write_bytes(manifest)
             sync(draft / FILE_NAME)
-            try:
-                found = Manifest.read(draft)
-                found.check_texts(draft)
-                found.open(draft).verify()
-            except CheckpointError as error:
-                raise _DamageError(str(error)) from error
+            _verify(draft)
         return target
 
     def _remove(self, step: Path) -> None:
@@ -219,6 +216,16 @@ class RemoteRun:
 
 class _DamageError(Exception):
     """A step came from the store, and is not what was saved."""
+
+
+def _verify(step: Path) -> None:
+    """Read all of a step on disk. Raises _DamageError."""
+    try:
+        manifest = Manifest.read(step)
+        manifest.check_texts(step)
+        manifest.open(step).verify()
+    except CheckpointError as error:
+        raise _DamageError(str(error)) from error
 
 
 def fetched(load: str) -> str:

@@ -154,6 +154,8 @@ def test_what_is_loaded_is_copied_once(run, address, tmp_path, monkeypatch):
     )
     check(fetched(address), 30)
     assert not [path for path in copied if path.endswith("safetensors")]
+    flip_in(Path(fetched(address)) / "tensors-00001.safetensors")  # so it is copied again
+    check(fetched(address), 30)
     # A run that was begun anew has other steps under the same names.
     there.remove()
     again = RunFolder(tmp_path / "again")
