@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from safetensors import SafetensorError
 
 import popdist
 from checkpoints.digests import digest_of_bytes
@@ -40,25 +38,16 @@ from checkpoints.folders import (
 )
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.parts import ShardSource
+from checkpoints.save_retry import save_with_retries
 from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import ShardAssigner, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
-from checkpoints.together import (
-    ProcessError,
-    damage_told,
-    may_pass,
-    on_all_processes,
-    reason_of,
-)
+from checkpoints.together import damage_told, on_all_processes, reason_of
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
 SHARD_BYTES = 2**30
-PAUSES = (1.0, 4.0, 10.0)
-"""Seconds before a save that failed is tried again: what a network file system says once, such as
-ESTALE or EIO, is over after a moment."""
-
 
 _set_aside: dict[Path, str] = {}
 """Folders of steps that were found to be damaged as they were read, and how: this process loads
@@ -155,7 +144,7 @@ class CheckpointStore:
                 each array on access needs memory for one safetensors file only.
             texts: text files to store with the tensors, by name, such as config.yml.
 
-        A write that fails is tried again after each of `PAUSES`, with a warning.
+        A write that fails is tried again (`save_with_retries`).
 
         Raises:
             CheckpointError: if this save, or with `wait=False` the one before, cannot be written.
@@ -310,25 +299,14 @@ class CheckpointStore:
     def _write(
         self, manifest: Manifest, tensors: Callable[[], Iterable[tuple[str, np.ndarray]]]
     ) -> None:
-        """Write a step; try again where that fails. All processes succeed, or none.
+        """Write a step; try again where that fails.
 
         Args:
             manifest: without records of the tensors, and with the texts themselves.
             tensors: gives what this process stores.
         """
-        for pause in (*PAUSES, None):
-            try:
-                self._write_once(manifest, tensors())
-                break
-            except (OSError, SafetensorError, ProcessError) as error:
-                what = f"cannot save step {manifest.step} in {shown_path(self._directory)}"
-                reason = f"{what}: {reason_of(error)}"
-                if pause is None or not may_pass(error):
-                    raise CheckpointError(reason) from error
-                if popdist.getInstanceIndex() == 0:
-                    again = f"{reason}; trying again in {pause:g} s"
-                    warnings.warn(again, CheckpointWarning, stacklevel=2)
-            time.sleep(pause)
+        what = f"cannot save step {manifest.step} in {shown_path(self._directory)}"
+        save_with_retries(lambda: self._write_once(manifest, tensors()), what)
         if self._to_keep is not None and popdist.getInstanceIndex() == 0:
             self._remove_older(self._to_keep)
 

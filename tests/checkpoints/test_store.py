@@ -309,7 +309,7 @@ def test_a_failed_write_leaves_the_older_steps(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("checkpoints.store.write_shard", full)
-        monkeypatch.setattr("checkpoints.store.PAUSES", ())
+        monkeypatch.setattr("checkpoints.save_retry.PAUSES", ())
         with pytest.raises(CheckpointError, match="cannot save step 2 .*: No space left"):
             store.save(2, {"x": np.zeros(3)}, {}, wait=True)
         assert store.load().step == 1
@@ -327,7 +327,7 @@ def test_a_write_that_fails_once_is_done_again(tmp_path, monkeypatch):
         usual(*args)
 
     monkeypatch.setattr(stores, "write_shard", once)
-    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("checkpoints.save_retry.PAUSES", (0.0, 0.0))
     with CheckpointStore(tmp_path) as store, pytest.warns(CheckpointWarning) as said:
         store.save(1, {"x": np.ones(3)}, {}, wait=True)
     assert [str(w.message).split(": ")[1] for w in said] == [

@@ -64,7 +64,7 @@ def disk(monkeypatch) -> SimpleNamespace:
         usual(*args)
 
     monkeypatch.setattr(store, "write_shard", write_shard)
-    monkeypatch.setattr(store, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("checkpoints.save_retry.PAUSES", (0.0, 0.0))
     return found
 
 
