@@ -17,9 +17,9 @@ from files.shown import shown
 from modelling.decoder import Decoder
 from modelling.generation.decoder_only import generator_of
 from modelling.generation.generator import GeneratorOf
-from modelling.phases.decoder_only import DecoderOnlyLayout
+from modelling.phases.decoder_only import decoder_only_layout
+from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
-from modelling.phases.training import Layout
 from modelling.weights import WeightTable
 
 
@@ -62,9 +62,11 @@ def decoder_family(
         others: further fields of the record.
     """
 
-    def layout(settings: Settings) -> DecoderOnlyLayout:
+    def layout(settings: Settings) -> Layout:
         decoder = decoder_of(settings.config)
-        return DecoderOnlyLayout(settings, decoder.layers(0), decoder.head(), decoder.embeddings())
+        return decoder_only_layout(
+            settings, decoder.embeddings(), decoder.layers(0), decoder.head()
+        )
 
     generator = generator_of(decoder_of)
     return ModelFamily(
