@@ -121,8 +121,11 @@ def _train(config: RunConfig, runs: int) -> Facts:
             _step(model, loader, runs + 1)
     kinds = {kind: sum(getattr(part, kind).seconds for part in apart.parts.values())
              for kind in ("loads", "stores", "runs")}  # fmt: skip
-    measured = {"seconds": statistics.median(seconds), "startup_seconds": compiled}
+    step, moving = statistics.median(seconds), kinds["loads"] + kinds["stores"]
+    measured = {"seconds": step, "startup_seconds": compiled}
     measured |= {f"{kind}_apart": value for kind, value in kinds.items()}
+    if moving:  # the fraction that takes no time of its own as it runs
+        measured["hidden_transfers"] = min(max((apart.seconds - step) / moving, 0.0), 1.0)
     measured["peak_device_bytes"] = hardware.peak_device_bytes(device_desc(config), config.replicas)
     return {"measured": measured} | _predicted(config, finetuning_needs)
 
@@ -206,11 +209,13 @@ def _description(name: str) -> DeviceDesc:
     return found[name]
 
 
-@entry_point()
-def main(arguments: Sequence[str] | None = None) -> None:
+def run(arguments: Sequence[str] | None = None) -> None:
     """Do one task and print what it found."""
     given = parsed(arguments)
     print(json.dumps(TASKS[given.task](given)))
+
+
+main = entry_point()(run)
 
 
 if __name__ == "__main__":
