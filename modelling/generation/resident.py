@@ -14,7 +14,7 @@ from modelling.generation.generator import (
     Shared,
     nothing_shared,
 )
-from modelling.generation.loop import Prefilled, bind_decode
+from modelling.generation.loop import Prefilled
 from modelling.layers import Groups, Layers, LMHeadLoss
 from popxl import Tensor, TensorSpec
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
@@ -201,7 +201,9 @@ class ResidentModel:
         caches, same = self._split(found)
         own = [t for layer in caches for t in layer[-KEYS_AND_VALUES:]]
         fixed = [t for layer in caches for t in layer[:-KEYS_AND_VALUES]]
-        decode = bind_decode(self._decode, weights, len(own), [*fixed, *prompts.about, *same])
+        rest = self._decode.graph.inputs[2 + len(own) :]  # after position, words and caches
+        given = dict(zip(rest, [*fixed, *prompts.about, *same], strict=False))  # then come weights
+        decode = self._decode.bind(weights).bind(given)
         return Prefilled(decode, own, prompts.first, prompts.prompted, prompts.read)
 
     def _split(self, found: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
