@@ -36,8 +36,8 @@ class Digests(NamedTuple):
     @classmethod
     def saved(cls, sha256: Sequence[str], nbytes: int) -> Digests | None:
         """Digests from a record of so many bytes; None if there is not one for each chunk."""
-        found = cls(chunk_bytes(nbytes), tuple(sha256))
-        return found if len(sha256) == math.ceil(nbytes / found.each) else None
+        digests = cls(chunk_bytes(nbytes), tuple(sha256))
+        return digests if len(sha256) == math.ceil(nbytes / digests.each) else None
 
 
 def chunk_bytes(nbytes: int) -> int:

@@ -155,9 +155,9 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(file) as found:
+        with parquet.ParquetFile(file) as opened:
             number = 0
-            for batch in found.iter_batches():
+            for batch in opened.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
                     yield Place(path, number, "row"), row

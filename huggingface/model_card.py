@@ -88,11 +88,11 @@ class ModelCard:
             "datasets": list(self.datasets) or None,
             "metrics": list(self.metrics) or None,
         }
-        found = ModelCardData(
+        card = ModelCardData(
             library_name="transformers", pipeline_tag=task, tags=["popxl-xla"],
             model_name=self.name, eval_results=results or None, **given,
         )  # fmt: skip
-        return str(found.to_yaml())
+        return str(card.to_yaml())
 
     def _summary(self) -> str:
         if not self.training:

@@ -45,7 +45,9 @@ class ModelFamily:
     weights: Callable[[Any], WeightTable]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
-    normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
+    normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, description: (
+        description
+    )
 
 
 def decoder_family(
@@ -95,10 +97,10 @@ def check_values(
         known: what is known, for the message.
     """
     for name, (value, default) in needed.items():
-        found = data.get(name)
-        if (default if found is None else found) != value:
+        given = data.get(name)
+        if (default if given is None else given) != value:
             raise ConfigError(
-                f"the model's config.json has {name} {shown(found)}, but must have {value}: {known}"
+                f"the model's config.json has {name} {shown(given)}, but must have {value}: {known}"
             )
 
 

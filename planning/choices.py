@@ -325,8 +325,8 @@ def _as_before(choices: Choices) -> Choices | None:
     if saved is None:
         return None
     values = flattened(saved)
-    found = {name: values[name] for name in CHOSEN if name in values}
-    return choices.with_(**{name.replace(".", "__"): v for name, v in found.items()})
+    chosen_before = {name: values[name] for name in CHOSEN if name in values}
+    return choices.with_(**{name.replace(".", "__"): v for name, v in chosen_before.items()})
 
 
 CHOSEN = (

@@ -116,8 +116,8 @@ class Ring(Slots):
         slots = popxl.constant(np.arange(self.window)[None], popxl.int32, "slots")
         zero, ago = popxl.constant(0, popxl.int32), self.slot(position) - slots
         ago = ops.where(ops.greater(zero, ago), ago + self.window, ago)
-        found = last.reshape((-1, 1)) + position - ago
-        return ops.where(ops.greater(zero, found), _nowhere(), found)
+        positions = last.reshape((-1, 1)) + position - ago
+        return ops.where(ops.greater(zero, positions), _nowhere(), positions)
 
 
 def _nowhere() -> Tensor:

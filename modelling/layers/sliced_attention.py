@@ -78,8 +78,8 @@ class SlicedAttention(addons.Module):
         ) -> list[Tensor]:
             floats, places = inputs.cut(values, start, size)
             given = _forward_values(gradient, [*floats, *places, *_present(_own(seed, start))])
-            found = gradient.call(_slice(dy, start, size), args=given)
-            pairs = zip(totals, found, strict=True)
+            gradients = gradient.call(_slice(dy, start, size), args=given)
+            pairs = zip(totals, gradients, strict=True)
             return [*(_add(total, start, g) for total, g in pairs), start + size]
 
         moving = zip(inputs.floats, inputs.moving, strict=False)
@@ -148,11 +148,11 @@ class _Inputs:
 
     def specs(self, size: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
         """Those of one slice."""
-        found = [
+        all_specs = [
             t.spec if axis is None else _resized(t, axis, size)
             for t, axis in zip(self.all, self.moving, strict=True)
         ]
-        return found[: len(self.floats)], found[len(self.floats) :]
+        return all_specs[: len(self.floats)], all_specs[len(self.floats) :]
 
 
 def _forward_values(

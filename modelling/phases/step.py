@@ -46,6 +46,6 @@ class StepInputs:
 
     def of(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
         """The same in another graph, from its `tensors` there."""
-        found = list(tensors)
-        seed = None if self.seed is None else found.pop(0)
-        return StepInputs(seed, None if self.update is None else Update(*found))
+        given = list(tensors)
+        seed = None if self.seed is None else given.pop(0)
+        return StepInputs(seed, None if self.update is None else Update(*given))

@@ -108,11 +108,11 @@ def build_training(
 
 
 def _layers(layout: Layout) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
+    by_kind: dict[str, list[str]] = defaultdict(list)
     for phase in layout.phases:
         if phase is not layout.head:
-            found[phase.layer].append(phase.name)
-    return found
+            by_kind[phase.layer].append(phase.name)
+    return by_kind
 
 
 def updates_behind(config: RunConfig) -> bool:

@@ -78,8 +78,8 @@ class Packing:
         own = ops.equal(
             ops.reshape(mask, (batch, 1, length)), popxl.constant(numbers, popxl.int32, "examples")
         )
-        found = ops.max(cast(own, popxl.int32), 2)
-        return ops.cast(ops.reshape(found, (batch * self.examples,)), popxl.bool)
+        there = ops.max(cast(own, popxl.int32), 2)
+        return ops.cast(ops.reshape(there, (batch * self.examples,)), popxl.bool)
 
     def together(self, x: Tensor) -> Tensor:
         """(batch * n, length, hidden) -> (batch, n * length, hidden), n = examples * sequences."""

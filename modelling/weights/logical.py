@@ -133,11 +133,11 @@ def cuts_of(form: Form, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
     row = Row("", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis)
     sources: list[list[tuple[VariablePart, RowPart]]] = [[] for _ in form.shapes]
     for part in held:
-        for found in parts_in_row(row, form.variable, part.group, part.start, part.size):
-            sources[found.weight].append((part, found))
+        for row_part in parts_in_row(row, form.variable, part.group, part.start, part.size):
+            sources[row_part.weight].append((part, row_part))
     return tuple(
         _Cut(
-            tuple(found.part for _, found in of_one),
+            tuple(row_part.part for _, row_part in of_one),
             tuple(part.processes for part, _ in of_one),
             tuple(of_one),
         )
@@ -151,8 +151,8 @@ def _read_part(
     read: Callable[[Variable, VariablePart], np.ndarray],
     number: int,
 ) -> np.ndarray:
-    part, found = sources[number]
-    return found.taken(read(variable, part))
+    part, row_part = sources[number]
+    return row_part.taken(read(variable, part))
 
 
 def without_optimizer(tensors: Arrays) -> Arrays:

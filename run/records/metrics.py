@@ -89,15 +89,15 @@ def _read(path: Path) -> _Content:
     """The rows of a file, and its damaged lines. An incomplete last line, which a killed run left,
     is neither.
     """
-    found = _Content([], [])
+    content = _Content([], [])
     if path.exists():
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
             row = _row(line, path, number)
             if row is None:
-                found.damaged.append(line)
+                content.damaged.append(line)
             else:
-                found.good.append((row, line))
-    return found
+                content.good.append((row, line))
+    return content
 
 
 def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
@@ -123,10 +123,10 @@ def _line(row: Mapping[str, float], samples: Sequence[Sample]) -> str:
 def _row(line: bytes, path: Path, number: int) -> Row | None:
     """The row that a line holds, or None if it holds none."""
     try:
-        found = parse_json(decoded(line, path, number), path, number)
-        if not isinstance(found, dict) or type(found.get("step")) is not int or found["step"] < 0:
+        row = parse_json(decoded(line, path, number), path, number)
+        if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
             return None
-        return {name: _number(value) for name, value in found.items() if name != SAMPLES}
+        return {name: _number(value) for name, value in row.items() if name != SAMPLES}
     except (FileError, ValueError, OverflowError):
         return None
 
