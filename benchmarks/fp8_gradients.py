@@ -33,7 +33,7 @@ Gradients = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Distances:
-    """Of the gradients of one weight, relative to their length; means over batches.
+    """Distances between gradients of one weight, relative to their length; means over batches.
 
     Attributes:
         fp8: from a batch's gradient to the same in FP8.
@@ -67,7 +67,7 @@ def _distances(wide: np.ndarray, narrow: np.ndarray) -> Distances:
 
 
 def gradients(config: RunConfig, weights: Gradients, batches: Sequence[Batch]) -> list[Gradients]:
-    """Of the loss of each batch at these weights, which stay as they are."""
+    """The gradients of each batch's loss at these weights, which stay as they are."""
     model, gradients_of_batches = FineTuning(config, family_of(config), gradients=True), []
     model.write(weights)
     with model:

@@ -26,7 +26,7 @@ class Digests(NamedTuple):
 
     @classmethod
     def of_array(cls, array: np.ndarray) -> Digests:
-        """Those of an array's elements in C order."""
+        """The digests of an array's elements in C order."""
         # As bytes, since bfloat16 does not support the buffer protocol.
         content = np.asarray(array, order="C").reshape(-1).view(np.uint8).data
         each = chunk_bytes(len(content))

@@ -91,7 +91,7 @@ class Optimizer(Section):
 
     @property
     def record(self) -> OptimizerRecord:
-        """What the registry says of it."""
+        """The registry's entry for this optimizer."""
         return OPTIMIZERS[self.name]
 
     def slots(self, rank: int) -> tuple[Slot, ...]:

@@ -154,7 +154,7 @@ class BatchSharding:
 
     @classmethod
     def of(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
-        """That of a configured program, for the replicas of this process.
+        """How a configured program shares batches out, for the replicas of this process.
 
         Args:
             micro_batches: of each data-parallel copy; default: those of an optimizer step.

@@ -187,7 +187,7 @@ class CausalLM(SampleFormat):
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
 
     def target_limit(self, config: RunConfig) -> tuple[int, str]:
-        """As much as is generated, if a sample holds it."""
+        """A target is as long as what is generated, if a sample holds that."""
         length, room = config.model.sequence_length, self.room(config)
         return (length, "sequence_length") if room >= length else (room, self.output_field)
 
@@ -214,7 +214,7 @@ class CausalLM(SampleFormat):
     def lengths(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> tuple[list[int], list[int]]:
-        """Of whole texts, whose last token is predicted and not read, and of targets."""
+        """Tokens of whole texts, whose last one is predicted and not read, and of targets."""
         texts = list(tokenizer.marked(example.spans() for example in examples))
         return [len(t.ids) - 1 for t in texts], [_last_run(t.learned) for t in texts]
 
@@ -251,7 +251,7 @@ class CausalLM(SampleFormat):
         return marked_texts
 
     def tokens(self, batch: Batch) -> int:
-        """Of the texts."""
+        """Tokens of the texts in a batch."""
         return int(np.count_nonzero(segments_of(batch)))
 
 

@@ -24,7 +24,7 @@ MAX_JSON = 2**30
 """Bytes of a .json file, which is read whole, uncompressed."""
 
 SEPARATORS = ",;\t|"
-"""Of the columns of a .csv: the one that its header has most of, the first where there is none."""
+"""What may separate a .csv's columns: the one that its header has most of, or the first."""
 
 _QUOTED = re.compile(r'"[^"]*"')
 

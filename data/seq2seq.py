@@ -182,13 +182,13 @@ class Seq2Seq(SampleFormat):
     def lengths(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> tuple[list[int], list[int]]:
-        """Of prompts and targets."""
+        """Tokens of prompts, and of targets."""
         prompts = tokenizer.ids(example.prompt for example in examples)
         targets = self.answers([example.target for example in examples], tokenizer)
         return [len(ids) for ids in prompts], [len(ids) for ids in targets]
 
     def predicted(self, config: RunConfig) -> int:
-        """Those of the targets."""
+        """All positions of the targets predict."""
         return self.output_length(config) * examples_per_sample(config)
 
     def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
@@ -230,7 +230,7 @@ class Seq2Seq(SampleFormat):
         return marked_texts
 
     def tokens(self, batch: Batch) -> int:
-        """Of the prompts and the targets, end tokens included."""
+        """Tokens of the prompts and the targets in a batch, end tokens included."""
         return int(np.count_nonzero(segments_of(batch))) + labelled_tokens(batch)
 
 

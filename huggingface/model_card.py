@@ -72,7 +72,7 @@ class ModelCard:
         return f"---\n{self.front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
     def front_matter(self) -> str:
-        """What the hub reads, as YAML."""
+        """The card's metadata, which the hub reads, as YAML."""
         from huggingface_hub import EvalResult, ModelCardData
 
         task = "text2text-generation" if self.sequence_to_sequence else "text-generation"

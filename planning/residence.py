@@ -48,7 +48,7 @@ class Candidates:
 
 
 def finetuning_candidates(config: RunConfig, platform: str) -> Candidates:
-    """Those of a configuration on a platform."""
+    """The candidates for a configuration on a platform."""
     family, there = family_of(config), on_platform(config, platform)
     table = family.weights(config)
 
@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Of a simulated run."""
+        """How long a simulated run takes."""
         return self.placement.after.seconds
 
     @property

@@ -60,7 +60,7 @@ class RunRecord:
 
     @classmethod
     def of_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunRecord:
-        """That of a checkpoint, whose records are in its folder, or in one that it is in."""
+        """The record of a checkpoint's run: in its folder, or in one that it is in."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
         there = (place for place in places if place.metrics.is_file())

@@ -123,7 +123,7 @@ class PhaseWeights:
 
     @property
     def variables(self) -> list[NamedTensors]:
-        """Of each layer, made now."""
+        """The variables of each layer, made now."""
         return [self._layer(row) for row in range(self.entries)]
 
     def _layer(self, row: int) -> NamedTensors:
@@ -135,7 +135,7 @@ class PhaseWeights:
         return NamedTensors(fwd=NamedTensors.from_dict(variables))
 
     def load_whole(self, names: Sequence[str], row: Tensor) -> NamedTensors:
-        """Those that a graph names, of layer `row`, gathered."""
+        """The weights of layer `row` that a graph names, gathered."""
         key = tuple(names)
         if key not in self._loads:
             self._loads[key] = self._loading(key)

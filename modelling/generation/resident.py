@@ -23,7 +23,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 Item = TypeVar("Item")
 
 Caches = list[list[Tensor]]
-"""Of each layer."""
+"""The caches of each layer."""
 
 
 class ResidentExecutor:

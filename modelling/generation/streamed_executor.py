@@ -18,7 +18,7 @@ from popxl import Tensor
 from popxl_addons import Module
 
 Caches = list[list[Port]]
-"""Of the layers of each kind."""
+"""The caches of the layers of each kind."""
 
 ONCE = [(0, range(1))]
 """The run of a part that is there once."""

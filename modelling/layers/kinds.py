@@ -43,5 +43,5 @@ class Layers:
         return [(kind, range(rows[0], rows[-1] + 1)) for kind, rows in numbered]
 
     def first_of_kinds(self, of_layers: Sequence[Item]) -> list[Item]:
-        """Of a sequence with an item for each layer, those of the first layer of each kind."""
+        """The items of the first layer of each kind, from a sequence with one for each layer."""
         return [of_layers[self.order.index(kind)] for kind in range(len(self.kinds))]

@@ -191,7 +191,7 @@ def _query_key_norms(kind: str) -> str | None:
 
 
 def _tokens(theirs: Any) -> dict[str, Any]:
-    """Of several end tokens the first, and all; without padding, the end fills texts up."""
+    """Special tokens: the first of several ends, and all; without padding, the end fills up."""
     tokens_of_kind = {
         "start_token": theirs.bos_token_id,
         "end_token": theirs.eos_token_id,
@@ -336,7 +336,7 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _plain(model: LlamaModel) -> dict[str, Any]:
-    """What all architectures have."""
+    """Settings that all architectures have."""
     attention, ends = model.attention, model.further_ends
     return {
         "vocab_size": model.embedding.vocab_size,
@@ -357,7 +357,7 @@ def _plain(model: LlamaModel) -> dict[str, Any]:
 
 
 def _of_architecture(model: LlamaModel) -> dict[str, Any]:
-    """What the class of the architecture has besides."""
+    """Settings that the architecture's class has besides."""
     attention, activations = model.attention, {ours: name for name, ours in ACTIVATIONS.items()}
     known, _ = _known(model.architecture)
     activation = activations[model.activation]

@@ -43,7 +43,7 @@ def weight_table(config: LlamaConfig) -> WeightTable:
 
 
 def _fused(model: LlamaModel) -> dict[str, list[str]]:
-    """What Phi-3's files have as one."""
+    """Weights that Phi-3's files have as one, by its name there."""
     if model.architecture != "phi3":
         return {}
     fused = {}

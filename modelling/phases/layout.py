@@ -34,7 +34,7 @@ class Layout:
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Each once, in order."""
+        """All phases, each once, in the order of their first layers."""
         return list(dict.fromkeys(phase for phase, _ in self.order))
 
     @property

@@ -318,7 +318,7 @@ class Phase:
         return addons.NamedTensors.from_dict(variables_by_name)
 
     def _load_again(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """What `_load` gave in the forward pass."""
+        """Variables and scales as `_load` gave them in the forward pass."""
         return self._load(row)
 
     def _seed(self, row: popxl.Tensor, seed: popxl.Tensor | None) -> list[popxl.Tensor]:

@@ -68,7 +68,7 @@ class VariableStore:
         )
 
     def only(self, names: Sequence[str]) -> VariableStore:
-        """The same store for a graph that needs no more than these variables."""
+        """A store for a graph that needs no more than these variables."""
         wanted = self.facts.filter_keys(names)
         buffers = self.buffers.filter_keys(names)
         load, loaded_names, gather = _loading(buffers, _cut_over(wanted))

@@ -39,14 +39,12 @@ def t5_layout(settings: Settings) -> Layout:
         {"words": words, "mask": words, "decoder_words": targets, **learned}, settings
     )
     end = model.layers + 1  # the row of the encoder's output
-    encoder, decoder = (
-        ActivationBuffers.create(
-            popxl.TensorSpec(Axes.of(config).shape(*t.shape, model.hidden_size), settings.dtype),
-            rows,
-            settings,
-        )
-        for t, rows in ((words, end + 1), (targets, end))
-    )
+
+    def rows_of(tokens: popxl.TensorSpec, count: int) -> ActivationBuffers:
+        shape = Axes.of(config).shape(tokens.shape[0], tokens.shape[1], model.hidden_size)
+        return ActivationBuffers.create(popxl.TensorSpec(shape, settings.dtype), count, settings)
+
+    encoder, decoder = rows_of(words, end + 1), rows_of(targets, end)
     row, mask = encoder.port, inputs.ports(["mask"])
     embeddings = Phase("embeddings", Embeddings(config), inputs.ports(["words"]), row(0), settings)
     stacks = _stack("encoder", EncoderBlock, mask, encoder, settings)

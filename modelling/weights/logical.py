@@ -82,7 +82,7 @@ class LogicalTensors(Lazy[np.ndarray]):
         )
 
     def without(self, prefix: str) -> LogicalTensors:
-        """The same without the tensors whose names begin with `prefix`."""
+        """All tensors but those whose names begin with `prefix`."""
         places = [p for p in self._all if not p.prefix.startswith(prefix)]
         return LogicalTensors(places, self._read, self._tensor_parallel, self._held)
 
@@ -101,7 +101,7 @@ class Form(NamedTuple):
     """What decides where the elements of a row's weights are in its variable."""
 
     shapes: tuple[tuple[int, ...], ...]
-    """Of the weights."""
+    """Shapes of the weights."""
 
     transpose: bool
     axis: int | None
@@ -111,7 +111,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, row: Row, variable: Variable, common: bool) -> Form:
-        """That of a place."""
+        """The form of a place's variable."""
         shapes = tuple(w.shape for w in row.weights)
         return cls(shapes, row.transpose, row.axis, common, variable.shape)
 
