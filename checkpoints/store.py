@@ -227,26 +227,29 @@ class CheckpointStore:
             CheckpointError: if there is no good one, or a later version of this wrote the newest.
         """
         self.wait()
-        problems: list[str] = []
-        for folder in self._everyones_folders():
-            if step is not None and folder.step != step:
-                continue
+        problems: dict[StepFolder, str] = {}
+        while True:
+            folders = [f for f in self._everyones_folders() if step is None or f.step == step]
+            # What a run that saves meanwhile has deleted is not damaged.
+            problems = {folder: problems[folder] for folder in folders if folder in problems}
+            folder = next((folder for folder in folders if folder not in problems), None)
+            if folder is None:
+                raise CheckpointError("; ".join(problems.values()) or self._absent(step))
             try:
                 checkpoint = _read(folder.path, verify)
+                break
             except (OtherFormatError, DifferentCopiesError):
                 raise
             except CheckpointError as error:
-                self._damaged.add(folder.path.absolute())
-                problems.append(f"the checkpoint of step {folder.step} is damaged ({error})")
-                continue
-            if problems:
-                warnings.warn(
-                    f"{'; '.join(problems)}; using that of step {checkpoint.step}",
-                    CheckpointWarning,
-                    stacklevel=2,
-                )
-            return checkpoint
-        raise CheckpointError("; ".join(problems) or self._absent(step))
+                problems[folder] = f"the checkpoint of step {folder.step} is damaged ({error})"
+        self._damaged |= {folder.path.absolute() for folder in problems}
+        if problems:
+            warnings.warn(
+                f"{'; '.join(problems.values())}; using that of step {checkpoint.step}",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+        return checkpoint
 
     def steps(self) -> list[int]:
         """Steps in the directory, the newest last, good or damaged."""
@@ -276,18 +279,22 @@ class CheckpointStore:
         Raises:
             CheckpointError: another does not see the newest.
         """
-        seen = [[f.number, f.step, f.path.name] for f in step_folders(self._directory)]
-        rows = popdist.gather(seen)[0]
-        folders = [StepFolder(n, step, self._directory / name) for n, step, name in rows]
-        appeared = popdist.gather([not folders or appears(folders[0].path), str(self._directory)])
-        blind = next((i for i, (is_there, _) in enumerate(appeared) if not is_there), None)
-        if blind is not None:
-            newest = shown_path(Path(appeared[0][1]) / folders[0].path.name)
-            raise DifferentCopiesError(
-                f"process {blind} does not see {newest}, the "
-                "newest step that process 0 sees: give a folder that all hosts share"
-            )
-        return folders
+        while True:
+            seen = [[f.number, f.step, f.path.name] for f in step_folders(self._directory)]
+            rows = popdist.gather(seen)[0]
+            folders = [StepFolder(n, step, self._directory / name) for n, step, name in rows]
+            if not folders or popdist.getNumInstances() == 1:
+                return folders
+            newest = folders[0].path
+            blind = [i for i, sees in enumerate(popdist.gather(appears(newest))) if not sees]
+            if not blind:
+                return folders
+            still_there, path = popdist.gather([newest.is_dir(), shown_path(newest)])[0]
+            if still_there:  # and not deleted by a run that saves meanwhile
+                raise DifferentCopiesError(
+                    f"process {blind[0]} does not see {path}, the "
+                    "newest step that process 0 sees: give a folder that all hosts share"
+                )
 
     def _write(
         self, manifest: Manifest, tensors: Callable[[], Iterable[tuple[str, np.ndarray]]]
