@@ -127,10 +127,10 @@ class RemoteRun:
                 for name in sorted(files, key=FILE_NAME.__eq__):
                     with self._store.open(str(target / name), "wb") as copy:
                         shutil.copyfileobj(files[name], copy, _BLOCK)
-        kept = [target, *(one.path for one in self.steps()[:to_keep])]
-        for one in self._folders():
-            if one.path not in kept:
-                self._remove(one.path)
+        kept = [target, *(there.path for there in self.steps()[:to_keep])]
+        for there in self._folders():
+            if there.path not in kept:
+                self._remove(there.path)
 
     def _fetch_newest(self, directory: Path, newer_than: int = -1) -> Path | None:
         for step in self.steps():
@@ -179,8 +179,8 @@ class RemoteRun:
     def _folders(self) -> list[StepFolder]:
         """Steps, whole or not, the last one saved first."""
         with self._reached():
-            found = self._store.ls(str(self._root), detail=False) if self._exists() else []
-        return sorted(filter(None, (step_folder(Path(path)) for path in found)), reverse=True)
+            paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
+        return sorted(filter(None, (step_folder(Path(path)) for path in paths)), reverse=True)
 
     def _fetch_records(self, directory: Path) -> None:
         for file in self._records():
@@ -239,15 +239,15 @@ def fetched(load: str) -> str:
     run, name = RemoteRun(load), load.split("://")[1].strip("/").replace("/", "--")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "popxl" / name
     with locked(cache, wait=True):
-        found = run.fetch_step(cache)
+        newest = run.fetch_step(cache)
         for _, _, path in step_folders(cache):
-            if path != found:
+            if path != newest:
                 shutil.rmtree(path)  # which a reader has open
-    if found is None:
+    if newest is None:
         raise CheckpointError(
             f"no checkpoint in {shown_path(load)}: give an address that a run was saved to"
         )
-    return str(found)
+    return str(newest)
 
 
 def local_save(save: str) -> str:

@@ -84,9 +84,9 @@ def restore_from_mirror(config: RunConfig) -> None:
         return
     if is_first_process():
         try:
-            found = restore(settings.save, settings.mirror)
-            if found is not None:
-                say(f"{found.name} came from {settings.mirror}")
+            step = restore(settings.save, settings.mirror)
+            if step is not None:
+                say(f"{step.name} came from {settings.mirror}")
         except (FileError, OSError) as error:
             problem = str(error)
     if (problem := popdist.gather(problem)[0]) is not None:

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from config.sections import RunConfig
 from files.run_folder import RunFolder
 from files.shown import shown_name
+from run.options import RunOptions
 from run.records.metrics import Row, Sample
 from run.records.pace import Throughput, Utilisation, pace
 from run.records.progress import Progress
@@ -37,31 +38,6 @@ class Lenient:
                 self._failing.add(what)
                 reason = " ".join(str(error).split()) or type(error).__name__
                 say(f"warning: {what} is not written, the run goes on: {shown_name(reason, 200)}")
-
-
-class RecordOptions(Protocol):
-    """Where a run is reported besides its directory; see `run.options`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def command(self) -> str: ...
-
-    @property
-    def wandb(self) -> bool: ...
-
-    @property
-    def wandb_name(self) -> str | None: ...
-
-    @property
-    def tensorboard(self) -> bool: ...
-
-    @property
-    def metrics_port(self) -> int | None: ...
-
-    @property
-    def metrics_host(self) -> str: ...
 
 
 class Log(Protocol):
@@ -103,7 +79,7 @@ class Recorder:
         self,
         config: RunConfig,
         folder: RunFolder,
-        options: RecordOptions,
+        options: RunOptions,
         first_step: int = 0,
         use: Utilisation | None = None,
         hardware: str = "",
