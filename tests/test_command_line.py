@@ -399,7 +399,7 @@ def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys):
     assert run_finetuning.main([*command, "--save-hf", str(tmp_path / "hf")]) == 0
     lines = (run / "metrics.jsonl").read_text().splitlines()
     found = [json.loads(line).get("samples") for line in lines]
-    assert [bool(samples) for samples in found] == [False, True, False, True]
+    assert [bool(samples) for samples in found[:4]] == [False, True, False, True]
     examples = sample_examples("validation", 3)
     for samples in (found[1], found[3]):
         assert [s["prompt"] for s in samples] == [example.prompt for example in examples]

@@ -99,7 +99,7 @@ def _other_value(leaf, config):
         default = getattr(default, name)
     kind = leaf.type.kind
     values = leaf.type.choices or {
-        bool: (True, False), int: (1, 2), float: (0.25, 0.5), str: ("this", "that")
+        bool: (True, False), int: (1, 2), float: (0.25, 0.5), str: ("s3://this", "s3://that")
     }[kind]  # fmt: skip
     return next((value for value in values if value != default), default)
 
@@ -162,8 +162,8 @@ def main(arguments=None):
         (
             "--checkpoint 3",
             "--checkpoint is a section; set a field of it: --load or --save or "
-            "--checkpoint.steps or --checkpoint.minutes or --to_keep or --checkpoint.keep_best or "
-            "--checkpoint.save_optimizer or --checkpoint.load_optimizer or --checkpoint.nonfinite",
+            "--checkpoint.mirror or --checkpoint.steps or --checkpoint.minutes or --to_keep or "
+            "--checkpoint.keep_best or --checkpoint.save_optimizer or --checkpoint.load_optimizer or --checkpoint.nonfinite",
         ),
         ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
         ("--layers", "argument --layers: expected one argument; see --help"),
