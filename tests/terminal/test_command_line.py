@@ -163,7 +163,8 @@ def main(arguments=None):
             "--checkpoint 3",
             "--checkpoint is a section; set a field of it: --load or --save or "
             "--checkpoint.mirror or --checkpoint.steps or --checkpoint.minutes or --to_keep or "
-            "--checkpoint.keep_best or --checkpoint.save_optimizer or --checkpoint.load_optimizer or --checkpoint.nonfinite",
+            "--checkpoint.keep_best or --checkpoint.save_optimizer or "
+            "--checkpoint.load_optimizer or --checkpoint.nonfinite",
         ),
         ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
         ("--layers", "argument --layers: expected one argument; see --help"),
