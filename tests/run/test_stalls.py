@@ -82,7 +82,21 @@ def test_others_that_are_at_something_else_are_named(capsys, monkeypatch):
         "; process 4 is at the samples of step 3 for 9 s; process 5 is at step 3 for 5 s, since "
         f"{WHERE}; process 6 is at step 2 for 9 s; and 1 more"
     )
-    assert told[-1] == "step 3 for 0 s"
+    assert set(told) == {"", "step 3 for 0 s"}
+
+
+@pytest.mark.parametrize(
+    "other", ["", "the save for 9 s", "the save for 9 s, where files do not answer"]
+)
+def test_who_waits_for_another_that_writes_does_not_give_up(capsys, monkeypatch, other):
+    ended = []
+    monkeypatch.setattr("popdist.others_work", lambda: {"process 1": other})
+    monkeypatch.setattr("popdist.fail", lambda *given: ended.append(given))
+    with watched(received=lambda: "SIGTERM") as watch:
+        watch.at("save", "the save", is_storage=True)
+        time.sleep(0.4)
+    assert bool(ended) == other.endswith("do not answer")
+    assert all(code == 143 for _, code in ended)
 
 
 PROGRAM = """
