@@ -183,8 +183,8 @@ class ChatTemplate:
             except Exception:  # whatever a template raises
                 continue
             known = self.base.added_tokens_decoder
-            found = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
-            return next((str(known[i].content) for i in found if i in known), None)
+            ids = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
+            return next((str(known[i].content) for i in ids if i in known), None)
         return None
 
     @property
@@ -331,14 +331,14 @@ class Turns:
         # What asks for an answer may go on where the text has the answer, such as with <think>.
         same = _common(asked, text)
         least = _common(asked, self._write(self._messages[:turn], False))
-        found = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
-        found = [end for end in found if end >= least]
-        if not found:
+        ends = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
+        ends = [end for end in ends if end >= least]
+        if not ends:
             raise Refused(
                 f"the chat template writes what precedes message {turn + 1} differently in the "
                 "whole conversation: try --data.loss last"
             )
-        return found
+        return ends
 
 
 def _common(one: str, other: str) -> int:
@@ -402,12 +402,12 @@ def _with_day(source: str) -> str:
 
 def _spans(text: str, learned: Sequence[Range]) -> tuple[Span, ...]:
     """A text in spans of which every other one is learned."""
-    found, at = list[Span](), 0
+    spans, at = list[Span](), 0
     for start, end in learned:
-        found += [Span(text[at:start], False), Span(text[start:end], True)]
+        spans += [Span(text[at:start], False), Span(text[start:end], True)]
         at = end
-    found.append(Span(text[at:], False))
-    return tuple(span for span in found if span.text)
+    spans.append(Span(text[at:], False))
+    return tuple(span for span in spans if span.text)
 
 
 def _reason(error: Exception) -> str:

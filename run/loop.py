@@ -233,9 +233,12 @@ class _Run:
         best = RunFolder(Path(config.checkpoint.save or "")).best
         if config.checkpoint.keep_best is None or not has_checkpoint(best):
             return last, self.model.tensors(optimizer=False)
-        found = load_checkpoint(best)
-        say(f"the weights of step {found.step}, the best by {config.checkpoint.keep_best}, go out")
-        return found.step, found.tensors
+        checkpoint = load_checkpoint(best)
+        say(
+            f"the weights of step {checkpoint.step}, the best by "
+            f"{config.checkpoint.keep_best}, go out"
+        )
+        return checkpoint.step, checkpoint.tensors
 
     def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
@@ -311,9 +314,9 @@ class _Run:
             return {}
         outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
         self.best.consider(step, outcome.metrics, without_optimizer(self.model.tensors()))
-        found = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
+        values = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
         logged = outcome.answers[: self.config.evaluation.log_samples]
-        return {**found, SAMPLES: [answer.to_dict() for answer in logged]}
+        return {**values, SAMPLES: [answer.to_dict() for answer in logged]}
 
 
 def _say_done(
