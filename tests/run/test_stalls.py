@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from run import stalls
 from run.stalls import Stalls
+from tests.small_runs import GPTJ, finetuning
 
 ROOT = Path(__file__).parents[2]
 WHERE = "the disk of --execution.disk has not answered"
@@ -154,3 +156,28 @@ def test_a_signal_ends_a_process_whose_files_do_not_answer(tmp_path, where):
     assert "SIGTERM" in last
     assert ("the save of step 2" in last) == (where == "training")
     assert load_checkpoint(tmp_path).step == 1
+
+
+HANGS = """
+import time
+import popdist
+from data.batches import Loader
+usual, calls = Loader.next_batch, []
+
+def next_batch(self):
+    calls.append(None)
+    if len(calls) == 3 and popdist.getInstanceIndex():
+        time.sleep(8)
+    return usual(self)
+
+Loader.next_batch = next_batch
+"""
+
+
+@pytest.mark.slow
+def test_a_run_names_the_process_that_it_waits_for(tmp_path):
+    runs = finetuning(2, tmp_path, *GPTJ, "--steps", "3", "--stall", "2", first=HANGS)
+    said = [run.communicate(timeout=300)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    line = r"run is at step 3 for \d s; process 1 \(pid .*\) is at the samples of step 3 for \d s"
+    assert re.search(f"warning: the {line}", said[0]), said[0]
