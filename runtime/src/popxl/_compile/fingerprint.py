@@ -149,8 +149,9 @@ class _Text:
         return self._numbers.setdefault((kind, thing), len(self._numbers))
 
     def tensor(self, t: Tensor) -> str:
-        shared = isinstance(t, Constant) and t._is_argument
-        return f"%{self._number('tensor', t._content if shared else t)}"
+        if isinstance(t, Constant) and t._is_argument:
+            return f"%{self._number('content', t._content)}"
+        return f"%{self._number('tensor', t)}"
 
     def value(self, v: Value) -> str:
         t = v.tensor

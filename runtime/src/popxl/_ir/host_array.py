@@ -40,7 +40,7 @@ def held_once(array: np.ndarray) -> np.ndarray:
         return array
     if array.nbytes <= INLINE_BYTES:
         return array.copy()
-    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8)).digest()
+    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()
     key = array.dtype, array.shape, digest
     held = _HELD.get(key)
     if held is None:
