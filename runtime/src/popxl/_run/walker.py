@@ -29,9 +29,10 @@ from popxl._schedule.schedule import (
     Run,
     Step,
     Store,
+    step_text,
 )
 from popxl._schedule.segment import COUNT
-from popxl.errors import popart_exception
+from popxl.errors import locate, popart_exception
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import Fetched
@@ -101,10 +102,15 @@ class Walker:
             slots[at] = value
         inputs.clear()
         do = self._do
-        for step in routine.steps:
-            do[type(step)](step, slots, updates)
-            for slot in step.last:
-                slots[slot] = None
+        step = Step()
+        try:
+            for step in routine.steps:
+                do[type(step)](step, slots, updates)
+                for slot in step.last:
+                    slots[slot] = None
+        except BaseException as error:
+            locate(error, f"{step_text(step, routine)} in {routine.title}", step.location)
+            raise
         return slots
 
     # ---- transfers ------------------------------------------------------------------------------
