@@ -7,6 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from popxl._ir.opdef import NoGrad, define
@@ -17,6 +18,7 @@ from popxl.ops._table import ELEMENTWISE, binary
 from popxl.ops.elementwise import negate
 from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
+from popxl.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +150,8 @@ def _scaled_add(x: Any, y: Any, a: Any = 1.0, b: Any = 1.0) -> Any:
 
 
 def _scale(x: Any, factor: Any, dtype: Any) -> Any:
+    if isinstance(factor, float):
+        check_range(np.asarray(factor), np.dtype(dtype))
     return x.astype(dtype) * jnp.asarray(factor).astype(dtype)
 
 
