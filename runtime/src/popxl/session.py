@@ -27,6 +27,7 @@ from popxl._compile.cache import Startup as Startup
 from popxl._compile.cache import Stopwatch
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import replica_mesh, replicated
+from popxl._ir.switches import STEPWISE, is_on
 from popxl._run import device_variables
 from popxl._run.exchange import of_all_processes
 from popxl._run.program import Program, State
@@ -174,6 +175,17 @@ class Session:
             raise ValueError("the session is not attached: use `with session:` around remote_bytes")
         return sum(entries.nbytes for entries in self._state.entries.values())
 
+    def code(self, segment: str, stage: Literal["stablehlo", "hlo"] = "hlo") -> str:
+        """A segment as XLA is given it (StableHLO) or has compiled it (HLO). Not of PopXL.
+
+        Args:
+            segment: its name in the schedule, such as "main.0".
+
+        Raises:
+            ValueError: there is no such segment.
+        """
+        return self._program.code(segment, stage)
+
     def plan(self) -> Plan:
         """What a run needs and does; see `popxl.plan.plan_of_program`."""
         return plan_of_program(self._program)
@@ -259,7 +271,7 @@ class Session:
                 seen is each step's own time, while nothing overlaps; else it is the host's time
                 for asking and waiting, as the program runs.
         """
-        timing = Timing(apart)
+        timing = Timing(apart or is_on(STEPWISE))
         self._program.timing = timing
         try:
             yield timing

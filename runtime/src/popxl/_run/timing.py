@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from popxl._run.walker import Walker
+from popxl._run.walker import Do, Walker
 from popxl._schedule.schedule import Branch, Fetch, Load, Loop, Run, Step, Store
 from popxl._schedule.segment import Segment
 
@@ -98,9 +98,6 @@ class Timing:
         yield
         self.seconds += time.perf_counter() - start
         self.programs += 1
-
-
-Do = Callable[[Any, list[Any], int], None]
 
 
 class LabelledWalker(Walker):

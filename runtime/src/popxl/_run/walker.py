@@ -11,6 +11,7 @@ One thread walks, and alone has slots, state and entries. Others only launch wha
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from popxl._storage.transit import Transit
     from popxl.streams import Stream
     from popxl.tensor import Constant
+
+
+Do = Callable[[Any, list[Any], int], None]
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Walker:
     ) -> None:
         self._call, self._number, self._copy = call, number, copy
         self._moving, self._shared, self._fetched = moving, shared, fetched
-        self._do: dict[type[Step], Callable[[Any, list[Any], int], None]] = {
+        self._do: dict[type[Step], Do] = {
             Load: self._load,
             Store: self._store,
             Compute: self._compute,
@@ -92,6 +96,10 @@ class Walker:
             Loop: self._loop,
             Branch: self._branch,
         }
+
+    def do_around(self, wrap: Callable[[Do], Do]) -> None:
+        """Let each step be done as `wrap` of what is done for it."""
+        self._do = {kind: wrap(do) for kind, do in self._do.items()}
 
     def routine(self, routine: Routine, inputs: list[Any], updates: int = 0) -> list[Any]:
         """Run an activation; returns its slots. `inputs` is emptied."""
@@ -109,7 +117,7 @@ class Walker:
                 for slot in step.last:
                     slots[slot] = None
         except BaseException as error:
-            locate(error, f"{step_text(step, routine)} in {routine.title}", step.location)
+            locate(error, f"{_text(step, slots)}, of {routine.title}", step.location)
             raise
         return slots
 
@@ -209,3 +217,18 @@ class Walker:
         for slot, at in zip(step.outs, passed.routine.outputs, strict=True):
             if slot is not None:
                 slots[slot] = inner[at]
+
+
+def _text(step: Step, slots: Sequence[Any]) -> str:
+    numbers = {s: slots[s] for s in step.reads() if isinstance(slots[s], (int, tuple))}
+    return step_text(step, numbers) if type(step) is not Step else "no step"
+
+
+def logged(do: Do) -> Do:
+    """Writes each step to standard error, with the user's line, before it is done."""
+
+    def run(step: Step, slots: list[Any], updates: int) -> None:
+        print(f"popxl: {_text(step, slots)} ({step.location})", file=sys.stderr, flush=True)
+        do(step, slots, updates)
+
+    return run

@@ -299,7 +299,7 @@ def _routine_lines(routine: Routine, ahead: Mapping[Run, str]) -> Iterator[str]:
             yield f"  # {part or 'no part'}"
         if isinstance(step, Run) and step in ahead:
             yield f"  # {ahead[step]}"
-        yield f"  {step_text(step, routine)}{_last_text(step)}"
+        yield f"  {step_text(step, routine.start)}{_last_text(step)}"
 
 
 def _last_text(step: Step) -> str:
@@ -310,11 +310,11 @@ def _slots(slots: Any) -> str:
     return ", ".join(f"%{s}" for s in slots if s is not None)
 
 
-def step_text(step: Step, routine: Routine) -> str:
-    """A step as schedules show it."""
+def step_text(step: Step, known: Mapping[Slot, Index]) -> str:
+    """A step as schedules show it, with the numbers that are known in place of their slots."""
 
     def number(slot: Slot) -> str:
-        return str(routine.start[slot]) if slot in routine.start else f"%{slot}"
+        return str(known[slot]) if slot in known else f"%{slot}"
 
     match step:
         case Load():
