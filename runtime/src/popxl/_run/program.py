@@ -30,7 +30,7 @@ from popxl._compile.platforms import platform_named
 from popxl._compile.segment_function import lower_segment
 from popxl._devices.mesh import global_shape, per_replica, replicated
 from popxl._ir.host_array import device_view
-from popxl._ir.switches import LOG, STEPWISE, checked_values, is_on
+from popxl._ir.switches import STEPS, STEPWISE, checked_values, is_on
 from popxl._run.exchange import numbers
 from popxl._run.timing import TimedWalker, Timing
 from popxl._run.walker import Globals, Walker, logged
@@ -290,7 +290,7 @@ class Program:
         given = self._call, self._number, jnp.copy, moving, shared, fetched
         timing = self._timing
         walker = Walker(*given) if timing is None else TimedWalker(timing, *given)
-        if is_on(LOG):
+        if is_on(STEPS):
             walker.do_around(logged)
         return walker
 
