@@ -84,7 +84,7 @@ def test_a_stepwise_run_ends_at_the_store_that_the_disk_refuses(switch, monkeypa
 def test_the_log_names_each_step_with_its_line_before_it_is_done(switch, capfd):
     ir, _ = on_disk(0)
     with popxl.Session(ir) as session:
-        switch("LOG")
+        switch("STEPS")
         session.run()
     lines = capfd.readouterr().err.splitlines()
     loads = [re.search(r"load buffer \d+\[(\d)\].*on_disk\.py:\d+\)$", line) for line in lines]

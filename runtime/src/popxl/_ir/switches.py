@@ -14,7 +14,7 @@ STEPWISE = "POPXL_STEPWISE"
 """Let each step of the schedule wait for the one before. Nothing is donated, dispatched ahead of
 its turn, read ahead, or written behind."""
 
-LOG = "POPXL_LOG"
+STEPS = "POPXL_STEPS"
 """Write each step of the schedule to standard error before it is done."""
 
 CHECK = "POPXL_CHECK"
