@@ -84,10 +84,12 @@ class Machine:
     def watch(self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]) -> None:
         """Note a fault if an op makes what is not finite of inputs that are. What an op runs by its
         regions is watched itself."""
-        runs = node.regions and node.op is not None and node.op.defn.execute is None
-        if node.op in self.watched and node.kind == "op" and not runs:
+        op = node.op
+        if op is None or node.kind != "op" or op not in self.watched:
+            return
+        if not node.regions or op.defn.execute is not None:
             made = self._is_broken(results) & ~self._is_broken(inputs)
-            self._note_fault(made, self.watched[node.op])
+            self._note_fault(made, self.watched[op])
 
     def _is_broken(self, arrays: Sequence[jax.Array]) -> jax.Array:
         floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
