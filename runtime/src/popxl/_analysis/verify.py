@@ -170,7 +170,7 @@ def _inferred(op: Op) -> list[Any]:
     return [(s.shape, s.dtype) for s in infer_specs(op)]
 
 
-def _check_region(op: Op, region: Region) -> None:
+def _check_region(op: Op, region: Region[Graph]) -> None:
     called, last = region.graph, max((at for at in region.inputs if at is not None), default=-1)
     _check(last < len(op.inputs), op, f"passes too little to @{called.id}")
     _check_same(op, called, "passes", "takes", called._inputs,

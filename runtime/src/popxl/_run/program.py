@@ -32,8 +32,9 @@ from popxl._devices.mesh import global_shape, per_replica, replicated
 from popxl._ir.host_array import device_view
 from popxl._ir.switches import STEPS, STEPWISE, checked_values, is_on
 from popxl._run.exchange import numbers
-from popxl._run.timing import TimedWalker, Timing
-from popxl._run.walker import Globals, Walker, logged
+from popxl._run.step_log import logged
+from popxl._run.timing import Timer, Timing
+from popxl._run.walker import Globals, Walker
 from popxl._schedule.build import build_schedule
 from popxl._schedule.donation import is_exclusive
 from popxl._schedule.lookahead import Fetched, upcoming
@@ -48,6 +49,7 @@ from popxl.errors import poplar_application_runtime_error
 if TYPE_CHECKING:
     from popxl._ir.op import Op
     from popxl._schedule.schedule import Routine, Schedule
+    from popxl._schedule.walk import Observer
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -135,6 +137,7 @@ class Program:
         self._numbers: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
         self._moving: Direct | Transit | None = None  # of the last run, without its entries
+        self._is_stepwise = is_on(STEPWISE)
         self.timing: Timing | None = None
 
     @property
@@ -152,11 +155,6 @@ class Program:
         """Ops whose values are checked, each with its rule; number n of a fault is the n-th."""
         rules = [(op, op.defn.check.rule) for op in self.facts.checks if op.defn.check is not None]
         return [*rules, *((op, _FINITE[self.facts.infinite]) for op in self.facts.watched)]
-
-    @property
-    def _timing(self) -> Timing | None:
-        """What measures a run, if anything; with `STEPWISE`, no step overlaps another."""
-        return self.timing or (Timing(apart=True) if is_on(STEPWISE) else None)
 
     @cached_property
     def h2d(self) -> list[HostToDeviceStream]:
@@ -240,6 +238,8 @@ class Program:
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         results = self._launcher(self.executables[segment], arguments, segment.nbytes)
+        if self._is_apart:
+            jax.block_until_ready(results)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print
@@ -262,13 +262,14 @@ class Program:
         shared = self._globals(inputs, seed)
         fetched, main = Fetched(), self.schedule.main
         moving = self._mover(state, fetched)
-        walker = self._walker(moving, shared, fetched)
+        observer = self._observer(moving)
+        walker = Walker(self._call, self._number, jnp.copy, moving, shared, fetched, observer)
         given = [state.variables.pop(v) for v in self.variables]
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
         with state.running(main, fetched):
-            slots = walker.routine(main, given)
+            slots = walker.run(main, given)
             moving.finish()
         self._moving = moving
         state.variables.update(kept)
@@ -281,18 +282,19 @@ class Program:
         return {s: shared.streams[s] for s in self.d2h}
 
     def _mover(self, state: State, fetched: Fetched) -> Direct | Transit:
-        window, main, timing = self.schedule.window, self.schedule.main, self._timing
-        if timing is not None and timing.apart and window is not None:
+        window, main = self.schedule.window, self.schedule.main
+        if self._is_apart and window is not None:
             window = 0
         return self.platform.moving(window, main, fetched, state.entries, self._in_flight)
 
-    def _walker(self, moving: Direct | Transit, shared: Globals, fetched: Fetched) -> Walker:
-        given = self._call, self._number, jnp.copy, moving, shared, fetched
-        timing = self._timing
-        walker = Walker(*given) if timing is None else TimedWalker(timing, *given)
-        if is_on(STEPS):
-            walker.do_around(logged)
-        return walker
+    def _observer(self, moving: Direct | Transit) -> Observer:
+        timing = Timing(apart=True) if self._is_stepwise and self.timing is None else self.timing
+        timer = iter if timing is None else Timer(timing, moving)
+        return (lambda steps: timer(logged(steps))) if is_on(STEPS) else timer
+
+    @property
+    def _is_apart(self) -> bool:
+        return self._is_stepwise or (self.timing is not None and self.timing.apart)
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""

@@ -318,7 +318,7 @@ def _slots(slots: Any) -> str:
 
 
 def step_text(step: Step, known: Mapping[Slot, Index]) -> str:
-    """A step as schedules show it, with the numbers that are known in place of their slots."""
+    """A step as text, with the numbers of slots where they are known."""
 
     def number(slot: Slot) -> str:
         return str(known[slot]) if slot in known else f"%{slot}"
