@@ -31,7 +31,8 @@ from files.writing import sync, write_synced, writing
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _SEEN = 10.0  # seconds
-_HIDDEN = re.compile(r"\.(draft|deleted)-" + _NAME.pattern)
+_DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
+_LEFT = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.shared-[0-9a-f]{8}")
 
 
 class StepFolder(NamedTuple):
@@ -50,12 +51,12 @@ def step_folders(directory: Path) -> list[StepFolder]:
         if not directory.is_dir():
             return []
         folders = [path for path in directory.iterdir() if path.is_dir()]
-        found = [(_NAME.fullmatch(path.name), path) for path in folders]
+        matches = [(_NAME.fullmatch(path.name), path) for path in folders]
     except OSError as error:
         reason = error.strerror
         raise CheckpointError(f"cannot read {shown_path(directory)}: {reason}") from error
     return sorted(
-        (StepFolder(int(match[1]), int(match[2]), path) for match, path in found if match),
+        (StepFolder(int(match[1]), int(match[2]), path) for match, path in matches if match),
         reverse=True,
     )
 
@@ -78,13 +79,13 @@ def check_shared(directory: Path) -> None:
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
     name, nonce, shown = popdist.gather([name, nonce, shown_path(directory)])[0]
-    found = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
+    views = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
     if popdist.getInstanceIndex() == 0:
         (directory / name).unlink(missing_ok=True)
-    blind = next((i for i, (_, sees) in enumerate(found) if not sees), None)
+    blind = next((i for i, (_, sees) in enumerate(views) if not sees), None)
     if blind is not None:
         raise CheckpointError(
-            f"process {blind} on {found[blind][0][:30]} does not see what process 0 writes into "
+            f"process {blind} on {views[blind][0][:30]} does not see what process 0 writes into "
             f"{shown}: give --save a folder that all hosts share"
         )
 
@@ -137,20 +138,19 @@ def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> No
                 os.rename(path, path.with_name(f".deleted-{path.name}"))
         elif path.absolute() not in damaged:
             kept.add(step)
-    _remove_hidden(directory, "deleted")
+    _remove(directory, _DELETED)
 
 
 def remove_leftovers(directory: Path) -> None:
     """Delete what a killed process left half written or half deleted; as `remove_older`."""
-    _remove_hidden(directory, "draft", "deleted")
+    _remove(directory, _LEFT)
 
 
-def _remove_hidden(directory: Path, *kinds: str) -> None:
+def _remove(directory: Path, names: re.Pattern[str]) -> None:
     for path in directory.iterdir():
-        found = _HIDDEN.fullmatch(path.name)
-        if found and found[1] in kinds:
+        if names.fullmatch(path.name):
             with _told(path):
-                shutil.rmtree(path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager

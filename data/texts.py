@@ -54,11 +54,11 @@ class Corpus:
     """
 
     examples: list[Example]
-    unlabelled: int
+    unlabelled: int = 0
     nulls: int = 0
 
     @property
     def notes(self) -> list[str]:
         """What was left out, for people."""
-        found = ((self.unlabelled, "without a label"), (self.nulls, "with null"))
-        return [f"{count} {why} left out" for count, why in found if count]
+        counts = ((self.unlabelled, "without a label"), (self.nulls, "with null"))
+        return [f"{count} {why} left out" for count, why in counts if count]

@@ -32,6 +32,7 @@ def test_streams_are_made_from_specs_and_keep_order(ir):
     streams = InputStreams(words=((2, 3), popxl.int32), lr=own)
     assert streams.words.spec == popxl.TensorSpec((2, 3), popxl.int32)
     assert streams.words.tensor_id == "words"
+    assert repr(streams) == f"InputStreams(words={streams.words!r}, lr={own!r})"
     assert list(streams) == [streams.words, own]
     assert isinstance(OutputStreams(y=((), popxl.float32)).y, popxl.DeviceToHostStream)
 
@@ -218,8 +219,9 @@ def test_hints_are_accepted(ir):
     addons.set_graph_available_memory_proportion_by_ipu(ir.main_graph, (0.4,))
     addons.disable_fc_pass(ir)
     addons.enable_fc_pass(ir)
-    with pytest.raises(ValueError, match="2"):
-        addons.set_available_memory_proportion_by_ipu(ir, [2])
+    for wrong in (0, 2):
+        with pytest.raises(ValueError, match=str(wrong)):
+            addons.set_available_memory_proportion_by_ipu(ir, [wrong])
 
 
 def test_the_package_says_which_it_is():

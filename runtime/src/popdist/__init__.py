@@ -70,7 +70,7 @@ def getNumInstances() -> int:  # noqa: N802
 
 
 def getInstanceIndex() -> int:  # noqa: N802
-    """Which of them this is, from 0."""
+    """This process's index, from 0."""
     return _place().index
 
 
@@ -107,6 +107,17 @@ def traffic() -> dict[str, Traffic]:
     """What this process has asked of the coordination service so far: for `exchange`, and to
     `watch` the others, which it does every second. Nothing if it is alone."""
     return {} if _joined is None else _joined.traffic()
+
+
+def tell(work: str) -> None:
+    """Let the others know what this process does, for `others_work`; within seconds."""
+    if _joined is not None:
+        _joined.working = work
+
+
+def others_work() -> dict[str, str]:
+    """What each of the others does, as far as it tells; by the process in words, with its host."""
+    return {} if _joined is None else _joined.others_work()
 
 
 def neighbours() -> int:

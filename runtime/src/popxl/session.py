@@ -60,10 +60,11 @@ _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are mad
 
 
 class DiskTraffic(NamedTuple):
-    """Bytes of entries on disk."""
+    """Bytes of entries on disk; seconds for which the oldest request has been under way."""
 
     read: int
     written: int
+    waiting: float = 0.0
 
 
 class Session:
@@ -222,7 +223,7 @@ class Session:
         outputs: d2hStreamBufferMaps | None = None,
         downcast_inputs: bool = True,
     ) -> None:
-        """As `run`, writing results into the arrays of `outputs` (see `create_host_outputs`).
+        """Like `run`, writing results into the arrays of `outputs` (see `create_host_outputs`).
 
         Raises:
             ValueError: also if an output array is missing or has the wrong shape or dtype.
@@ -379,7 +380,7 @@ class Session:
         return self.get_tensors_data([tensor])[tensor]
 
     def get_tensors_data(self, tensors: Iterable[Initialised]) -> dict[Initialised, np.ndarray]:
-        """As `get_tensor_data`, for several tensors at once.
+        """Like `get_tensor_data`, for several tensors at once.
 
         Raises:
             TypeError: a tensor is neither variable nor constant.
@@ -466,7 +467,7 @@ class Session:
     def write_variables_data(
         self, tensors: Mapping[Variable, VariableData], concurrent: bool = False
     ) -> None:
-        """As `write_variable_data`, for several variables at once.
+        """Like `write_variable_data`, for several variables at once.
 
         Args:
             concurrent: functions among the data do not need each other, and any thread may call
@@ -500,8 +501,8 @@ class Session:
 
     @property
     def disk_traffic(self) -> DiskTraffic:
-        """Bytes of entries that went to files and came from there, since the session was entered.
-        Not of PopXL.
+        """Bytes of entries that went to files and came from there, since the session was entered,
+        and how long the disk has not answered. Not of PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -511,7 +512,8 @@ class Session:
         traffic = self._state.traffic
         if traffic is None:
             return DiskTraffic(0, 0)
-        return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
+        scratch = traffic.scratch
+        return DiskTraffic(scratch.read, scratch.written, scratch.waiting)
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:

@@ -4,7 +4,8 @@ Requests are large, aligned, and past the page cache where the file system allow
 what is read is needed once, and the cache would take the memory that the files are to save. They
 are made by threads in calls that release Python's lock. `benchmarks.disk` measures them.
 
-A checksum of what each request wrote stays in memory: what is read must have it.
+A checksum of what each request wrote stays in memory: what is read must have it. Files lose their
+names when they are made, so that the kernel frees them with the process, however that ends.
 
 Staging memory is each thread's own. A slot is written by one thread at a time, and not read
 meanwhile; who uses a file sees to that (`popxl._storage.disk_traffic`).
@@ -12,22 +13,27 @@ meanwhile; who uses a file sees to that (`popxl._storage.disk_traffic`).
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import threading
+import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import google_crc32c
 import numpy as np
 
+from popdist._service import raise_descriptors
 from popxl.errors import DiskError
 
 ALIGNED = 4096
@@ -41,6 +47,9 @@ REQUEST = 8 * 2**20
 """Bytes of a request."""
 
 THREADS = 4
+PATIENCE = 60.0
+"""Seconds for which a request is tried again that the kernel cannot begin yet (EAGAIN)."""
+
 _NAME = "popxl-scratch"
 _LOCK = "lock"
 
@@ -117,7 +126,8 @@ class Scratch:
     _opening = threading.RLock()  # of these, and of how many use each
 
     def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
-        """Make the folder if it is not there, and throw away what a killed process left in it.
+        """Make the folder if it is not there, and throw away what the last run left in it: its host
+        went down, and a network file system gave its files other names (NFS: `.nfs*`).
 
         Args:
             process: which of a program's, each of which has a folder of its own inside.
@@ -132,6 +142,7 @@ class Scratch:
         self.memory = Memory(kept)
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
         self._count, self._users, self._local = 0, 0, threading.local()
+        self._begun: dict[int, float] = {}  # requests under way: thread to monotonic time
         self._counting, self._closing, self._closed = threading.Lock(), False, threading.Event()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -148,25 +159,33 @@ class Scratch:
         try:
             for left in self.folder.iterdir():
                 if left.name != _LOCK:
-                    left.unlink()
+                    with suppress(OSError):
+                        left.unlink()
+            raise_descriptors()  # each buffer on disk takes one
             self.direct = self._allows_direct()
         except OSError as error:
             os.close(self._locked)
             raise _error(f"the disk folder {folder} cannot be cleared", error) from error
 
     def _allows_direct(self) -> bool:
-        path, flag = self.folder / "probe", getattr(os, "O_DIRECT", 0)
+        flag = getattr(os, "O_DIRECT", 0)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+            descriptor = self.nameless_file(flag)
             try:
                 os.pwrite(descriptor, mmap.mmap(-1, ALIGNED), 0)
             finally:
                 os.close(descriptor)
         except OSError:
             return False
-        finally:
-            path.unlink(missing_ok=True)
         return bool(flag)
+
+    def nameless_file(self, flags: int) -> int:
+        """The descriptor of a new file in the folder, which does not list it."""
+        self._count += 1
+        path = self.folder / str(self._count)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | flags, 0o600)
+        path.unlink()
+        return descriptor
 
     @classmethod
     def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
@@ -202,14 +221,28 @@ class Scratch:
         Raises:
             DiskError: the disk is full.
         """
-        self._count += 1
-        return ScratchFile(self, self.folder / f"{self._count}.entries", nbytes)
+        return ScratchFile(self, nbytes)
 
     def count(self, read: int = 0, written: int = 0) -> None:
         """Count bytes of requests that are done."""
         with self._counting:
             self.read += read
             self.written += written
+
+    @contextmanager
+    def under_way(self) -> Iterator[float]:
+        """A context for a request of this thread; gives the monotonic time."""
+        now = self._begun[threading.get_ident()] = time.monotonic()
+        try:
+            yield now
+        finally:
+            del self._begun[threading.get_ident()]
+
+    @property
+    def waiting(self) -> float:
+        """Seconds for which the oldest request has been under way."""
+        now = time.monotonic()
+        return max((now - begun for begun in list(self._begun.values())), default=0.0)
 
     def staging(self) -> np.ndarray:
         """This thread's bytes for a request."""
@@ -225,20 +258,22 @@ _Request = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
 class ScratchFile:
     """A file of a `Scratch`."""
 
-    def __init__(self, scratch: Scratch, path: Path, nbytes: int) -> None:
-        self._scratch, self._path, self.nbytes = scratch, path, nbytes
+    def __init__(self, scratch: Scratch, nbytes: int) -> None:
+        self._scratch, self.nbytes = scratch, nbytes
         self._sums: dict[int, int] = {}  # of what requests wrote, by their place
-        flag = os.O_DIRECT if scratch.direct else 0
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flag, 0o600)
-            os.posix_fallocate(self._file, 0, _aligned(max(nbytes, 1)))
+            self._file = scratch.nameless_file(os.O_DIRECT if scratch.direct else 0)
         except OSError as error:
+            raise self._error("open a file of", nbytes, error) from error
+        try:
+            _allocate(self._file, _aligned(max(nbytes, 1)))
+        except OSError as error:
+            self.close()
             raise self._error("have room for", nbytes, error) from error
 
     def close(self) -> None:
-        """Remove the file."""
+        """Free the file."""
         os.close(self._file)
-        self._path.unlink(missing_ok=True)
 
     def write(self, offset: int, data: np.ndarray) -> None:
         """Write bytes into a slot, which begins at an aligned offset; see `slot_of`.
@@ -283,8 +318,8 @@ class ScratchFile:
             folder, nbytes = self._scratch.place, min(REQUEST, data.size)
             raise DiskError(
                 f"the disk folder {folder} returns other bytes than were written there (somewhere "
-                f"in {nbytes / 1e6:.3g} MB of {self._path}): use a folder of another disk, and "
-                "start from the last checkpoint"
+                f"in {_shown(nbytes)}): use a folder of another disk, and start from the last "
+                "checkpoint"
             )
         end = min(start + REQUEST, LEAD + data.size)
         self._scratch.count(read=max(end - max(start, LEAD), 0))
@@ -310,10 +345,26 @@ class ScratchFile:
         return [part for part in (head, of(whole, rest), tail) if part.size], copies
 
     def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
-        """One request; the kernel may do it in several parts."""
-        start, left = at, list(parts)
+        """One request; the kernel may do it in several parts, or later."""
+        with self._scratch.under_way() as begun:
+            self._parts(do, parts, at, begun + PATIENCE)
+        if not self._scratch.direct:
+            os.posix_fadvise(
+                self._file, at, sum(part.size for part in parts), os.POSIX_FADV_DONTNEED
+            )
+
+    def _parts(
+        self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int, end: float
+    ) -> None:
+        left = list(parts)
         while left:
-            count = do(self._file, left, at)
+            try:
+                count = do(self._file, left, at)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+                continue
             if count <= 0:
                 raise OSError(0, "the file ends too early")
             at += count
@@ -321,17 +372,10 @@ class ScratchFile:
                 count -= left.pop(0).size
             if count:
                 left[0] = left[0][count:]
-        if not self._scratch.direct:
-            self._uncached(start, at - start)
-
-    def _uncached(self, offset: int, nbytes: int) -> None:
-        os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
         folder = self._scratch.place
-        return _error(
-            f"the disk folder {folder} cannot {what} {nbytes / 1e9:.3g} GB", error, folder
-        )
+        return _error(f"the disk folder {folder} cannot {what} {_shown(nbytes)}", error, folder)
 
 
 def _sum(data: np.ndarray, start: int) -> int:
@@ -343,6 +387,31 @@ def _sum(data: np.ndarray, start: int) -> int:
 def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
     free = ""
     if folder is not None and folder.exists():
-        free = f" ({shutil.disk_usage(folder).free / 1e9:.3g} GB are free)"
+        free = f" ({_shown(shutil.disk_usage(folder).free)} are free)"
     reason = error.strerror or str(error)
-    return DiskError(f"{what}: {reason}{free}: use a folder of another disk, or less state on disk")
+    advice = "use a folder of another disk, or less state on disk"
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        advice = f"raise the hard limit of {limit} open files (ulimit -Hn)"
+    return DiskError(f"{what}: {reason}{free}: {advice}")
+
+
+def _shown(nbytes: int) -> str:
+    """Bytes in a unit that fits."""
+    power = min(next(i for i in range(9) if nbytes < 999.5 * 1000**i), 4)
+    return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _allocate(descriptor: int, nbytes: int) -> None:
+    """Give a file its size, and its blocks where the file system can (NFS: from 4.2).
+
+    `os.posix_fallocate` would write into each block where it cannot: O_DIRECT refuses that, and
+    over a network it takes hours.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "fallocate"):
+        if libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)) == 0:
+            return
+        if (number := ctypes.get_errno()) not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number))
+    os.ftruncate(descriptor, nbytes)

@@ -241,7 +241,7 @@ def call_with_info(
     inputs_dict: Mapping[Tensor, TensorLike] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `call`, but return information on the call site."""
+    """Like `call`, but returns information on the call site."""
     here = context.get_current_graph()
     tensors = gather_inputs(graph, inputs, inputs_dict, "call", check_inputs)
     emit(CALL, tensors, {"graph": graph}, names=output_names(graph))

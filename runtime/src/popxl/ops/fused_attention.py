@@ -225,13 +225,13 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def _flops(shapes: Shapes) -> int:
-    """Of two products."""
+    """FLOPs of the forward pass: two products."""
     q, _, v = shapes[:3]
     return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
 
 
 def _grads_flops(shapes: Shapes) -> int:
-    """Of five products: the scores again, and two for each of those forwards."""
+    """FLOPs of the gradients: five products, the scores again and two for each forward one."""
     _, q, _, v = shapes[:4]
     return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
 
@@ -275,7 +275,6 @@ _GRADS = define(
     "fused_attention_grads",
     _grads,
     grad=NoGrad("second derivatives of attention are not supported"),
-    flops=lambda op: _grads_flops([t.shape for t in op.inputs]),
 )
 
 
@@ -290,5 +289,4 @@ FUSED_ATTENTION = define(
     "fused_attention",
     _attention,
     grad=_grad,
-    flops=lambda op: _flops([t.shape for t in op.inputs]),
 )
