@@ -140,7 +140,7 @@ def test_updates_behind_the_forward_pass_wait_less() -> None:
 def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str) -> None:
     """With all entries in host memory, and with one kind on the device."""
     target = machine("h200")
-    program = finetuning_needs(preset(name), target.platform).traced
+    program = finetuning_needs(preset(name, model={"layers": 8}), target.platform).traced
     rates = target.rates("bfloat16", 1)
     for kind in ("none", "weights", "moments", "gradients", "activations between layers"):
         flow = program.flow(rates, window_of(program.schedule))
