@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out is not None:
         check_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
+    from data.loaded import Loaded
     from machine.shortage import explain_shortages
     from planning.choices import with_choices
     from run.answers.generate import (
@@ -90,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with explain_shortages(line.preset, config):
             converse(config)
         return
-    raw = given.raw or is_raw(config)
+    raw, loaded = given.raw or is_raw(config), Loaded()
     if given.file is not None:
-        asked = asked_rows(config, given.file, raw)
+        asked = asked_rows(config, given.file, raw, loaded)
     else:
-        asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw)
+        asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw, loaded)
     with explain_shortages(line.preset, config):
-        answers = list(answer(config, asked))
+        answers = list(answer(config, asked, loaded))
     if not is_first_process():
         return
     if given.out is not None:

@@ -31,7 +31,8 @@ from files.writing import sync, write_synced, writing
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _SEEN = 10.0  # seconds
-_HIDDEN = re.compile(r"\.(draft|deleted)-" + _NAME.pattern)
+_DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
+_LEFT = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.shared-[0-9a-f]{8}")
 
 
 class StepFolder(NamedTuple):
@@ -137,20 +138,19 @@ def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> No
                 os.rename(path, path.with_name(f".deleted-{path.name}"))
         elif path.absolute() not in damaged:
             kept.add(step)
-    _remove_hidden(directory, "deleted")
+    _remove(directory, _DELETED)
 
 
 def remove_leftovers(directory: Path) -> None:
     """Delete what a killed process left half written or half deleted; as `remove_older`."""
-    _remove_hidden(directory, "draft", "deleted")
+    _remove(directory, _LEFT)
 
 
-def _remove_hidden(directory: Path, *kinds: str) -> None:
+def _remove(directory: Path, names: re.Pattern[str]) -> None:
     for path in directory.iterdir():
-        found = _HIDDEN.fullmatch(path.name)
-        if found and found[1] in kinds:
+        if names.fullmatch(path.name):
             with _told(path):
-                shutil.rmtree(path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from safetensors import SafetensorError
 
 import popdist
 from checkpoints.digests import digest_of_bytes
@@ -40,25 +38,16 @@ from checkpoints.folders import (
 )
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.parts import ShardSource
+from checkpoints.save_retry import save_with_retries
 from checkpoints.shards import shards_of, write_shard
 from checkpoints.shares import ShardAssigner, own_share
 from checkpoints.tables import Records, Table, TensorRecord
 from checkpoints.tensor_files import TensorFiles, readers
-from checkpoints.together import (
-    ProcessError,
-    damage_told,
-    may_pass,
-    on_all_processes,
-    reason_of,
-)
+from checkpoints.together import damage_told, on_all_processes, reason_of
 from files.shown import shown_bytes, shown_path
 from files.writing import write_synced
 
 SHARD_BYTES = 2**30
-PAUSES = (1.0, 4.0, 10.0)
-"""Seconds before a save that failed is tried again: what a network file system says once, such as
-ESTALE or EIO, is over after a moment."""
-
 
 _set_aside: dict[Path, str] = {}
 """Folders of steps that were found to be damaged as they were read, and how: this process loads
@@ -155,7 +144,7 @@ class CheckpointStore:
                 each array on access needs memory for one safetensors file only.
             texts: text files to store with the tensors, by name, such as config.yml.
 
-        A write that fails is tried again after each of `PAUSES`, with a warning.
+        A write that fails is tried again (`save_with_retries`).
 
         Raises:
             CheckpointError: if this save, or with `wait=False` the one before, cannot be written.
@@ -238,26 +227,29 @@ class CheckpointStore:
             CheckpointError: if there is no good one, or a later version of this wrote the newest.
         """
         self.wait()
-        problems: list[str] = []
-        for folder in self._everyones_folders():
-            if step is not None and folder.step != step:
-                continue
+        problems: dict[StepFolder, str] = {}
+        while True:
+            folders = [f for f in self._everyones_folders() if step is None or f.step == step]
+            # What a run that saves meanwhile has deleted is not damaged.
+            problems = {folder: problems[folder] for folder in folders if folder in problems}
+            folder = next((folder for folder in folders if folder not in problems), None)
+            if folder is None:
+                raise CheckpointError("; ".join(problems.values()) or self._absent(step))
             try:
                 checkpoint = _read(folder.path, verify)
+                break
             except (OtherFormatError, DifferentCopiesError):
                 raise
             except CheckpointError as error:
-                self._damaged.add(folder.path.absolute())
-                problems.append(f"the checkpoint of step {folder.step} is damaged ({error})")
-                continue
-            if problems:
-                warnings.warn(
-                    f"{'; '.join(problems)}; using that of step {checkpoint.step}",
-                    CheckpointWarning,
-                    stacklevel=2,
-                )
-            return checkpoint
-        raise CheckpointError("; ".join(problems) or self._absent(step))
+                problems[folder] = f"the checkpoint of step {folder.step} is damaged ({error})"
+        self._damaged |= {folder.path.absolute() for folder in problems}
+        if problems:
+            warnings.warn(
+                f"{'; '.join(problems.values())}; using that of step {checkpoint.step}",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+        return checkpoint
 
     def steps(self) -> list[int]:
         """Steps in the directory, the newest last, good or damaged."""
@@ -287,41 +279,34 @@ class CheckpointStore:
         Raises:
             CheckpointError: another does not see the newest.
         """
-        seen = [[f.number, f.step, f.path.name] for f in step_folders(self._directory)]
-        rows = popdist.gather(seen)[0]
-        found = [StepFolder(n, step, self._directory / name) for n, step, name in rows]
-        appeared = popdist.gather([not found or appears(found[0].path), str(self._directory)])
-        blind = next((i for i, (is_there, _) in enumerate(appeared) if not is_there), None)
-        if blind is not None:
-            newest = shown_path(Path(appeared[0][1]) / found[0].path.name)
-            raise DifferentCopiesError(
-                f"process {blind} does not see {newest}, the "
-                "newest step that process 0 sees: give a folder that all hosts share"
-            )
-        return found
+        while True:
+            seen = [[f.number, f.step, f.path.name] for f in step_folders(self._directory)]
+            rows = popdist.gather(seen)[0]
+            folders = [StepFolder(n, step, self._directory / name) for n, step, name in rows]
+            if not folders or popdist.getNumInstances() == 1:
+                return folders
+            newest = folders[0].path
+            blind = [i for i, sees in enumerate(popdist.gather(appears(newest))) if not sees]
+            if not blind:
+                return folders
+            still_there, path = popdist.gather([newest.is_dir(), shown_path(newest)])[0]
+            if still_there:  # and not deleted by a run that saves meanwhile
+                raise DifferentCopiesError(
+                    f"process {blind[0]} does not see {path}, the "
+                    "newest step that process 0 sees: give a folder that all hosts share"
+                )
 
     def _write(
         self, manifest: Manifest, tensors: Callable[[], Iterable[tuple[str, np.ndarray]]]
     ) -> None:
-        """Write a step; try again where that fails. All processes succeed, or none.
+        """Write a step; try again where that fails.
 
         Args:
             manifest: without records of the tensors, and with the texts themselves.
             tensors: gives what this process stores.
         """
-        for pause in (*PAUSES, None):
-            try:
-                self._write_once(manifest, tensors())
-                break
-            except (OSError, SafetensorError, ProcessError) as error:
-                what = f"cannot save step {manifest.step} in {shown_path(self._directory)}"
-                reason = f"{what}: {reason_of(error)}"
-                if pause is None or not may_pass(error):
-                    raise CheckpointError(reason) from error
-                if popdist.getInstanceIndex() == 0:
-                    again = f"{reason}; trying again in {pause:g} s"
-                    warnings.warn(again, CheckpointWarning, stacklevel=2)
-            time.sleep(pause)
+        what = f"cannot save step {manifest.step} in {shown_path(self._directory)}"
+        save_with_retries(lambda: self._write_once(manifest, tensors()), what)
         if self._to_keep is not None and popdist.getInstanceIndex() == 0:
             self._remove_older(self._to_keep)
 

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError, DamagedError
+from files.text import MEBIBYTE
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -31,6 +32,10 @@ DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 """Those that both safetensors and NumPy (with ml_dtypes) can hold, by safetensors' names."""
+
+
+MAX_HEADER = 16 * MEBIBYTE
+"""Bytes of a safetensors file's header: of some 200,000 tensors, which a second reads."""
 
 
 class TensorSpec(NamedTuple):
@@ -112,10 +117,12 @@ def tensors_in(path: Path) -> list[Stored]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing")
     try:
-        with safe_open(path, framework="np", backend="pread") as checked:
-            names = list(checked.keys())
         file = OpenFile(path)
         length = int.from_bytes(os.pread(file.number, 8, 0), "little")
+        if length > MAX_HEADER:
+            raise ValueError(f"its header has {length:,} bytes, more than {MAX_HEADER:,}")
+        with safe_open(path, framework="np", backend="pread") as checked:
+            names = list(checked.keys())
         header = json.loads(os.pread(file.number, length, 8))
         rows = {name: header[name] for name in names}
     except (SafetensorError, OSError, ValueError, KeyError) as error:

@@ -86,7 +86,7 @@ class GPTJModel(Model):
 
 @dataclass(frozen=True)
 class GPTJOptimizer(Optimizer):
-    """As `Optimizer`, by default without weight decay."""
+    """Like `Optimizer`, by default without weight decay."""
 
     weight_decay: NonNegativeFloat = 0.0
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 from config.base import Section
 from config.errors import ConfigError, nearest
-from config.optimizers import OPTIMIZERS, Adafactor, OptimizerRecord, Slot
+from config.metrics import METRICS, MetricName
+from config.optimizer_state import OPTIMIZERS, Adafactor, OptimizerRecord, Slot
 from config.values import (
     BeamCount,
     Fraction,
@@ -26,18 +27,6 @@ from config.values import (
     Probability,
     Proportion,
 )
-
-METRICS = {
-    "loss": False,
-    "perplexity": False,
-    "accuracy": True,
-    "exact_match": True,
-    "rouge_l": True,
-    "bleu": True,
-}
-"""Metrics of an evaluation, and whether more is better."""
-
-MetricName = Literal["loss", "perplexity", "accuracy", "exact_match", "rouge_l", "bleu"]
 
 
 @dataclass(frozen=True)
@@ -291,8 +280,8 @@ class Evaluation(Section):
     """Examples to evaluate on, the first of the split. null: all."""
 
     metrics: str | None = None
-    """Which of loss, perplexity, accuracy, exact_match, rouge_l and bleu, separated by commas.
-    null: loss, perplexity and what suits the task."""
+    """Which of the metrics that checkpoint.keep_best may name, separated by commas. null: all that
+    suit the task."""
 
     log_samples: NonNegativeInt = 4
     """Answers that each evaluation in training records."""

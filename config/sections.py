@@ -11,16 +11,14 @@ from config.least import ITEM_BYTES, check_any_memory
 from config.model import Embedding as Embedding
 from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
-from config.optimizers import MASTER, Slot
-from config.optimizers import Adafactor as Adafactor
+from config.optimizer_state import MASTER, Slot
+from config.optimizer_state import Adafactor as Adafactor
 from config.run import FP8 as FP8
-from config.run import METRICS as METRICS
 from config.run import Checkpoint as Checkpoint
 from config.run import Evaluation as Evaluation
 from config.run import Execution as Execution
 from config.run import Generation as Generation
 from config.run import LearningRate as LearningRate
-from config.run import MetricName as MetricName
 from config.run import Optimizer as Optimizer
 from config.run import Training as Training
 from config.task import Data as Data

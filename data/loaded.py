@@ -6,7 +6,7 @@ differ in what data do not depend on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from data.task import Split
@@ -30,17 +30,19 @@ class Loaded:
             self._tokenizers[name] = hub.load_tokenizer(name)
         return self._tokenizers[name]
 
-    def corpus(self, split: Split, settings: object, read: Callable[[], Corpus]) -> Corpus:
+    def corpus(
+        self, split: Split, settings: object, read: Callable[[], Mapping[Split, Corpus]]
+    ) -> Corpus:
         """The examples of a split.
 
         Args:
             settings: what they follow from; they are read again if it has changed.
-            read: reads them.
+            read: reads them, and perhaps those of another split with them.
         """
         known = self._corpora.get(split)
         if known is None or known[0] != settings:
-            self._corpora[split] = known = settings, read()
-        return known[1]
+            self._corpora |= {name: (settings, corpus) for name, corpus in read().items()}
+        return self._corpora[split][1]
 
     def forget(self, split: Split) -> None:
         """Free the examples of a split, which nobody asks for again."""

@@ -127,7 +127,7 @@ class Pipeline:
         Raises:
             UserError: the data are unavailable, or do not fit the task.
         """
-        return self.loaded.corpus(split, self._read_by, lambda: self._corpus(split))
+        return self.loaded.corpus(split, self._read_by, lambda: self._corpora(split))
 
     @cached_property
     def _read_by(self) -> tuple[object, ...]:
@@ -140,13 +140,17 @@ class Pipeline:
         part = self.shape.learned(replace(self.given, data=replace(data, format="chat")))
         return said, part, id(self._loaded[1])
 
-    def _corpus(self, split: Split) -> Corpus:
+    def _corpora(self, split: Split) -> dict[Split, Corpus]:
         task = task_of(self.given.data)
         if not self.is_chat:
-            corpus = task.corpus(split)
-            return replace(corpus, examples=[self._asked(example) for example in corpus.examples])
+            return {
+                name: replace(
+                    corpus, examples=[self._asked(example) for example in corpus.examples]
+                )
+                for name, corpus in task.corpora(split).items()
+            }
         chat = self._chat_template(self.tokenizer.base)
-        corpus = task.corpus(split, chat)
+        corpora = task.corpora(split, chat)
         for note in chat.notes():
             say(note)
         if chat.stop is None and self.shape.takes_chats:
@@ -154,9 +158,9 @@ class Pipeline:
                 "warning: the chat template ends answers with no special token: the model will not "
                 "learn where to stop"
             )
-        if not corpus.examples:
+        if not corpora[split].examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
-        return corpus
+        return corpora
 
     def agree(self, examples: Sequence[Example]) -> None:
         """Check that all processes have read the same examples and tokenizer, wherever from.

@@ -99,8 +99,13 @@ class Task:
         """What generated answers are judged by."""
         return ("accuracy",) if self.labels else ("exact_match", "rouge_l", "bleu")
 
-    def corpus(self, split: Split, chat: Reader | None = None) -> Corpus:
-        """The examples of a split, in the order of the data.
+    def corpus(self, split: Split) -> Corpus:
+        """The examples of a split whose rows are texts; see `corpora`."""
+        return self.corpora(split)[split]
+
+    def corpora(self, split: Split, chat: Reader | None = None) -> dict[Split, Corpus]:
+        """The examples of a split, in the order of the data; with those of training come those that
+        are held out of them.
 
         Args:
             chat: what reads conversations, if the task has them; there may be none left then.
@@ -121,13 +126,13 @@ class Task:
             )  # fmt: skip
             read = (chat.read(*found) for found in talks_there)
             talks = [example for example in read if example is not None]
-            return Corpus(self._of_split(talks, split) if talks else [], 0)
+            return self._splits(talks, split) if talks else {split: Corpus([])}
         found = list(self._examples(source))
         left_out = [found.count(why) for why in (UNLABELLED, NULL)]
         examples = [example for example in found if isinstance(example, Example)]
         if not examples:
             raise DataError(f"{source.name} holds no examples: give data that has some")
-        return Corpus(self._of_split(examples, split), *left_out)
+        return self._splits(examples, split, *left_out)
 
     def _conversations(self, source: Source) -> Iterator[tuple[Place, Conversation]]:
         forms: tuple[Form, Form] | None = None
@@ -162,19 +167,24 @@ class Task:
         has_rows = split == "validation" and "train" in self.sources
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
-    def _of_split(self, examples: list[Example], split: Split) -> list[Example]:
-        """The examples of one split, where both share a source: each prompt belongs to only one
-        split."""
+    def _splits(self, examples: list[Example], split: Split, *left_out: int) -> dict[Split, Corpus]:
+        """A corpus of all examples; where both splits share a source, each prompt belongs to only
+        one of them."""
         if self.held_out is None:
-            return examples
-        held_out = self.held_out
-        found = [e for e in examples if (_place_of(e) < held_out) == (split == "validation")]
-        if not found:
-            raise DataError(
-                f"--data.validation {held_out:g} of {len(examples)} examples leaves none for "
-                f"{split}: give another fraction, or a file"
-            )
-        return found
+            return {split: Corpus(examples, *left_out)}
+        wanted: tuple[Split, ...] = ("train", "validation") if split == "train" else (split,)
+        corpora = {name: Corpus([], *left_out) for name in wanted}
+        for example in examples:
+            name: Split = "validation" if _place_of(example) < self.held_out else "train"
+            if name in corpora:
+                corpora[name].examples.append(example)
+        for name, corpus in corpora.items():
+            if not corpus.examples:
+                raise DataError(
+                    f"--data.validation {self.held_out:g} of {len(examples)} examples leaves none "
+                    f"for {name}: give another fraction, or a file"
+                )
+        return corpora
 
     def _examples(self, source: Source) -> Iterator[Example | int]:
         """Each row's example, or why it is left out: `UNLABELLED` or `NULL`."""

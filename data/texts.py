@@ -54,7 +54,7 @@ class Corpus:
     """
 
     examples: list[Example]
-    unlabelled: int
+    unlabelled: int = 0
     nulls: int = 0
 
     @property

@@ -19,7 +19,7 @@ from pathlib import Path
 from files.errors import FileError, InUseError
 from files.json_files import Fields, parse_json
 from files.shown import shown_name, shown_path
-from files.writing import writing
+from files.writing import remove_drafts, writing
 
 FILE_NAME = "writer.lock"
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -27,8 +27,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into the folder, which is made if need be. A file system
-    without locks does not stop them.
+    """Keep other processes from writing into the folder, which is made if need be; what killed ones
+    left there half written is deleted. A file system without locks does not stop them.
 
     Raises:
         InUseError: another process writes into it.
@@ -42,6 +42,8 @@ def locked(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder / FILE_NAME, flags, 0o666)
     try:
         _take(descriptor, folder)
+        with writing("the folder", folder):
+            remove_drafts(folder)
         yield
     finally:
         os.close(descriptor)

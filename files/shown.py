@@ -59,8 +59,10 @@ def shown_number(value: float) -> str:
 
 
 def shown_bytes(count: float) -> str:
-    """A number of bytes, in MB or GB."""
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
+    """A number of bytes in a unit that fits, such as 131.07 kB."""
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    size, unit = next((each for each in units if count >= each[0]), (1, "bytes"))
+    return f"{count / size:,.2f} {unit}" if size > 1 else f"{count:,.0f} bytes"
 
 
 def shown_names(names: Iterable[str], longest: int = 200) -> str:

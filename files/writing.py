@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from files.errors import WriteError
 from files.shown import shown_path
 
+_DRAFT = re.compile(r"\.(\d+)\.draft(\.\w+)?")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux and of most of its file systems
 
 
@@ -66,6 +68,24 @@ def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
             os.replace(draft, target)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Delete what processes left in a folder that were killed while they wrote a file there."""
+    for path in folder.iterdir():
+        writer = _DRAFT.fullmatch(path.name)
+        if writer and not _lives(int(writer[1])):
+            path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # somebody else's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def sync(path: Path) -> None:

@@ -7,6 +7,8 @@ from collections import Counter
 import popdist
 import popxl
 from config.sections import RunConfig
+from files.shown import shown_path
+from machine.file_systems import is_in_memory
 from popxl import hardware
 from popxl.session import DeviceDesc
 from terminal.screen import say
@@ -26,13 +28,19 @@ def platform(config: RunConfig) -> str:
 
 
 def announce_devices(config: RunConfig) -> None:
-    """Say what the program runs on, before anything slow.
+    """Say what the program runs on, before anything slow, and that a disk is none.
 
     Raises:
         DeviceError: fewer devices than data_parallel × tensor_parallel.
         DistributedError: the processes cannot share these equally.
     """
     say(f"running on {described_devices(config)}")
+    folder = config.execution.disk
+    if folder is not None and is_in_memory(folder):
+        say(
+            f"warning: --execution.disk {shown_path(folder)} is in memory (tmpfs), which the state "
+            "then takes: name a folder of a disk"
+        )
 
 
 def described_devices(config: RunConfig) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from pathlib import Path
 
 import popdist
@@ -13,6 +12,7 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from machine import devices
 from machine.control_groups import memory_left
+from machine.file_systems import free_bytes
 from popxl.session import DeviceDesc
 
 MAX_VIRTUAL = 1024
@@ -60,17 +60,7 @@ def check_least(config: RunConfig) -> None:
         if e.disk is None:
             _compare("host", own, available, max(sum(own.values()) - available, 0))
         else:
-            _compare("host and disk", own, available + _free(e.disk))
-
-
-def _free(folder: str) -> int:
-    """Bytes left on the disk that holds `folder`, or will hold it."""
-    path = Path(folder).absolute()
-    there = next((p for p in (path, *path.parents) if p.exists()), path)
-    try:
-        return shutil.disk_usage(there).free
-    except OSError:
-        return 0
+            _compare("host and disk", own, available + free_bytes(e.disk))
 
 
 def check_memory(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import popxl
 from config.machines import Machine
-from config.optimizers import MASTER
+from config.optimizer_state import MASTER
 from config.sections import RunConfig
 from machine.placement import spill
 from modelling.generation import build_generation, build_streamed

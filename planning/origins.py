@@ -44,7 +44,7 @@ class SavedOrModel:
         return self.run(load)
 
     def run(self, folder: str) -> Mapping[str, Any] | None:
-        """As `saved`, for a folder that need not be there."""
+        """Like `saved`, for a folder that need not be there."""
         step, found = self._newest(folder)
         if step is None:
             return None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import CheckpointError, CheckpointStore
-from config.sections import METRICS, RunConfig
+from config.metrics import METRICS
+from config.sections import RunConfig
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
 from files.shown import shown_number

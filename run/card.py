@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoints import has_checkpoint
 from config.base import flattened
-from config.run import METRICS as METRIC_NAMES
+from config.metrics import METRICS as METRIC_NAMES
 from data.readers import READERS
 from data.sample_format import SampleFormat
 from files.errors import FileError

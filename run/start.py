@@ -347,7 +347,7 @@ class _Finite(Lazy[np.ndarray]):
         return self._checked(name, self._tensors[name])
 
     def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """As `PartialReader`."""
+        """Like `PartialReader`."""
         if not isinstance(self._tensors, PartialReader):
             return self[name]
         return self._checked(name, self._tensors.some(name, wanted))

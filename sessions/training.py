@@ -84,7 +84,7 @@ class FineTuning(RunningModel):
         return self._table.to_logical(read, self.program.variables, optimizer, held)
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
-        """As `tensors`, all at once: a copy."""
+        """Like `tensors`, all at once: a copy."""
         return dict(self.tensors(optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:

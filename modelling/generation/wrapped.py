@@ -31,7 +31,7 @@ class Wrapped(Module):
     def create_graph(
         self, *args: Any, **kwargs: Any
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """As `Module.create_graph`, with the layer's names."""
+        """Like `Module.create_graph`, with the layer's names."""
         made = super().create_graph(*args, **kwargs)
         return renamed(*made, lambda name: name.removeprefix(self._prefix))
 

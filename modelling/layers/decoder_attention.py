@@ -21,7 +21,7 @@ class DecoderAttention(AttentionHeads):
     def read(
         self, x: Tensor, seed: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `build`, and rotated keys and values, (batch, key heads, length, head size)."""
+        """Like `build`, and rotated keys and values, (batch, key heads, length, head size)."""
         tables = self.tables(self.axes.length(x))
         if tables is not None:
             tables = tables_of_texts(tables, starts)

@@ -70,7 +70,7 @@ class FeedForward(Layer):
         return self.wo(self.dropout(self.inner(x), self.groups.own_seed(seed)))
 
     def whole(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """As `build`, outside of a sharded computation: (..., hidden) -> the same shape."""
+        """Like `build`, outside of a sharded computation: (..., hidden) -> the same shape."""
         y = self.groups.reduce_from_tp(self(self.groups.copy_to_tp(x), seed))
         return y if self.scale == 1 else y * self.scale
 

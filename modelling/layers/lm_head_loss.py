@@ -79,6 +79,6 @@ class LMHeadLoss(Layer):
         return self.lm_head(x if self.scale == 1 else x * self.scale, table)
 
     def next_logits(self, x: Tensor, table: Tensor | None = None) -> Tensor:
-        """As `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
+        """Like `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
         logits = self.logits(x, table=table)
         return logits.reshape((-1, logits.shape[-1]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import popxl
+from config.metrics import OBJECTIVES
 from data.samples import IGNORE_INDEX, Batch, labelled_tokens
 from modelling.objectives.objective import Objective
 from popxl import Tensor, ops
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
     from modelling.layers.parallel import Groups
 
 
-def _perplexity(loss: float) -> float:
-    """Infinite where it overflows."""
-    with np.errstate(over="ignore"):
-        return float(np.exp(loss))
-
-
 class CrossEntropy(Objective):
     """The mean over the target tokens of a global batch.
 
@@ -32,7 +27,7 @@ class CrossEntropy(Objective):
     """
 
     inputs = {"labels": lambda tokens: tokens}  # noqa: RUF012
-    metrics = {"loss": float, "perplexity": _perplexity}  # noqa: RUF012
+    metrics = OBJECTIVES["cross_entropy"]
 
     def loss(
         self, logits: Tensor, inputs: Mapping[str, Tensor], axes: Axes, groups: Groups

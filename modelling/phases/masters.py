@@ -10,7 +10,7 @@ from typing import Any
 
 import popxl
 import popxl_addons as addons
-from config.optimizers import MASTER
+from config.optimizer_state import MASTER
 from popxl import ReplicaGrouping, ops
 
 

@@ -62,7 +62,7 @@ class LogicalTensors(Lazy[np.ndarray]):
         self._made: dict[str, np.ndarray] = {}
 
     def parts(self) -> Iterator[CutTensor]:
-        """As `ShardSource`: what the variables' parts hold of each tensor."""
+        """Like `ShardSource`: what the variables' parts hold of each tensor."""
         assert self._held is not None
         for row, variable, prefix, common in self._all:
             dtype = variable.dtype.as_numpy()

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from checkpoints.parts import PartialReader
-from config.optimizers import MASTER, SLOTS
+from config.optimizer_state import MASTER, SLOTS
 from modelling.quantisation import QuantisedParts
 from modelling.weights.computed import Arrays, Computed
 from modelling.weights.in_files import InFiles

@@ -19,6 +19,7 @@ from config.agreement import agree, digest_of
 from config.sections import RunConfig
 from data.chat import Refused
 from data.conversations import Conversation, has_conversation, is_message, said
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.rows import DataError, File, Row
 from data.task import task_of
@@ -55,7 +56,7 @@ class Asked:
     text: str
 
 
-def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
+def answer(config: RunConfig, prompts: Sequence[Asked], loaded: Loaded) -> Iterator[str]:
     """What the configured model writes for each prompt.
 
     Raises:
@@ -66,7 +67,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked]) -> Iterator[str]:
     prompted = digest_of(asked.text for asked in prompts)
     agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
     family, start = ready(config)
-    data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format)
+    data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, loaded)
     fitted, encoded = data.prompts([asked.text for asked in prompts])
     if encoded.truncated:
         say(
@@ -121,7 +122,7 @@ def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> R
     return replace(config, data=replace(data, format="chat" if talks else "text"))
 
 
-def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Asked]:
+def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool, loaded: Loaded) -> list[Asked]:
     """Prompts given as texts: where the task's template has one column, its content. In a chat,
     what the user says first.
 
@@ -134,11 +135,12 @@ def asked_texts(config: RunConfig, texts: Sequence[str], raw: bool) -> list[Aske
     rows = [{"prompt": text} for text in texts]
     if config.data.format == "chat":
         talks = (Conversation([said("user", text)]) for text in read)
-        return _asked_talks(config, [(f"prompt {i}", t) for i, t in enumerate(talks, 1)], rows)
+        placed = [(f"prompt {i}", talk) for i, talk in enumerate(talks, 1)]
+        return _asked_talks(config, placed, rows, loaded)
     return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
 
 
-def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
+def asked_rows(config: RunConfig, file: str, raw: bool, loaded: Loaded) -> list[Asked]:
     """Prompts of a file: rows with the columns of the task's template, with `prompt`, or with
     conversations. A file may be one conversation, too: an array of messages.
 
@@ -147,7 +149,7 @@ def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
     """
     task, asked = task_of(config.data), []
     if config.data.format == "chat":
-        return _asked_file(config, file)
+        return _asked_file(config, file, loaded)
     for place, row in File(file).rows():
         try:
             text = row["prompt"] if raw and "prompt" in row else task.prompt_of(row)
@@ -157,7 +159,7 @@ def asked_rows(config: RunConfig, file: str, raw: bool) -> list[Asked]:
     return asked
 
 
-def _asked_file(config: RunConfig, file: str) -> list[Asked]:
+def _asked_file(config: RunConfig, file: str, loaded: Loaded) -> list[Asked]:
     task = task_of(config.data)
     found: list[tuple[Place | str, Row]] = list(File(file).rows())
     if found and all(is_message(row) for _, row in found):
@@ -168,16 +170,17 @@ def _asked_file(config: RunConfig, file: str) -> list[Asked]:
             talks.append((place, task.asked(row)))
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
-    return _asked_talks(config, talks, [row for _, row in found])
+    return _asked_talks(config, talks, [row for _, row in found], loaded)
 
 
 def _asked_talks(
     config: RunConfig,
     talks: Sequence[tuple[Place | str, Conversation]],
     rows: Sequence[Mapping[str, Any]],
+    loaded: Loaded,
 ) -> list[Asked]:
     """Conversations, each after its place for messages, as the chat template writes them."""
-    chat = Pipeline(config, family_of(config).sample_format).chat
+    chat = Pipeline(config, family_of(config).sample_format, loaded).chat
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
         try:

@@ -15,6 +15,7 @@ from run.records.metrics import Row, column
 
 LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
 VALIDATION_LOSS = "validation_loss"
+DRAWN = ("step", "loss", "learning_rate", VALIDATION_LOSS)
 MAX_LINEAR = 5.0
 """Ratio of the largest to the smallest loss above which the axis is logarithmic."""
 

@@ -7,10 +7,10 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from config.errors import Notice
 from files.errors import FileError
@@ -38,11 +38,19 @@ class MetricsFile:
         Raises:
             WriteError: the file cannot be written.
         """
-        good, damaged = _read(path)
-        if damaged:
-            _set_aside(path, damaged)
-        kept = b"".join(line + b"\n" for row, line in good if row["step"] <= first_step)
-        write_file("the metrics", path, lambda draft: draft.write_bytes(kept))
+        damaged: list[bytes] = []
+
+        def write(draft: Path) -> None:
+            with draft.open("wb") as file:
+                for row, line in _lines(path):
+                    if row is None:
+                        damaged.append(line)
+                    elif row["step"] <= first_step:
+                        file.write(line)
+            if damaged:
+                _set_aside(path, damaged)
+
+        write_file("the metrics", path, write)
         self._path = path
 
     def append(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
@@ -66,13 +74,19 @@ class MetricsFile:
                 raise
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(path: Path, names: Collection[str] | None = None) -> list[Row]:
     """The rows of a file, none if it does not exist; damaged lines are skipped.
+
+    Args:
+        names: of the values to keep in memory; None: all.
 
     Raises:
         OSError: the file is there, but cannot be read.
     """
-    return [row for row, _ in _read(path).good]
+    rows = (row for row, _ in _lines(path) if row is not None)
+    if names is None:
+        return list(rows)
+    return [{name: row[name] for name in names if name in row} for row in rows]
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
@@ -80,30 +94,21 @@ def column(rows: Sequence[Row], name: str) -> list[float]:
     return [row.get(name, math.nan) for row in rows]
 
 
-class _Content(NamedTuple):
-    good: list[tuple[Row, bytes]]
-    damaged: list[bytes]
-
-
-def _read(path: Path) -> _Content:
-    """The rows of a file, and its damaged lines. An incomplete last line, which a killed run left,
-    is neither.
+def _lines(path: Path) -> Iterator[tuple[Row | None, bytes]]:
+    """Each line of a file with its row, None for a damaged one. An incomplete last line, which a
+    killed run left, is neither.
     """
-    found = _Content([], [])
     if path.exists():
-        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-            row = _row(line, path, number)
-            if row is None:
-                found.damaged.append(line)
-            else:
-                found.good.append((row, line))
-    return found
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield _row(line[:-1], path, number), line
 
 
 def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
     aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
     with writing("what is damaged of the metrics", aside), aside.open("ab") as file:
-        file.writelines(line + b"\n" for line in lines)
+        file.writelines(lines)
     warnings.warn(
         f"{len(lines)} damaged line{'s' if len(lines) > 1 else ''} of {shown_path(path)} "
         f"went to {aside.name}; the others are kept",

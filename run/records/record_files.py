@@ -9,7 +9,7 @@ from files.run_folder import RunFolder
 from files.text import check_regular
 from files.writing import check_folder, write_text, writing
 from files.yaml_files import yaml_text
-from run.records.loss_curve import draw_loss_curve
+from run.records.loss_curve import DRAWN, draw_loss_curve
 from run.records.metrics import MetricsFile, Sample, read_metrics
 from run.records.run_json import Session, add_session
 
@@ -56,7 +56,7 @@ class RecordFiles:
         Raises:
             OSError, WriteError: the one cannot be read, or the other not be written.
         """
-        rows = read_metrics(self._folder.metrics)
+        rows = read_metrics(self._folder.metrics, DRAWN)
         if rows:
             draw_loss_curve(rows, self._folder.loss_curve, title)
 

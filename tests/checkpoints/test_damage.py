@@ -46,6 +46,13 @@ def cut(path, length):
     path.write_bytes(path.read_bytes()[:length])
 
 
+def lengthen_header(path, length):
+    """With blanks, which safetensors allows."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(length.to_bytes(8, "little") + data[8:end].ljust(length) + data[end:])
+
+
 def edit_manifest(path, change):
     whole = json.loads(path.read_text())
     change(whole)
@@ -56,6 +63,7 @@ FILE, MANIFEST = "tensors-00002.safetensors", "manifest.json"
 DAMAGES = {
     "flipped bit of a tensor": (lambda f: flip(f / FILE, -1), "tensor t3 in .* not what was saved"),
     "flipped bit of a header": (lambda f: flip(f / FILE, 20), FILE),
+    "header of 80 MB": (lambda f: lengthen_header(f / FILE, 80_000_000), "more than 16,777,216"),
     "flipped bit of a header's length": (lambda f: flip(f / FILE, 7), f"{FILE} is damaged"),
     "file cut short": (lambda f: cut(f / FILE, 300), f"{FILE} is damaged"),
     "file emptied": (lambda f: cut(f / FILE, 0), f"{FILE} is damaged"),

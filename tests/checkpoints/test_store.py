@@ -20,6 +20,7 @@ from checkpoints import (
     has_checkpoint,
     load_checkpoint,
 )
+from checkpoints.manifest import Manifest
 
 
 def values(dtype, shape=(3, 5)):
@@ -162,6 +163,44 @@ def test_the_newest_are_kept(tmp_path):
         assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("at", ["before it is opened", "while it is read", "newer and damaged"])
+def test_a_step_that_a_run_replaces_while_it_is_loaded(tmp_path, monkeypatch, at):
+    """As the one of best/: the one in its place is loaded, and nothing called damaged."""
+    saving, loading = CheckpointStore(tmp_path, to_keep=1), CheckpointStore(tmp_path)
+    saving.save(1, {"x": np.full(3, 1)}, {}, wait=True)
+    name = "check_texts" if at == "while it is read" else "read"
+    usual, replaced = getattr(Manifest, name), []
+
+    def replace_first(*args):
+        if not replaced:
+            replaced.append(True)
+            saving.save(2, {"x": np.full(3, 2)}, {}, wait=True)
+            if at == "newer and damaged":
+                (tmp_path / "000001-step-2" / "manifest.json").unlink()
+        return usual(*args)
+
+    monkeypatch.setattr(Manifest, name, replace_first)
+    if at == "newer and damaged":
+        with pytest.raises(CheckpointError) as error:
+            loading.load()
+        assert str(error.value).startswith("the checkpoint of step 2 is damaged")
+        return
+    checkpoint = loading.load()
+    assert (checkpoint.step, checkpoint.tensors["x"][0]) == (2, 2)
+
+
+def test_what_killed_runs_left_is_deleted_by_the_next_save(tmp_path):
+    (tmp_path / ".draft-000004-step-9").mkdir(parents=True)
+    (tmp_path / ".deleted-000003-step-8").mkdir()
+    (tmp_path / ".shared-0123abcd").write_text("x")
+    for name in (".shared-files", ".draft-mine", "notes"):
+        (tmp_path / name).write_text("somebody's")
+    with CheckpointStore(tmp_path) as store:
+        store.save(10, {"x": np.zeros(3)}, {}, wait=True)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".draft-mine", ".shared-files", "000000-step-10", "notes"]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     with CheckpointStore(tmp_path, to_keep=2) as store:
         for step, value in ((1, 0), (2, 0), (2, 7)):
@@ -270,7 +309,7 @@ def test_a_failed_write_leaves_the_older_steps(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("checkpoints.store.write_shard", full)
-        monkeypatch.setattr("checkpoints.store.PAUSES", ())
+        monkeypatch.setattr("checkpoints.save_retry.PAUSES", ())
         with pytest.raises(CheckpointError, match="cannot save step 2 .*: No space left"):
             store.save(2, {"x": np.zeros(3)}, {}, wait=True)
         assert store.load().step == 1
@@ -288,7 +327,7 @@ def test_a_write_that_fails_once_is_done_again(tmp_path, monkeypatch):
         usual(*args)
 
     monkeypatch.setattr(stores, "write_shard", once)
-    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("checkpoints.save_retry.PAUSES", (0.0, 0.0))
     with CheckpointStore(tmp_path) as store, pytest.warns(CheckpointWarning) as said:
         store.save(1, {"x": np.ones(3)}, {}, wait=True)
     assert [str(w.message).split(": ")[1] for w in said] == [

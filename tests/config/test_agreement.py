@@ -24,6 +24,7 @@ from config.agreement import agree, agree_on_run
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import merge, preset_data
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.texts import Example
 from run.answers import generate
@@ -59,7 +60,7 @@ def program():
 
 def prompts(count, text="where?"):
     config = config_class_of(data, "tiny").from_dict(data)
-    list(generate.answer(config, [generate.Asked({}, text)] * count))
+    list(generate.answer(config, [generate.Asked({}, text)] * count, Loaded()))
 
 def weights():
     generate.check_least = generate.announce_devices = lambda config: None

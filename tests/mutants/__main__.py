@@ -15,6 +15,7 @@ is kept in `.mutants/`.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import random
@@ -80,12 +81,33 @@ class Map:
         return [context] if context in self.seconds else self.of_file.get(context, [])
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Tests that run a line; of one that only imports run, those that run any line of its file.
-        Those that are named after the file come first, and then the quickest."""
+        """Tests that run a line; for one that imports run, those that run what `users_of` says.
+        Those that are named after the file come first, and then the quickest. The other tests of
+        their files follow: what a file computes once and keeps counts for whoever asked first."""
         lines = self.lines(file)
-        found = lines.get(line) or (set().union(*lines.values()) if line in lines else set())
-        name = f"test_{Path(file).stem.strip('_')}"
-        return sorted(found, key=lambda test: (name not in test, self.seconds[test], test))
+        reach = set().union(*(lines.get(user, ()) for user in users_of(ROOT / file, line)))
+        files = {test.partition("::")[0] for test in reach}
+        others = {test for name in files for test in self.of_file[name]} - reach
+        named = f"test_{Path(file).stem.strip('_')}"
+        functions = {test.partition("[")[0] for test in reach}
+
+        def order(test: str) -> tuple[object, ...]:
+            near = named in test if test in reach else test.partition("[")[0] in functions
+            return test not in reach, not near, self.seconds[test], test
+
+        return sorted(reach | others, key=order)
+
+
+def users_of(path: Path, line: int) -> range:
+    """The lines whose tests see a fault in a line: itself in a body of a function, the body for a
+    signature, whose defaults are computed on importing, and the whole file for what is outside."""
+    source = path.read_text()
+    lines = range(1, source.count("\n") + 2)
+    for node in ast.walk(ast.parse(source)):  # outer functions first
+        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+            body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+            return range(line, line + 1) if line in body else body
+    return lines
 
 
 def make_map(folder: Path, arguments: list[str]) -> int:

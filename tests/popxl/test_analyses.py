@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import popxl
 from popxl import ops
@@ -14,10 +15,10 @@ from popxl._analysis import effects
 from popxl._analysis.effects import graph_effects, program_effects
 from popxl._analysis.functional import _GraphPass
 from popxl._ir.op import Op
-from popxl.errors import popart_exception
+from popxl.errors import SpecError, popart_exception
 from popxl.transforms import autodiff
 from popxl_addons.transforms.repeat_graph import repeat_graph
-from tests.popxl.programs import store
+from tests.popxl.programs import f32, run, store
 
 DEPTH = 6
 
@@ -140,6 +141,61 @@ def test_outputs_that_autodiff_adds_are_seen(ir):
     autodiff(outer)
     assert outer.functional.changed == before == ()
     assert outer not in inner._known
+
+
+LOOKS = {
+    "a print": lambda info, x: str(info.graph.functional),
+    "a call with two references": lambda info, x: ops.call(
+        popxl.gir().create_graph(_changed_by_gradients, info.graph, *[x] * 3),
+        ops.identity(x), ops.identity(x), x,
+    ),
+}  # fmt: skip
+
+
+def _changed_by_gradients(
+    gradient: popxl.Graph, dy: popxl.TensorByRef, x: popxl.TensorByRef, w: popxl.Tensor
+) -> None:
+    dx, dw = ops.call(gradient, dy, x, w)
+    ops.add_(dy, dx)
+    ops.add_(x, dw)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("kind", ["loop", "branch"])
+def test_looking_at_gradients_between_statements_changes_nothing(look, kind):
+    """A body that gains outputs after the gradient of its loop, or of its branch, was looked at."""
+    inputs = [f32(3, 3, seed=i) for i in range(2)]
+
+    def build(x, w):
+        ir = popxl.gir()
+        body = ir.create_graph(lambda x, w: ops.sin(x) * ops.tanh(w), x, w)
+        ran = {
+            "loop": lambda x, w: ops.repeat(body, 2, x, w),
+            "branch": lambda x, w: ops.conditional(
+                popxl.constant(True), body, ir.create_graph(lambda x, w: x + w, x, w), [x, w],
+                [x, w],
+            ),
+        }  # fmt: skip
+        outer = ir.create_graph(ran[kind], x, w)
+        site = ops.call_with_info(outer, x, w)
+        info = autodiff(outer)
+        if kind == "loop":
+            autodiff(body, grads_required=body.inputs[:1])
+        LOOKS[look](info, x)
+        if kind == "loop":
+            autodiff(body)
+        else:
+            with pytest.raises(SpecError, match="branch"):
+                autodiff(body)
+        dy = popxl.constant(np.ones((3, 3), np.float32))
+        return ops.call(info.graph, dy, inputs_dict=info.inputs_dict(site))
+
+    x, w = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in inputs)
+    y = torch.sin(x) * torch.tanh(w)
+    y = torch.sin(y) * torch.tanh(w) if kind == "loop" else y
+    y.sum().backward()
+    for a, b in zip(run(build, *inputs), (x.grad, w.grad), strict=True):
+        np.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=1e-6)
 
 
 # ---- a session's program is the one it was made of ----------------------------------------------

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -247,10 +248,10 @@ def test_a_damaged_file_is_replaced_after_one_warning(folder, damage, caplog):
     assert _counted() == {"hits": 1, "misses": 2, "traces": 2, "compiles": 2}
 
 
-def _small(value: float = 1.0) -> popxl.Ir:
+def _small(value: float = 1.0, size: int = 3) -> popxl.Ir:
     ir = popxl.Ir()
     with ir.main_graph:
-        w = popxl.variable(np.zeros(3, np.float32), name="w")
+        w = popxl.variable(np.zeros(size, np.float32), name="w")
         ops.add_(w, popxl.constant(value))
     return ir
 
@@ -266,6 +267,38 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_program(folder, caplo
 def test_no_partial_file_is_left(folder):
     popxl.Session(_small())
     assert [p.suffix for p in folder.iterdir()] == [".popxl"]
+
+
+def test_a_full_folder_loses_what_was_not_used_for_longest(folder, monkeypatch):
+    popxl.Session(_small())
+    (first,) = folder.iterdir()
+    monkeypatch.setenv("POPXL_CACHE_GB", str(2.5 * first.stat().st_size / 1e9))
+    old = time.time() - 7200
+    for size in (4, 5):
+        popxl.Session(_small(size=size))
+        for age, path in enumerate(sorted(folder.iterdir(), key=lambda p: p != first)):
+            os.utime(path, (old + age, old + age))
+        popxl.Session(_small())  # which makes it the newest
+    assert len(list(folder.iterdir())) == 2
+    assert _counted() == {"hits": 2, "misses": 3, "traces": 3, "compiles": 3}
+
+
+def test_what_killed_processes_left_half_written_is_deleted(folder):
+    folder.mkdir()
+    for name in (".old.part", ".new.part", "notes.txt"):
+        (folder / name).touch()
+    os.utime(folder / ".old.part", (1e9, 1e9))
+    os.utime(folder / "notes.txt", (1e9, 1e9))
+    popxl.Session(_small())
+    left = sorted(path.name for path in folder.iterdir() if path.suffix != ".popxl")
+    assert left == [".new.part", "notes.txt"]
+
+
+@pytest.mark.parametrize("given", ["much", "-1", "nan", "1e"])
+def test_a_limit_is_a_number_of_gigabytes(folder, monkeypatch, given):
+    monkeypatch.setenv("POPXL_CACHE_GB", given)
+    with pytest.raises(ValueError, match=f"POPXL_CACHE_GB is '{given}'"):
+        popxl.Session(_small())
 
 
 def test_sessions_of_several_threads_share_the_cache(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import os
 import resource
@@ -10,9 +12,11 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import jax
@@ -321,6 +325,12 @@ def test_another_session_reads_what_is_borrowed(tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_only_variables_are_borrowed():
+    ir, _ = program(0)
+    with popxl.Session(ir, "cpu") as session, pytest.raises(TypeError, match="variables"):
+        session.borrowed(ir.main_graph)
+
+
 # ---- what can go wrong --------------------------------------------------------------------------
 @pytest.mark.parametrize("index", [-1, ROWS, ROWS + 1, 2**30])
 @pytest.mark.parametrize("on_disk", [0, 2, ROWS])
@@ -378,9 +388,16 @@ def test_a_broken_disk(tmp_path, monkeypatch, name, what):
         run()
 
 
+def files_in(folder: Path) -> list[Path]:
+    """Files without names that this process has there."""
+    links = {link: os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()}
+    return sorted(link for link, path in links.items() if path.startswith(str(folder) + "/popxl")
+                  and path.endswith(" (deleted)"))  # fmt: skip
+
+
 def flip_a_bit(tmp_path: Path, largest: int) -> None:
     """In what is stored, somewhere."""
-    (path, *_) = sorted(tmp_path.glob("*/*.entries"))
+    (path, *_) = files_in(tmp_path)
     with path.open("r+b") as file:
         at = disk.LEAD + largest // 2
         file.seek(at)
@@ -452,10 +469,141 @@ def test_two_runs_cannot_share_a_folder_and_a_killed_one_leaves_nothing(tmp_path
                 popxl.Session(ir, "cpu", disk=tmp_path).__enter__()
         finally:
             other.send_signal(signal.SIGKILL)
-    (left,) = tmp_path.iterdir()
-    assert len(list(left.iterdir())) > 1
+    assert [path.name for path in tmp_path.glob("*/*")] == ["lock"]
     values_of(tmp_path, ROWS)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_that_a_network_file_system_renamed_are_removed(tmp_path):
+    """When its host went down, as NFS renames what is open; a folder among them is left alone."""
+    folder = tmp_path / "popxl-scratch-0"
+    (folder / ".nfs0001" / "x").mkdir(parents=True)
+    (folder / ".nfs0002").write_bytes(bytes(4096))
+    scratch = disk.Scratch(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == [".nfs0001", "lock"]
+    scratch.close()
+
+
+def test_an_error_in_one_of_two_processes_leaves_no_files(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PAIR)
+    command = [sys.executable, "-m", "popdist.run", "--processes", "2", sys.executable,
+               str(program), str(tmp_path / "disk")]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode, ended.stderr
+    assert "the second fails" in ended.stderr
+    assert ended.stdout.count("has files") == 2
+    left = [path for path in (tmp_path / "disk").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in left) == 0, left
+
+
+PAIR = """
+import sys
+from pathlib import Path
+import popdist
+import popxl
+from tests.popxl.on_disk import program
+from tests.popxl.test_disk import files_in
+popdist.init()
+ir, _ = program(6, replicas=2)
+with popxl.Session(ir, "cpu", disk=sys.argv[1]) as session:
+    session.run()
+    assert files_in(Path(sys.argv[1]))
+    print("has files", flush=True)
+    popdist.gather(None)
+    if popdist.getInstanceIndex():
+        raise RuntimeError("the second fails")
+    popdist.gather(None)
+"""
+
+
+# ---- other file systems -------------------------------------------------------------------------
+@pytest.mark.parametrize("reason", [errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_fallocate(tmp_path, monkeypatch, reason):
+    """As ext3, and NFS before 4.2: files have their size, and get their blocks later."""
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(reason)
+        return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(fallocate=refuse))
+    for found, wanted in zip(values_of(tmp_path, ROWS), values_of(None, 0), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_blocks_are_there_from_the_start(tmp_path):
+    scratch = disk.Scratch(tmp_path)
+    file = scratch.file(2**20)
+    assert os.fstat(file._file).st_blocks * 512 >= 2**20
+    file.close()
+    scratch.close()
+
+
+@pytest.mark.parametrize("name", ["pwritev", "preadv"])
+def test_requests_that_the_kernel_cannot_begin_are_tried_again(tmp_path, monkeypatch, name):
+    usual, refused = getattr(os, name), []
+
+    def busy(*args: object) -> int:
+        if len(refused) % 3 != 2:
+            refused.append(args)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        refused.append(None)
+        return usual(*args)
+
+    monkeypatch.setattr(os, name, busy)
+    for found, wanted in zip(values_of(tmp_path, 2), values_of(None, 0), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert len(refused) > 3
+
+
+def test_a_disk_that_stays_busy_is_an_error(tmp_path, monkeypatch):
+    def busy(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    scratch = disk.Scratch(tmp_path)
+    file = scratch.file(4096)
+    monkeypatch.setattr(os, "pwritev", busy)
+    monkeypatch.setattr(disk, "PATIENCE", 0.05)
+    with pytest.raises(DiskError, match="temporarily unavailable"):
+        file.write(0, np.zeros(64, np.uint8))
+    file.close()
+    scratch.close()
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """A soft limit that is reached already."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_more_buffers_than_the_soft_limit_of_open_files(tmp_path, few_descriptors):
+    scratch = disk.Scratch(tmp_path)
+    files = [scratch.file(4096) for _ in range(100)]
+    for file in files:
+        file.close()
+    scratch.close()
+
+
+def test_the_hard_limit_of_open_files_is_named(tmp_path, few_descriptors, monkeypatch):
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    scratch, files = disk.Scratch(tmp_path), []
+    with pytest.raises(DiskError, match=r"cannot open a file of 131 kB.*\(ulimit -Hn\)"):
+        files.extend(scratch.file(2**17) for _ in range(100))
+    monkeypatch.undo()
+    for file in files:
+        file.close()
+    scratch.close()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (1, "1 B"), (999, "999 B"), (999_499, "999 kB"), (999_500, "1 MB"),
+     (131_072, "131 kB"), (2**23, "8.39 MB"), (5 * 10**10, "50 GB"), (2 * 10**12, "2 TB")],
+)  # fmt: skip
+def test_sizes_have_units_that_fit(nbytes, text):
+    assert disk._shown(nbytes) == text
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True])
@@ -464,3 +612,46 @@ def test_a_number_of_entries_is_needed(count):
     (buffer, *_) = ir._buffers
     with pytest.raises(ValueError, match="entries on disk"):
         buffer.on_disk = count
+
+
+def flipped(random: Random, folder: Path) -> bool:
+    """Flip a bit anywhere in the files; whether it is one of an entry."""
+    path = random.choice(sorted(folder.glob("*/*.entries")))
+    at = random.randrange(path.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << random.randrange(8)]))
+    return disk.LEAD <= at % disk.slot_of(4 * SIZE) < disk.LEAD + 4 * SIZE
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_passes(tmp_path):
+    """FLIPS bits, before a run or before variables are read: an error, or the right values, where
+    the bit belongs to no entry or the entry was read ahead."""
+    random, flips, found = Random(34), int(os.environ.get("FLIPS", "100")), 0
+    first = np.arange(ROWS * SIZE).reshape(ROWS, SIZE) % 100.0
+    second = first + 2 * first  # of m, 0 at first, and x the run makes x - m and x + 2 (x - m)
+    third = second + 2 * (second - first)
+    for number in range(flips):
+        ir, rows = program(ROWS)
+        with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
+            session.run()
+            session._state.traffic.settle()
+            is_entry, failed, wanted = flipped(random, tmp_path), False, second
+            try:
+                if number % 2:
+                    session.run()
+                    wanted = third
+            except DiskError:
+                failed = True
+            for row, right in zip(rows, wanted, strict=True) if session.is_attached else ():
+                try:
+                    np.testing.assert_array_equal(session.read_variable_data(row), right)
+                except DiskError:
+                    failed = True
+            assert is_entry or not failed
+            found += failed
+    print(f"{found} of {flips} flipped bits were found; the others changed nothing that was read")
+    assert found > flips / 4

@@ -140,7 +140,6 @@ def test_64_bit_arrays_and_python_numbers_are_converted(dtype, data):
         (popxl.uint32, np.zeros(3, np.int32)),
         (popxl.float16, np.zeros(3, np.float32)),
         (popxl.int32, [0.5, 1, 2]),
-        (popxl.uint32, [-1, 1, 2]),
     ],
 )
 def test_data_of_another_dtype_is_refused(dtype, data):

@@ -274,8 +274,12 @@ def test_one_writer(tmp_path, refused):
     assert f"is in use: process {holder.pid} on" in said
     holder.kill()
     holder.communicate()
-    with locked(tmp_path):  # what is killed holds nothing
-        pass
+    for name in (".999999999.draft.json", f".{os.getpid()}.draft.png", ".12.draft.notes.txt"):
+        (tmp_path / name).touch()
+    with locked(tmp_path):  # what is killed holds nothing, and what it wrote is deleted
+        assert sorted(path.name for path in tmp_path.glob(".*")) == sorted(
+            [f".{os.getpid()}.draft.png", ".12.draft.notes.txt"]
+        )
 
 
 def test_a_lock_is_no_link(tmp_path):

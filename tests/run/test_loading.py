@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import run_finetuning
-from data.task import Task
+from data.rows import File, Row
+from files.place import Place
 from huggingface import hub
 from tests.huggingface.hub_folders import save
 from tests.planning.test_choices import write_rows
 
 
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the tokenizer was loaded, and each file was read to its end."""
+    counts: Counter[str] = Counter()
+    load, rows_of = hub.load_tokenizer, File.rows
+
+    def loaded(name: str) -> object:
+        counts["tokenizer"] += 1
+        return load(name)
+
+    def rows(file: File) -> Iterator[tuple[Place, Row]]:
+        yield from rows_of(file)
+        counts[Path(file.name).name] += 1
+
+    monkeypatch.setattr(hub, "load_tokenizer", loaded)
+    monkeypatch.setattr(File, "rows", rows)
+    return counts
+
+
+@pytest.mark.parametrize("validation", ["other.jsonl", "0.25"])
 def test_a_run_loads_what_it_needs_once(
-    tmp_path: Path, executables: Path, monkeypatch: pytest.MonkeyPatch
+    validation: str,
+    tmp_path: Path,
+    executables: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    counts: Counter[str],
 ) -> None:
     """One that chooses lengths by the data, evaluates while it trains, and exports."""
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
@@ -23,21 +49,9 @@ def test_a_run_loads_what_it_needs_once(
     save("t5", tmp_path / "t5")
     write_rows(tmp_path / "train.jsonl", 40, "the lamp")
     write_rows(tmp_path / "other.jsonl", 10, "the lamp")
-    counts: Counter[str] = Counter()
-    load, corpus = hub.load_tokenizer, Task.corpus
-
-    def loaded(name: str) -> object:
-        counts["tokenizer"] += 1
-        return load(name)
-
-    def read(task: Task, split: str, *chat: object) -> object:
-        counts[split] += 1
-        return corpus(task, split, *chat)
-
-    monkeypatch.setattr(hub, "load_tokenizer", loaded)
-    monkeypatch.setattr(Task, "corpus", read)
-    command = ["--model", "t5", "--data.train", "train.jsonl", "--data.validation", "other.jsonl"]
+    command = ["--model", "t5", "--data.train", "train.jsonl", "--data.validation", validation]
     command += ["--evaluation.steps", "1", "--evaluation.metrics", "loss", "--steps", "2"]
     command += ["--save", "run", "--save-hf", "exported"]
     assert run_finetuning.main(command) == 0
-    assert counts == {"tokenizer": 1, "train": 1, "validation": 1}
+    files = {"train.jsonl", validation} & {"train.jsonl", "other.jsonl"}
+    assert counts == dict.fromkeys(["tokenizer", *files], 1)

@@ -64,7 +64,7 @@ def disk(monkeypatch) -> SimpleNamespace:
         usual(*args)
 
     monkeypatch.setattr(store, "write_shard", write_shard)
-    monkeypatch.setattr(store, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("checkpoints.save_retry.PAUSES", (0.0, 0.0))
     return found
 
 
@@ -161,7 +161,7 @@ def test_room_for_a_step_is_looked_for_before_it_is_written(tmp_path, monkeypatc
     found = checkpoints(tmp_path, monkeypatch, clock, save=str(tmp_path), to_keep=2)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3999))
-    with pytest.raises(CheckpointError, match="cannot save a step in .* needs 0.00 MB, and 0.00"):
+    with pytest.raises(CheckpointError, match="cannot save a step in .* needs 4.00 kB, and 4"):
         found.begin()
     with pytest.raises(CheckpointError, match="cannot save step 9 in"):
         found.finish(9)

@@ -70,7 +70,7 @@ def getNumInstances() -> int:  # noqa: N802
 
 
 def getInstanceIndex() -> int:  # noqa: N802
-    """Which of them this is, from 0."""
+    """This process's index, from 0."""
     return _place().index
 
 

@@ -66,7 +66,7 @@ def _answer(line: socket.socket, place: Place, what: int) -> int:
 
 
 def _read(line: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises ConnectionError if there are no more."""
+    """Read exactly `size` bytes. Raises ConnectionError if the peer closes first."""
     said = b""
     while len(said) < size:
         more = line.recv(size - len(said))

@@ -13,7 +13,7 @@ _SECONDS = 30
 
 
 def devices_of(index: int, neighbours: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:
-    """Which of the GPUs that it sees a process uses; None: all of them.
+    """The GPUs that a process uses, of those that it sees; None: all of them.
 
     Processes of a host that see the same GPUs share them equally, in order. Those that see
     different ones were given theirs by whoever started them.

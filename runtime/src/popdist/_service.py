@@ -185,7 +185,7 @@ class _Door:
             self._lead_on(line)
 
     def _lead_on(self, line: socket.socket) -> None:
-        """To JAX's service."""
+        """Relay a connection to JAX's service."""
         try:
             service = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             service.connect(self._service)

@@ -132,7 +132,7 @@ def _failed(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _first(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Which has failed, and not because of another; None: so far none.
+    """The process that failed first and not because of another; None if none has.
 
     Of several that have ended within a moment it is one that a signal ended: no other can be the
     cause of that.

@@ -32,7 +32,7 @@ class Context(threading.local):
         self._io: list[bool] = []
         self._in_sequence: list[bool] = []
         self._parts: list[str] = []
-        self._scopes: dict[str, list[str]] = {}  # name scopes are local to a graph
+        self._outside: list[str] = []  # name scopes of no graph, which name nothing
         self._hooks: dict[int, Callable[[Op], Any]] = {}
         self._next_hook = 0
 
@@ -83,7 +83,7 @@ class Context(threading.local):
     @property
     def name_scopes(self) -> list[str]:
         """Scopes of the current graph, outermost first."""
-        return self._scopes.setdefault(self._graphs[-1].id if self._graphs else "", [])
+        return self._graphs[-1]._scopes if self._graphs else self._outside
 
     def push_name_scope(self, name: str) -> None:
         self.name_scopes.append(name)

@@ -34,6 +34,7 @@ class Graph:
     _outputs: list[Tensor]
     _tensors: dict[str, Tensor]  # by name, in order of creation
     _taken: dict[str, int]  # how many numbered names there are of a name
+    _scopes: list[str]  # name scopes that are open
     _call_sites: list[Op]  # ops that run this graph
     _users: dict[Graph, None]  # graphs that run this one, or differentiate it
     _routed: dict[tuple[Tensor, bool], Tensor]  # inputs for tensors of callers; by reference or not
@@ -52,7 +53,7 @@ class Graph:
         self._ir_, self._name = ir, name
         self._ops, self._inputs, self._outputs, self._call_sites = [], [], [], []
         self._tensors, self._taken, self._hooks, self._outlined = {}, {}, {}, None
-        self._users, self._known, self._routed = {}, {}, {}
+        self._users, self._known, self._routed, self._scopes = {}, {}, {}, []
         self._gradient_is_written, self._written_gradients = False, {}
         return self
 
@@ -140,8 +141,7 @@ class Graph:
 
     # ---- building -------------------------------------------------------------------------------
     def _register_tensor(self, tensor: Tensor, name: str | None) -> str:
-        scopes = context.get_current_context()._scopes.get(self.id, [])
-        base = "/".join([*scopes, name or "t"])
+        base = "/".join([*self._scopes, name or "t"])
         unique, n = base, self._taken.get(base, 0)
         while unique in self._tensors:
             unique, n = f"{base}__t{n}", n + 1
@@ -165,14 +165,15 @@ class Graph:
         if tensor not in self:
             raise ValueError(f"{tensor!r} cannot be an output of graph {self.id!r}: it belongs to "
                              f"graph {tensor._graph.id!r}")  # fmt: skip
-        self._outputs.append(tensor)
-        self._changes()
         for site in self._call_sites:
             if any(region.kind == "branch" for region in regions(site)):
                 raise SpecError(
                     f"graph {self.id!r} is a branch of a conditional at {site.location} and "
                     "cannot gain outputs any more"
                 )
+        self._outputs.append(tensor)
+        self._changes()
+        for site in self._call_sites:
             add_outputs(site, [tensor.spec], [tensor.name.rpartition("/")[2]])
         return len(self._outputs) - 1
 
@@ -193,6 +194,12 @@ class Graph:
         for region in regions(op):
             region.graph._users[self] = None
         self._changes()
+
+    def _forget_calls(self) -> None:
+        """Let the graphs that this one runs forget that it does."""
+        for graph in {region.graph for op in self._ops for region in regions(op)}:
+            graph._call_sites = [op for op in graph._call_sites if op.graph is not self]
+            graph._users.pop(self, None)
 
     def _changes(self) -> None:
         """Forget what is known of this graph, and of those that run it."""

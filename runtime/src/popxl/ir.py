@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -135,16 +136,26 @@ class Ir:
 
     def create_empty_graph(self, name: str | None = None) -> Graph:
         """Create a graph without inputs, ops or outputs."""
-        return self._new_graph(f"{name or 'graph'}_subgraph({self._next(name or 'graph')})")
-
-    def _next(self, base: str) -> int:
+        base = name or "graph"
         self._graph_names[base] += 1
-        return self._graph_names[base] - 1
+        return self._new_graph(f"{base}_subgraph({self._graph_names[base] - 1})")
 
     def _new_graph(self, name: str) -> Graph:
         graph = Graph._make(self, name)
         self._graphs.append(graph)
         return graph
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[Graph]:
+        """A new graph, current inside. Where writing it raises, the Ir is left without it."""
+        graph = self.create_empty_graph(name)
+        try:
+            with graph:
+                yield graph
+        except BaseException:
+            self._graphs.remove(graph)
+            graph._forget_calls()
+            raise
 
     def dot_checkpoint(self, check: str, save_dir: str | Path | None = None) -> None:
         """Write the program as it is now to `<check>.dot`, if this checkpoint is chosen.

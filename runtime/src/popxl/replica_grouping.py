@@ -178,18 +178,18 @@ class ReplicaGrouping:
         return self if self.is_const else self._from_stride(self._ir, *_runs(self._assignment))
 
     def _parts(self) -> tuple[tuple[int, int], ...]:
-        """For each group of `const_rg`, in order: itself, and the group of this one it lies in."""
+        """Each group of `const_rg`, in order, and the group of this one that it lies in."""
         inner = zip(self.const_rg._assignment, self._assignment, strict=True)
         return tuple(dict.fromkeys(inner))
 
     @property
     def to_device_map(self) -> list[int] | None:
-        """For a non-const grouping: the group that each group of `const_rg` lies in."""
+        """Map each group of `const_rg` to the group that it lies in; None for a const grouping."""
         return None if self.is_const else [group for _, group in self._parts()]
 
     @property
     def to_host_map(self) -> list[int] | None:
-        """For a non-const grouping: the first group of `const_rg` in each group."""
+        """Map each group to its first group of `const_rg`; None for a const grouping."""
         if self.is_const:
             return None
         device = [group for _, group in self._parts()]

@@ -208,7 +208,7 @@ class Session:
         outputs: d2hStreamBufferMaps | None = None,
         downcast_inputs: bool = True,
     ) -> None:
-        """As `run`, writing results into the arrays of `outputs` (see `create_host_outputs`).
+        """Like `run`, writing results into the arrays of `outputs` (see `create_host_outputs`).
 
         Raises:
             ValueError: also if an output array is missing or has the wrong shape or dtype.
@@ -358,7 +358,7 @@ class Session:
         return self.get_tensors_data([tensor])[tensor]
 
     def get_tensors_data(self, tensors: Iterable[Initialised]) -> dict[Initialised, np.ndarray]:
-        """As `get_tensor_data`, for several tensors at once.
+        """Like `get_tensor_data`, for several tensors at once.
 
         Raises:
             TypeError: a tensor is neither variable nor constant.
@@ -445,7 +445,7 @@ class Session:
     def write_variables_data(
         self, tensors: Mapping[Variable, VariableData], concurrent: bool = False
     ) -> None:
-        """As `write_variable_data`, for several variables at once.
+        """Like `write_variable_data`, for several variables at once.
 
         Args:
             concurrent: functions among the data do not need each other, and any thread may call

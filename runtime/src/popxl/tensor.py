@@ -250,7 +250,7 @@ class Tensor(operators.Operators["Tensor"]):
         """`other` itself, or a constant of this tensor's dtype."""
         if isinstance(other, Tensor):
             return other
-        return constant(to_numpy(other), dtype=self.dtype)
+        return constant(other, dtype=self.dtype)
 
     # ---- Python ---------------------------------------------------------------------------------
     def __repr__(self) -> str:

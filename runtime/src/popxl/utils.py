@@ -39,7 +39,8 @@ def to_numpy(
             largest finite value. Default True.
 
     Raises:
-        ValueError: float8 options without a float8 dtype, or data that is no array.
+        ValueError: float8 options without a float8 dtype, data that is no array, or a number that
+            the whole numbers of the result's dtype do not reach.
     """
     if isinstance(x, np.memmap) and (dtype is None or x.dtype == dtype.as_numpy()):
         return x  # a memory map is the user's storage: it is shared, never copied
@@ -56,10 +57,28 @@ def to_numpy(
         numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
         return fp8_utils.host_pow2scale_cast_to_fp8(numbers, dtype, log2_scale or 0, nan)
     if array.dtype == object:
-        raise ValueError(f"cannot make an array of {type(x).__name__} data")
+        raise ValueError(
+            f"cannot make an array of {type(x).__name__} data: pass arrays, sequences, or numbers "
+            "of at most 64 bits"
+        )
+    check_range(array, target)
     if copy and array.nbytes and _is_one_zero(array):
         return np.zeros(array.shape, target)  # takes memory when it is written, not before
     return np.array(array, dtype=target, copy=copy or None, order="C")
+
+
+def check_range(array: np.ndarray, target: np.dtype) -> None:
+    """Raise ValueError where numpy would wrap numbers around that `target`, if its numbers are
+    whole, does not reach. Fractions are cut off."""
+    if target.kind not in "iu" or not array.size or np.can_cast(array.dtype, target):
+        return
+    limits = np.iinfo(target)
+    for number in (array.min(), array.max()):
+        if not np.isfinite(number) or not limits.min <= int(number) <= limits.max:
+            raise ValueError(
+                f"{number} does not fit {target}, which holds {limits.min} to {limits.max}: choose "
+                "another number or dtype"
+            )
 
 
 def _is_one_zero(array: np.ndarray) -> bool:

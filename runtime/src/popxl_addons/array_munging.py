@@ -67,7 +67,7 @@ def split2D(  # noqa: N802 - PopXL's name
 def shard2D(  # noqa: N802
     x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int
 ) -> np.ndarray:
-    """As `split2D`, as one array (n_1 * n_2, ...) with the parts of a row next to each other."""
+    """Like `split2D`, as one array (n_1 * n_2, ...) with the parts of a row next to each other."""
     return np.stack([part for row in split2D(x, n_1, n_2, axis_1, axis_2) for part in row])
 
 

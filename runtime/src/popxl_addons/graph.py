@@ -134,7 +134,7 @@ class BoundGraph:
         return self.call_with_info(*targs, args=args).outputs
 
     def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
-        """As `call`, but return information on the call site."""
+        """Like `call`, but returns information on the call site."""
         merged = {**self.args, **(args or {})}
         return ops.call_with_info(self.graph, *targs, inputs_dict=merged)
 
@@ -197,7 +197,7 @@ class GraphWithNamedArgs:
 
     @property
     def grad_graph_info(self) -> GradGraphInfo:
-        """Of a gradient graph: what it expects and returns. Raises AttributeError otherwise."""
+        """What a gradient graph expects and returns. Raises AttributeError on another graph."""
         if self._grad_graph_info is None:
             raise AttributeError(f"graph {self.graph.id!r} is no gradient graph")
         return self._grad_graph_info
@@ -216,7 +216,7 @@ class GraphWithNamedArgs:
         return self.bind().call(*targs, args=args)
 
     def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
-        """As `call`, but return information on the call site."""
+        """Like `call`, but returns information on the call site."""
         return self.bind().call_with_info(*targs, args=args)
 
     # ---- gradients ------------------------------------------------------------------------------

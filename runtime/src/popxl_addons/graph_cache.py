@@ -66,7 +66,7 @@ class GraphCache:
         return self._graphs.get(self._key(fn, args, kwargs))
 
     def create_graph(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph:
-        """As `ir.create_graph`, but return the graph made earlier for such arguments.
+        """Like `ir.create_graph`, but returns the graph made earlier for such arguments.
 
         Tensors are told apart by shape, dtype and meta_shape, other arguments by value. On another
         IPU or tile set it is another graph.

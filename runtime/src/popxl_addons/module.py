@@ -213,7 +213,7 @@ class Module(popxl.Module):
         replica_grouping: ReplicaGrouping | None = None,
         shard_over: int | None = None,
     ) -> popxl.Tensor:
-        """As `add_variable_input`, for a replica's part of a variable.
+        """Like `add_variable_input`, for a replica's part of a variable.
 
         Args:
             data_iter: data of the whole variable.

@@ -94,7 +94,7 @@ class TaskSession(Session):
     def run(
         self, inputs: h2dStreamBufferMaps | None = None, downcast_inputs: bool = True
     ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
-        """As `Session.run`; counts the run."""
+        """Like `Session.run`; counts the run."""
         outputs = super().run(inputs, downcast_inputs)
         self.session_state["steps"] += 1
         return outputs

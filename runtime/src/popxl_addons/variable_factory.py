@@ -363,7 +363,7 @@ def add_replica_sharded_variable_input(
     replica_grouping: ReplicaGrouping | None = None,
     shard_over: int | None = None,
 ) -> tuple[popxl.Tensor, VariableFactory]:
-    """As `add_variable_input`, for the shard of a variable. The data are those of the whole.
+    """Like `add_variable_input`, for the shard of a variable. The data are those of the whole.
 
     Args:
         shard_over: number of shards; default: the size of the groups.

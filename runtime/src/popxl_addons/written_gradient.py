@@ -28,8 +28,7 @@ def written_gradient(
     provided = _provided(module, fwd_graph, grads_provided)
     inputs, variables = _required(fwd_graph, grads_required)
     _expose(fwd_graph)
-    graph = forward.ir.create_empty_graph(suffix_graph_name(forward.name, "grad"))
-    with graph:
+    with forward.ir._writing(suffix_graph_name(forward.name, "grad")) as graph:
         grads = [_input_like(t, "grad_") for t in provided]
         values = _ForwardValues(fwd_graph._aux)
         with module._differentiating(values, VarGrad(fwd_graph.args)) as var_grad:

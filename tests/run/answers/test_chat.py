@@ -20,9 +20,11 @@ from config.llama import LlamaConfig
 from config.presets import load_config
 from data.causal_lm import CAUSAL_LM
 from data.conversations import Conversation
+from data.loaded import Loaded
 from data.pipeline import Pipeline
 from data.tokens import keep_tokenizer
 from files.run_folder import RunFolder
+from huggingface import hub
 from planning.origins import ORIGINS
 from run.answers import converse
 from run.answers.generate import asked_rows
@@ -88,7 +90,10 @@ def test_conversations_of_a_file_are_answered_as_by_transformers(
             {"messages": [*longer, {"role": "assistant", "content": "left out"}]}]  # fmt: skip
     file = tmp_path / "talks.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded, load = [], hub.load_tokenizer
+    monkeypatch.setattr(hub, "load_tokenizer", lambda name: loaded.append(name) or load(name))
     assert run_generation.main([*command(folder), "--file", str(file)]) == 0
+    assert len(loaded) == 1
     found = [json.loads(line)["generated"] for line in capsys.readouterr().out.splitlines()]
     expected = [of_transformers(folder, talk) for talk in ([ASKED], longer)]
     assert found == [*expected, expected[1]]
@@ -142,7 +147,7 @@ def test_a_file_can_be_one_conversation(folder, tmp_path):
     config = config_of(folder)
     for name, content in (("a.json", [SYSTEM, ASKED]), ("b.json", {"messages": [SYSTEM, ASKED]})):
         (tmp_path / name).write_text(json.dumps(content))
-        (asked,) = asked_rows(config, str(tmp_path / name), raw=False)
+        (asked,) = asked_rows(config, str(tmp_path / name), False, Loaded())
         assert asked.text.startswith("<|im_start|>system\nAnswer in one word.<|im_end|>")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 
 import pytest
 
@@ -75,3 +76,25 @@ def test_columns():
     assert column(rows, "step") == [0, 1]
     assert column(rows, "loss")[0] == 2.0
     assert math.isnan(column(rows, "loss")[1])
+
+
+def test_many_rows_take_little_memory(path):
+    """On continuing, and for the picture."""
+    row = dict.fromkeys(("loss", "learning_rate", "norm", "samples_per_second", "mfu"), 0.1)
+    with path.open("w") as file:
+        file.writelines(json.dumps({"step": step, **row}) + "\n" for step in range(20_000))
+    content = path.read_bytes()
+    tracemalloc.start()
+    try:
+        MetricsFile(path, 20_000)
+        continuing = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        rows = read_metrics(path, ("step", "loss"))
+        drawing = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.read_bytes() == content
+    assert rows[-1] == {"step": 19_999, "loss": 0.1}
+    assert len(rows) == 20_000
+    assert continuing < len(content)
+    assert drawing < 3 * len(content)

@@ -268,9 +268,13 @@ def count_updates(node: Node) -> int:
 # ---- the pass -----------------------------------------------------------------------------------
 @attach
 @found_once
-def functionalise(graph: Graph) -> Functional:
-    """The functional form of `graph`; of the main graph the inputs are its variables."""
-    return _GraphPass(graph).form()
+def functionalise(graph: Graph, *also: Tensor) -> Functional:
+    """The functional form of `graph`; of the main graph the inputs are its variables.
+
+    Args:
+        also: tensors whose values at the end follow the graph's outputs.
+    """
+    return _GraphPass(graph).form(also)
 
 
 class _Writer:
@@ -331,8 +335,8 @@ class _GraphPass(_Writer):
         self._graph = graph
         self._depth: dict[Tensor, int] = {}  # views between a view and its owners
 
-    def form(self, also: Sequence[Tensor] = ()) -> Functional:
-        """The form; values of `also` at the end follow the graph's outputs."""
+    def form(self, also: Sequence[Tensor]) -> Functional:
+        """See `functionalise`."""
         graph = self._graph
         is_main = graph is graph.ir.main_graph
         inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
@@ -384,11 +388,7 @@ class _GraphPass(_Writer):
         self.current.update(zip(op.outputs[first:], node.outputs[first:], strict=True))
 
     def _derivative(self, region: Region) -> PureRegion:
-        graph = region.graph
-        if region.also:
-            form = _GraphPass(graph).form(region.also)
-        else:
-            form = functionalise(graph)
+        form = functionalise(region.graph, *region.also)
         return PureRegion(
             form, region.inputs, (None,) * len(form.outputs), (), region.count, "derivative"
         )

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def found_once(analysis: Callable[[Graph], T]) -> Callable[[Graph], T]:
-    """Remember what `analysis` finds about a graph until the graph, or one that it runs, changes
-    (`Graph._changes`). Nobody may change what is returned."""
+def found_once(analysis: Callable[..., T]) -> Callable[..., T]:
+    """Remember what `analysis(graph, *about)` finds until the graph, or one that it runs, changes
+    (`Graph._changes`). Nobody may change what is returned. Of threads that ask at once, all
+    get what one of them found.
+    """
 
     @wraps(analysis)
-    def remembered(graph: Graph) -> Any:
-        if remembered not in graph._known:
-            graph._known[remembered] = analysis(graph)
-        return graph._known[remembered]
+    def remembered(graph: Graph, *about: Any) -> Any:
+        known, key = graph._known, (remembered, *about)
+        return known[key] if key in known else known.setdefault(key, analysis(graph, *about))
 
     return remembered

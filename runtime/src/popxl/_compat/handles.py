@@ -42,7 +42,7 @@ class SessionHandle:
             self.loadEngineAndConnectStreams()
 
     def loadEngineAndConnectStreams(self) -> None:  # noqa: N802
-        """As `prepareDevice`."""
+        """Like `prepareDevice`."""
         self._session._attach()
 
     def setRandomSeed(self, seedValue: int) -> None:  # noqa: N802, N803

@@ -14,11 +14,13 @@ import json
 import os
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from popxl._compile.cache_limit import PART, SUFFIX, limit, prune
 from popxl._compile.compile import compile_lowered
 from popxl._compile.executable import LoadedSegment, Specs, serialize, signature
 from popxl._compile.fingerprint import Uncacheable, segment_key
@@ -98,7 +100,7 @@ class SegmentCache:
 
     def __init__(self, program: Target) -> None:
         self._program = program
-        self._folder = cache_folder(program.ir)
+        self._folder, self._limit = cache_folder(program.ir), limit()
         self._lock = Lock()
 
     def key(self, segment: Segment) -> str:
@@ -123,13 +125,13 @@ class SegmentCache:
         compiled = self._compile(segment)
         if path is not None:
             self.count("misses")
-            _store(self._program.specs_of(segment), compiled, path, key)
+            _store(self._program.specs_of(segment), compiled, path, key, self._limit)
         return compiled
 
     def _place(self, segment: Segment) -> tuple[Path | None, str]:
         key = self.key(segment)
         is_kept = self._folder is not None and not key.startswith("uncacheable")
-        return (self._folder / f"{key}.popxl" if self._folder and is_kept else None), key
+        return (self._folder / f"{key}{SUFFIX}" if self._folder and is_kept else None), key
 
     def _compile(self, segment: Segment) -> Any:
         start = time.perf_counter()
@@ -170,6 +172,8 @@ def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegme
         with path.open("rb") as file:
             payload = _payload(file, specs, key)
         loaded = LoadedSegment(specs, devices, payload)
+        with suppress(OSError):  # it may belong to somebody else
+            os.utime(path)
     except FileNotFoundError:
         return None
     except Exception as reason:  # XLA raises what it likes for bytes it does not like
@@ -196,8 +200,12 @@ def _payload(file: Any, specs: Specs, key: str) -> bytes:
     return payload
 
 
-def _store(specs: Specs, compiled: Any, path: Path, key: str) -> None:
-    """Write the file in one step: readers see all of it or nothing."""
+def _store(specs: Specs, compiled: Any, path: Path, key: str, most: float) -> None:
+    """Write the file in one step: readers see all of it or nothing. Keep the folder in its limit.
+
+    Args:
+        most: bytes of all files.
+    """
     try:
         payload = serialize(specs, compiled)
         header = {
@@ -207,7 +215,7 @@ def _store(specs: Specs, compiled: Any, path: Path, key: str) -> None:
             "signature": signature(specs),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=".", suffix=PART, dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(json.dumps(header).encode() + b"\n")
@@ -216,6 +224,7 @@ def _store(specs: Specs, compiled: Any, path: Path, key: str) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+        prune(path.parent, most)
     except Exception as reason:  # a cache that cannot be written must not stop the program
         logger.warning("the executable was not cached in %s: %s", path.parent, reason)
         return

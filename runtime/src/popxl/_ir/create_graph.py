@@ -21,13 +21,14 @@ def build_graph(
     ir: Ir, fn: Callable[..., Any] | Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Graph:
     """See `Ir.create_graph`."""
-    graph = ir._new_graph(_graph_name(ir, fn))
     target = fn.build if isinstance(fn, Module) else fn
-    try:
-        bound = inspect.signature(target).bind(*args, **kwargs)
-    except TypeError as error:
-        raise ValueError(f"the arguments do not fit those of graph {graph.id!r}: {error}") from None
-    with graph:
+    with ir._writing(_name(fn)) as graph:
+        try:
+            bound = inspect.signature(target).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ValueError(
+                f"the arguments do not fit those of graph {graph.id!r}: {error}"
+            ) from None
         for name, parameter in bound.signature.parameters.items():
             if name in bound.arguments:
                 by_ref = is_alias(parameter.annotation, "TensorByRef")
@@ -40,10 +41,9 @@ def build_graph(
     return graph
 
 
-def _graph_name(ir: Ir, fn: Callable[..., Any] | Module) -> str:
+def _name(fn: Callable[..., Any] | Module) -> str:
     owner = type(fn) if isinstance(fn, Module) else fn
-    name = getattr(owner, "__qualname__", type(fn).__qualname__).replace("<locals>.", "")
-    return f"{name}_subgraph({ir._next(name)})"
+    return getattr(owner, "__qualname__", type(fn).__qualname__).replace("<locals>.", "")
 
 
 def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = None) -> Any:

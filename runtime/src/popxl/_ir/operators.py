@@ -44,7 +44,7 @@ class Operators(Generic[TensorT]):
         return ops.transpose(self, _tuple_or_none(permutation))
 
     def transpose_(self, permutation: Iterable[int] | None = None) -> TensorT:
-        """As `transpose`, as a view."""
+        """Like `transpose`, as a view."""
         return ops.transpose_(self, _tuple_or_none(permutation))
 
     @property
@@ -94,7 +94,7 @@ class Operators(Generic[TensorT]):
     __ror__ = _reflected("logical_or")
 
     def __iadd__(self, other: Any) -> TensorT:
-        """In place: this tensor's value changes."""
+        """Add in place: this tensor's value changes."""
         return ops.add_(self, self._ensure_tensor(other))
 
     def __invert__(self) -> TensorT:

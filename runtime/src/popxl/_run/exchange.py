@@ -63,7 +63,7 @@ def of_all_processes(own: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 
 def _slots(owners: Sequence[int]) -> list[tuple[int, int]]:
-    """For each part its owner, and which of the owner's parts it is."""
+    """Each part's owner, and its place among the owner's parts."""
     seen: dict[int, int] = {}
     found = []
     for owner in owners:

@@ -11,11 +11,11 @@ import numpy as np
 
 import popdist
 from popxl._devices.mesh import per_replica
-from popxl._ir.host_array import device_view
+from popxl._ir.host_array import device_view, host_array
 from popxl._storage.replica_arrays import own_part, put_parts
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import HostScalarTensor
-from popxl.utils import to_numpy
+from popxl.utils import downcast_np_dtypes, to_numpy
 
 if TYPE_CHECKING:
     from popxl._run.program import Program
@@ -90,16 +90,7 @@ class HostStreams:
         self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
     ) -> np.ndarray:
         """Data of shape (host_transfers, replicas, *shape) in the stream's dtype."""
-        array = to_numpy(data, downcast=downcast, copy=False)
-        wanted = stream.dtype.as_numpy()
-        if array.dtype != wanted:
-            is_python = not hasattr(data, "dtype")
-            if not is_python or not _fits(array, wanted):
-                raise ValueError(
-                    f"input {stream.tensor_id!r} has dtype {array.dtype}, but the stream is "
-                    f"{stream.dtype!r}"
-                )
-            array = array.astype(wanted)
+        array = self._in_dtype(stream, data, downcast)
         t, r = self._transfers, self._replicas
         shape = stream.shape
         leading = {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
@@ -113,6 +104,21 @@ class HostStreams:
             "(host_transfers, replicas, *stream shape) is needed (dimensions equal to 1 in front "
             "may be left out)"
         )
+
+    def _in_dtype(
+        self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
+    ) -> np.ndarray:
+        given = host_array(data).dtype
+        narrow = downcast_np_dtypes.get(given, given) if downcast else given
+        wanted = stream.dtype.as_numpy()
+        if narrow != wanted and (hasattr(data, "dtype") or not _stands_for(narrow, wanted)):
+            raise ValueError(
+                f"input {stream.tensor_id!r} has dtype {narrow}, but the stream is {stream.dtype!r}"
+            )
+        try:
+            return to_numpy(data, stream.dtype, copy=False)
+        except ValueError as error:
+            raise ValueError(f"input {stream.tensor_id!r}: {error}") from error
 
     def checked_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
         """The arrays for the program's results.
@@ -134,7 +140,6 @@ class HostStreams:
         return {s: outputs[s] for s in self._program.d2h}
 
 
-def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether numbers written in Python can stand for elements of `dtype`."""
-    counts = array.dtype.kind == "i" and dtype.kind == "u" and bool((array >= 0).all())
-    return counts or np.can_cast(array.dtype, dtype, "same_kind")
+def _stands_for(given: np.dtype, wanted: np.dtype) -> bool:
+    """Whether numbers written in Python, which are `given` as an array, can be `wanted`."""
+    return (given.kind, wanted.kind) == ("i", "u") or np.can_cast(given, wanted, "same_kind")

@@ -25,7 +25,7 @@ Rule = Callable[..., tuple[int, ...]]
 
 
 def _remainder(x: int, y: int) -> int:
-    """With the sign of `x`, as XLA has it; by zero: `x`."""
+    """The remainder with the sign of `x`, as in XLA; `x` itself if `y` is 0."""
     return x if y == 0 else (abs(x) % abs(y)) * (1 if x >= 0 else -1)
 
 

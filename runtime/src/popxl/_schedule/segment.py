@@ -185,7 +185,7 @@ def result_specs(segment: Segment) -> list[TensorSpec]:
 
 
 def donated(segment: Segment) -> tuple[int, ...]:
-    """Which of all arguments are donated: those that the schedule gives, and streams stored to."""
+    """The arguments that are donated: those that the schedule gives, and streams stored to."""
     first = len(segment.args)
     sinks = [first + i for i, s in enumerate(segment.streams) if s in segment.sinks]
     return (*segment.donated, *sinks)

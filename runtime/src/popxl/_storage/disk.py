@@ -4,7 +4,8 @@ Requests are large, aligned, and past the page cache where the file system allow
 what is read is needed once, and the cache would take the memory that the files are to save. They
 are made by threads in calls that release Python's lock. `benchmarks.disk` measures them.
 
-A checksum of what each request wrote stays in memory: what is read must have it.
+A checksum of what each request wrote stays in memory: what is read must have it. Files lose their
+names when they are made, so that the kernel frees them with the process, however that ends.
 
 Staging memory is each thread's own. A slot is written by one thread at a time, and not read
 meanwhile; who uses a file sees to that (`popxl._storage.disk_traffic`).
@@ -12,11 +13,15 @@ meanwhile; who uses a file sees to that (`popxl._storage.disk_traffic`).
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -41,6 +46,10 @@ REQUEST = 8 * 2**20
 """Bytes of a request."""
 
 THREADS = 4
+PATIENCE = 60.0
+"""Seconds for which a request is tried again that the kernel cannot begin yet (EAGAIN)."""
+
+_DESCRIPTORS = 2**16  # each buffer on disk takes one
 _NAME = "popxl-scratch"
 _LOCK = "lock"
 
@@ -116,7 +125,8 @@ class Scratch:
     _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
 
     def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
-        """Make the folder if it is not there, and throw away what a killed process left in it.
+        """Make the folder if it is not there, and throw away what the last run left in it: its host
+        went down, and a network file system gave its files other names (NFS: `.nfs*`).
 
         Args:
             process: which of a program's, each of which has a folder of its own inside.
@@ -146,22 +156,30 @@ class Scratch:
             ) from error
         for left in self.folder.iterdir():
             if left.name != _LOCK:
-                left.unlink()
+                with suppress(OSError):
+                    left.unlink()
+        _raise_limit_of_descriptors()
         self.direct = self._allows_direct()
 
     def _allows_direct(self) -> bool:
-        path, flag = self.folder / "probe", getattr(os, "O_DIRECT", 0)
+        flag = getattr(os, "O_DIRECT", 0)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+            descriptor = self.nameless_file(flag)
             try:
                 os.pwrite(descriptor, mmap.mmap(-1, ALIGNED), 0)
             finally:
                 os.close(descriptor)
         except OSError:
             return False
-        finally:
-            path.unlink(missing_ok=True)
         return bool(flag)
+
+    def nameless_file(self, flags: int) -> int:
+        """The descriptor of a new file in the folder, which does not list it."""
+        self._count += 1
+        path = self.folder / str(self._count)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | flags, 0o600)
+        path.unlink()
+        return descriptor
 
     @classmethod
     def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
@@ -190,8 +208,7 @@ class Scratch:
         Raises:
             DiskError: the disk is full.
         """
-        self._count += 1
-        return ScratchFile(self, self.folder / f"{self._count}.entries", nbytes)
+        return ScratchFile(self, nbytes)
 
     def count(self, read: int = 0, written: int = 0) -> None:
         """Count bytes of requests that are done."""
@@ -213,20 +230,22 @@ _Request = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
 class ScratchFile:
     """A file of a `Scratch`."""
 
-    def __init__(self, scratch: Scratch, path: Path, nbytes: int) -> None:
-        self._scratch, self._path, self.nbytes = scratch, path, nbytes
+    def __init__(self, scratch: Scratch, nbytes: int) -> None:
+        self._scratch, self.nbytes = scratch, nbytes
         self._sums: dict[int, int] = {}  # of what requests wrote, by their place
-        flag = os.O_DIRECT if scratch.direct else 0
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flag, 0o600)
-            os.posix_fallocate(self._file, 0, _aligned(max(nbytes, 1)))
+            self._file = scratch.nameless_file(os.O_DIRECT if scratch.direct else 0)
         except OSError as error:
+            raise self._error("open a file of", nbytes, error) from error
+        try:
+            _allocate(self._file, _aligned(max(nbytes, 1)))
+        except OSError as error:
+            self.close()
             raise self._error("have room for", nbytes, error) from error
 
     def close(self) -> None:
-        """Remove the file."""
+        """Free the file."""
         os.close(self._file)
-        self._path.unlink(missing_ok=True)
 
     def write(self, offset: int, data: np.ndarray) -> None:
         """Write bytes into a slot, which begins at an aligned offset; see `slot_of`.
@@ -271,8 +290,8 @@ class ScratchFile:
             folder, nbytes = self._scratch.place, min(REQUEST, data.size)
             raise DiskError(
                 f"the disk folder {folder} returns other bytes than were written there (somewhere "
-                f"in {nbytes / 1e6:.3g} MB of {self._path}): use a folder of another disk, and "
-                "start from the last checkpoint"
+                f"in {_shown(nbytes)}): use a folder of another disk, and start from the last "
+                "checkpoint"
             )
         end = min(start + REQUEST, LEAD + data.size)
         self._scratch.count(read=max(end - max(start, LEAD), 0))
@@ -298,10 +317,16 @@ class ScratchFile:
         return [part for part in (head, of(whole, rest), tail) if part.size], copies
 
     def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
-        """One request; the kernel may do it in several parts."""
-        start, left = at, list(parts)
+        """One request; the kernel may do it in several parts, or later."""
+        start, left, end = at, list(parts), time.monotonic() + PATIENCE
         while left:
-            count = do(self._file, left, at)
+            try:
+                count = do(self._file, left, at)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+                continue
             if count <= 0:
                 raise OSError(0, "the file ends too early")
             at += count
@@ -317,9 +342,7 @@ class ScratchFile:
 
     def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
         folder = self._scratch.place
-        return _error(
-            f"the disk folder {folder} cannot {what} {nbytes / 1e9:.3g} GB", error, folder
-        )
+        return _error(f"the disk folder {folder} cannot {what} {_shown(nbytes)}", error, folder)
 
 
 def _sum(data: np.ndarray, start: int) -> int:
@@ -331,6 +354,39 @@ def _sum(data: np.ndarray, start: int) -> int:
 def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
     free = ""
     if folder is not None and folder.exists():
-        free = f" ({shutil.disk_usage(folder).free / 1e9:.3g} GB are free)"
+        free = f" ({_shown(shutil.disk_usage(folder).free)} are free)"
     reason = error.strerror or str(error)
-    return DiskError(f"{what}: {reason}{free}: use a folder of another disk, or less state on disk")
+    advice = "use a folder of another disk, or less state on disk"
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        advice = f"raise the hard limit of {limit} open files (ulimit -Hn)"
+    return DiskError(f"{what}: {reason}{free}: {advice}")
+
+
+def _shown(nbytes: int) -> str:
+    """Bytes in a unit that fits."""
+    power = min(next(i for i in range(9) if nbytes < 999.5 * 1000**i), 4)
+    return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _raise_limit_of_descriptors() -> None:
+    """Let the process open as many files as it may, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _allocate(descriptor: int, nbytes: int) -> None:
+    """Give a file its size, and its blocks where the file system can (NFS: from 4.2).
+
+    `os.posix_fallocate` would write into each block where it cannot: O_DIRECT refuses that, and
+    over a network it takes hours.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "fallocate"):
+        if libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)) == 0:
+            return
+        if (number := ctypes.get_errno()) not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number))
+    os.ftruncate(descriptor, nbytes)

@@ -37,7 +37,7 @@ def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
 def put_parts(
     part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
-    """As `put`, of what each replica has (see `global_shape`).
+    """Like `put`, of what each replica has (see `global_shape`).
 
     Args:
         part: gives what a replica has; called for those of this process.

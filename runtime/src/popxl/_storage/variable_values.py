@@ -281,7 +281,10 @@ class HostValues:
 
 
 def _fitting(var: Variable, data: Any) -> np.ndarray:
-    array = to_numpy(data, var.dtype, copy=False)
+    try:
+        array = to_numpy(data, var.dtype, copy=False)
+    except ValueError as error:
+        raise ValueError(f"variable {var.id!r}: {error}") from error
     if array.shape != var.shape_on_host:
         raise ValueError(
             f"variable {var.id!r} needs data of shape {var.shape_on_host}, but got {array.shape}"

@@ -110,7 +110,7 @@ def _capped(scores: Any, cap: float | None) -> Any:
 
 
 def visible(queries: int, keys: int, others: Others, settings: Settings) -> Any:
-    """Which keys each query sees: bool, broadcasts to the scores; None: all."""
+    """The keys that each query sees: bool, broadcasts to the scores; None: all."""
     conditions = []
     if settings.causal:
         of_queries, of_keys = _facing(others.positions or (jnp.arange(queries), jnp.arange(keys)))

@@ -26,7 +26,7 @@ def _picked(t: Any, shift: Any, indices: Any) -> Any:
 
 
 def _picked_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """By comparison, which is fused with the gradient of the exponentials."""
+    """The gradient of picking, made by comparison: XLA fuses it with that of the exponentials."""
     t, _, indices = op.inputs
     n, classes = t.shape
     columns = constant(np.arange(classes)[None], dtypes.int32, "classes")

@@ -41,7 +41,7 @@ def unary(defn: OpDef, doc: str, inplace: int | None = None) -> Unary:
 
 
 def binary(defn: OpDef, doc: str, inplace: int | None = None) -> Binary:
-    """As `unary`, of two tensors."""
+    """Like `unary`, of two tensors."""
 
     def op(lhs: Tensor, rhs: Tensor) -> Tensor:
         return emit(defn, [lhs, rhs], inplace=inplace)[0]

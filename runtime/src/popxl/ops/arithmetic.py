@@ -7,6 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from popxl._ir.opdef import NoGrad, define
@@ -17,6 +18,7 @@ from popxl.ops._table import ELEMENTWISE, binary
 from popxl.ops.elementwise import negate
 from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
+from popxl.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +150,8 @@ def _scaled_add(x: Any, y: Any, a: Any = 1.0, b: Any = 1.0) -> Any:
 
 
 def _scale(x: Any, factor: Any, dtype: Any) -> Any:
+    if isinstance(factor, float):
+        check_range(np.asarray(factor), np.dtype(dtype))
     return x.astype(dtype) * jnp.asarray(factor).astype(dtype)
 
 
@@ -165,7 +169,7 @@ def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor 
 
 
 def scaled_add_(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
-    """As `scaled_add`, in place on `X`."""
+    """Like `scaled_add`, in place on `X`."""
     return emit_with_scalars(_SCALED_ADD, [X, Y], {"a": a, "b": b}, inplace=0)[0]
 
 
@@ -191,7 +195,7 @@ def increment_mod(t: Tensor, increment: float, modulus: float) -> Tensor:
 
 
 def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
-    """As `increment_mod`, in place."""
+    """Like `increment_mod`, in place."""
     return emit(_INCREMENT_MOD, [t], _mod_attrs(t, increment, modulus), inplace=0)[0]
 
 

@@ -118,11 +118,15 @@ class CallSiteInfo:
         """
         if parent_tensor not in self._op.inputs:
             raise ValueError(f"{parent_tensor!r} is no input of this call")
-        self._op.site_modified.update(
-            i for i, t in enumerate(self._op.inputs) if t is parent_tensor
-        )
-        self._op.graph._changes()
-        check_references(self._op)
+        op, before = self._op, self._op.site_modified
+        op.site_modified = before | {i for i, t in enumerate(op.inputs) if t is parent_tensor}
+        op.graph._changes()
+        try:
+            check_references(op)
+        except ValueError:
+            op.site_modified = before
+            op.graph._changes()
+            raise
 
 
 def _check_index(idx: int, tensors: Sequence[Tensor], kind: str, graph: Graph) -> None:
@@ -237,7 +241,7 @@ def call_with_info(
     inputs_dict: Mapping[Tensor, TensorLike] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `call`, but return information on the call site."""
+    """Like `call`, but returns information on the call site."""
     here = context.get_current_graph()
     tensors = gather_inputs(graph, inputs, inputs_dict, "call", check_inputs)
     emit(CALL, tensors, {"graph": graph}, names=output_names(graph))

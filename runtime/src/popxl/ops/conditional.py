@@ -169,7 +169,7 @@ def conditional_with_info(
     else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> ConditionalSiteInfo:
-    """As `conditional`, but return information on the call site."""
+    """Like `conditional`, but returns information on the call site."""
     then = gather_inputs(then_branch, then_inputs or (), then_inputs_dict, "conditional",
                          check_inputs)  # fmt: skip
     otherwise = gather_inputs(else_branch, else_inputs or (), else_inputs_dict, "conditional",

@@ -139,5 +139,5 @@ def dynamic_update_(
     sizes: Iterable[int],
     no_overlap: bool,
 ) -> Tensor:
-    """As `dynamic_update`, in place on `t`."""
+    """Like `dynamic_update`, in place on `t`."""
     return _emit(_DYNAMIC_UPDATE, [t, index, t_update], axes, sizes, no_overlap, inplace=0)

@@ -183,5 +183,5 @@ def detach(t: Tensor) -> Tensor:
 
 
 def detach_(t: Tensor) -> Tensor:
-    """As `detach`, as a view of `t`."""
+    """Like `detach`, as a view of `t`."""
     return emit(_DETACH, [t], view=True)[0]

@@ -225,13 +225,13 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def _flops(shapes: Shapes) -> int:
-    """Of two products."""
+    """FLOPs of the forward pass: two products."""
     q, _, v = shapes[:3]
     return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
 
 
 def _grads_flops(shapes: Shapes) -> int:
-    """Of five products: the scores again, and two for each of those forwards."""
+    """FLOPs of the gradients: five products, the scores again and two for each forward one."""
     _, q, _, v = shapes[:4]
     return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
 

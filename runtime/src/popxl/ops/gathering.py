@@ -101,7 +101,7 @@ def tied_gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """As `gather`. On IPUs it leaves the layout of `t` to other users of it, such as a matmul."""
+    """Like `gather`. On IPUs it leaves the layout of `t` to other users of it, such as a matmul."""
     return gather(t, indices, axis, available_memory_proportion, zero_OOR)
 
 

@@ -57,7 +57,7 @@ def init(
 
 # ---- values in memory ---------------------------------------------------------------------------
 def materialised(x: jax.Array) -> jax.Array:
-    """Its argument, behind a boundary that XLA fuses nothing across."""
+    """Return `x` behind a boundary that XLA fuses nothing across."""
     if traced_for() != "cpu":
         return lax.optimization_barrier(x)
     from jax.experimental.scheduling_groups import xla_metadata_call

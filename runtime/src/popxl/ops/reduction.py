@@ -82,7 +82,7 @@ def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def sum_to_like(grad: Tensor, t: Tensor) -> Tensor:
-    """As `sum_to`, in the shape and dtype of `t`."""
+    """Like `sum_to`, in the shape and dtype of `t`."""
     return sum_to(grad if grad.dtype is t.dtype else cast(grad, t.dtype), t.shape)
 
 

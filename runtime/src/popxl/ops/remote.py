@@ -85,7 +85,7 @@ def remote_load(
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
-    """As `remote_load`, overwriting `t`, which must have the entries' shape and dtype."""
+    """Like `remote_load`, overwriting `t`, which must have the entries' shape and dtype."""
     remote_buffer.validate_tensor_matches_buffer(t)
     tensors, attrs = _check(remote_buffer, offset)
     return emit(REMOTE_LOAD, [t, *tensors], attrs, inplace=0)[0]

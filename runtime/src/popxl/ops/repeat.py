@@ -62,7 +62,7 @@ def repeat_with_info(
     inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `repeat`, but return information on the call site."""
+    """Like `repeat`, but returns information on the call site."""
     repeat_count = index(repeat_count)
     if repeat_count < 0:
         raise ValueError(f"repeat_count must not be negative, but is {repeat_count}")

@@ -68,7 +68,7 @@ def reshape(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def reshape_(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """As `reshape`, as a view of `t`."""
+    """Like `reshape`, as a view of `t`."""
     return emit(_RESHAPE, [t], {"shape": reshape_handle_negative_axis(t, shape)}, view=True)[0]
 
 
@@ -78,7 +78,7 @@ def flatten(t: Tensor) -> Tensor:
 
 
 def flatten_(t: Tensor) -> Tensor:
-    """As `flatten`, as a view of `t`."""
+    """Like `flatten`, as a view of `t`."""
     return reshape_(t, (t.nelms,))
 
 
@@ -144,7 +144,7 @@ def transpose(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
 
 
 def transpose_(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
-    """As `transpose`, as a view of `t`."""
+    """Like `transpose`, as a view of `t`."""
     return emit(_TRANSPOSE, [t], {"permutation": _permutation(t, permutation)}, view=True)[0]
 
 
@@ -190,7 +190,7 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
 
 
 def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
-    """As `concat`, as a view of all `ts`."""
+    """Like `concat`, as a view of all `ts`."""
     return _concat(ts, axis, view=True)
 
 

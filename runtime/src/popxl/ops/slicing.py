@@ -173,7 +173,7 @@ def slice_(
     step: int | list[int | None] | None = None,
     axis: int | list[int] | None = None,
 ) -> Tensor:
-    """As `slice`, as a view of `t`."""
+    """Like `slice`, as a view of `t`."""
     return _sliced(t, start, stop, step, axis, view=True)
 
 

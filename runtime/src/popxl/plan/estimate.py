@@ -16,7 +16,7 @@ from popxl.plan.primitives import MATERIALISED, RANDOM_BITS, kind_of, nbytes
 
 
 class Memory:
-    """Which values of a function are in memory, and when.
+    """The values of a function that are in memory, and when.
 
     Args:
         platform: that the function is compiled for: "cpu", "gpu" or "tpu".

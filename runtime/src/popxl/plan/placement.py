@@ -129,12 +129,12 @@ class _Group:
         return count, nbytes
 
     def entries(self, start: int = 0, count: int | None = None) -> list[Entry]:
-        """Of so many places, from `start` on; default: of all."""
+        """The entries of `count` places from `start` on; default: of all."""
         end = None if count is None else start + count
         return [entry for place in self._places[start:end] for entry in place]
 
     def staying(self) -> list[Entry]:
-        """Of the places that stay."""
+        """The entries of the places that stay on the device."""
         return self.entries(0, self.kept)
 
     def keep_all(self) -> None:

@@ -94,7 +94,7 @@ def plan_of(ir: Ir, platform: str = "cpu") -> Plan:
 
 
 def plan_of_program(program: Program) -> Plan:
-    """As `plan_of`, of a compiled program: what XLA takes inside segments is known."""
+    """Like `plan_of`, of a compiled program: what XLA takes inside segments is known."""
     works = {segment: work_of(segment) for segment in program.schedule.segments}
     return Traced(program.ir, program.schedule, works, _compiled(program)).plan()
 

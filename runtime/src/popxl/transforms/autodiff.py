@@ -112,20 +112,15 @@ class _Autodiff:
             provided = [t for t in graph._outputs if t.dtype.is_floating_point]
         if required is None:
             required = [t for t in graph._inputs if t.dtype.is_floating_point]
-        grad_graph = graph.ir._new_graph(_grad_name(graph))
-        ctx = GradContext(self, graph, grad_graph, required)
-        with grad_graph:
+        name = graph.name.partition("_subgraph(")[0] + "_grad"
+        with graph.ir._writing(name) as grad_graph:
+            ctx = GradContext(self, graph, grad_graph, required)
             ctx.provide(provided)
             ctx.backward()
             outs = ctx.finish(required, explicit)
             if expose:
                 ctx.expose_values()
         return GradGraphInfo._make(grad_graph, graph, tuple(ctx.expected), tuple(outs))
-
-
-def _grad_name(graph: Graph) -> str:
-    base = graph.name.partition("_subgraph(")[0] + "_grad"
-    return f"{base}_subgraph({graph.ir._next(base)})"
 
 
 def _check_nothing_modified(graph: Graph) -> None:

@@ -50,7 +50,7 @@ def _feed(info: GradGraphInfo) -> _Feed:
 
 
 def _targets(info: GradGraphInfo) -> tuple[int | None, ...]:
-    """For each output of a gradient graph, the input of the body whose gradient it is."""
+    """Map each output of a gradient graph to the input of the body whose gradient it is."""
     inputs = info.forward_graph._inputs
     return tuple(inputs.index(t) if t in inputs else None for t in info.outputs)
 

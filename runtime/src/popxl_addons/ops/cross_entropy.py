@@ -37,7 +37,7 @@ def cross_entropy_with_grad(
     ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> tuple[popxl.Tensor, popxl.Tensor]:
-    """As `cross_entropy`, together with the gradient of the loss.
+    """Like `cross_entropy`, together with the gradient of the loss.
 
     Args:
         loss_scaling: gradient of the loss itself: the factor on the returned gradient.

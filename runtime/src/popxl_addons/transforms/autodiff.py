@@ -120,8 +120,7 @@ def _accumulate(
 ) -> GraphWithNamedArgs:
     """A graph that calls `grad`, and accumulates or returns each of its outputs."""
     info = grad.grad_graph_info
-    graph = info.graph.ir.create_empty_graph(suffix_graph_name(info.graph.name, "accumulate"))
-    with graph:
+    with info.graph.ir._writing(suffix_graph_name(info.graph.name, "accumulate")) as graph:
         inputs = copy_inputs(info.graph)
         args = NamedTensors.from_dict(
             {name: f.create_input() for name, f in factories.to_dict().items()}

@@ -221,8 +221,7 @@ class _Loop:
         others = [t for t in inner.inputs if t not in self.loads and t not in self.seeds]
         kept = [*self.seeds, *others]
         body = self._body(kept)
-        serial = inner.ir.create_empty_graph(suffix_graph_name(inner.name, "batch_serial"))
-        with serial:
+        with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial")) as serial:
             row = self._row_input()
             inputs = {t: copy_input(t) for t in kept}
             first = popxl.constant(0, popxl.int32)
@@ -239,8 +238,7 @@ class _Loop:
     def _body(self, kept: list[popxl.Tensor]) -> popxl.Graph:
         """One step: (step, row, kept inputs) -> next step."""
         inner = self.graph.graph
-        body = inner.ir.create_empty_graph(suffix_graph_name(inner.name, "batch_serial_step"))
-        with body:
+        with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial_step")) as body:
             step = popxl.graph_input((), popxl.int32, "step")
             row = self._row_input()
             values = {t: copy_input(t) for t in kept}

@@ -88,8 +88,7 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
     info = grad_graph.grad_graph_info
     forward = info.forward_graph
     _check_no_effects(forward)
-    graph = forward.ir.create_empty_graph(suffix_graph_name(info.graph.name, "recomp"))
-    with graph:
+    with forward.ir._writing(suffix_graph_name(info.graph.name, "recomp")) as graph:
         connections, made = add_recompute_inputs(info)
         recomputed = ops.call(forward, inputs_dict={t: made[t] for t in forward.inputs})
         values = {**dict(zip(forward.outputs, recomputed, strict=True)), **made}

@@ -82,7 +82,7 @@ def replicated_all_reduce(
 def replicated_all_reduce_(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """As `replicated_all_reduce`, in place."""
+    """Like `replicated_all_reduce`, in place."""
     attrs = {"op": to_collective_op(op), "group": group_or_all(group)}
     return emit(ALL_REDUCE, [t], attrs, inplace=0)[0]
 

@@ -36,7 +36,7 @@ _IDENTICAL_GRAD_INPUTS = define_identical_grad_inputs(
 def replicated_all_reduce_strided(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """As `ops.collectives.replicated_all_reduce`."""
+    """Like `ops.collectives.replicated_all_reduce`."""
     return replicated_all_reduce(t, op, group)
 
 

@@ -14,7 +14,7 @@ def replicated_reduce_scatter_strided(
     group: ReplicaGrouping | None = None,
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> Tensor:
-    """As `ops.collectives.replicated_reduce_scatter`. XLA treats all groups alike."""
+    """Like `ops.collectives.replicated_reduce_scatter`. XLA treats all groups alike."""
     return ops.collectives.replicated_reduce_scatter(
         t, op, group, configure_output_for_replicated_tensor_sharding
     )

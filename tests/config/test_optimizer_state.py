@@ -7,7 +7,7 @@ from typing import get_type_hints
 import pytest
 
 import popxl
-from config.optimizers import MASTER, OPTIMIZERS, SLOTS, Adafactor
+from config.optimizer_state import MASTER, OPTIMIZERS, SLOTS, Adafactor
 from config.run import Optimizer
 from modelling.phases.masters import on_master
 from popxl_addons.optimizers.adafactor import Whole

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from config.base import Section
-from config.optimizers.slots import FIRST, SECOND, OptimizerRecord, Slot
+from config.optimizer_state.slots import FIRST, SECOND, OptimizerRecord, Slot
 from config.values import PositiveFloat, Probability
 
 if TYPE_CHECKING:

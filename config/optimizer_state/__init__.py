@@ -1,10 +1,10 @@
-"""The registry of optimizers: one line each."""
+"""Optimizers and the state that each keeps for a weight: a registry, one line each."""
 
 from __future__ import annotations
 
-from config.optimizers.adafactor import ADAFACTOR, Adafactor
-from config.optimizers.adamw import ADAMW
-from config.optimizers.slots import MASTER, STEP, OptimizerRecord, Slot
+from config.optimizer_state.adafactor import ADAFACTOR, Adafactor
+from config.optimizer_state.adamw import ADAMW
+from config.optimizer_state.slots import MASTER, STEP, OptimizerRecord, Slot
 
 __all__ = ["MASTER", "OPTIMIZERS", "SLOTS", "Adafactor", "OptimizerRecord", "Slot"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from config.optimizers.slots import FIRST, SECOND, OptimizerRecord, Slot
+from config.optimizer_state.slots import FIRST, SECOND, OptimizerRecord, Slot
 
 if TYPE_CHECKING:
     from config.run import Optimizer

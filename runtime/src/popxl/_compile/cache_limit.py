@@ -1,0 +1,57 @@
+"""How much the folder of executables holds: what was not used for longest is deleted first."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from popxl._ir.log import logger
+
+SUFFIX, PART = ".popxl", ".part"
+"""Of an executable, and of one that is being written."""
+
+_VARIABLE = "POPXL_CACHE_GB"
+_DEFAULT = 20.0
+_WRITTEN_WITHIN = 3600  # seconds
+
+
+def limit() -> float:
+    """Bytes: `POPXL_CACHE_GB` gigabytes, or 20.
+
+    Raises:
+        ValueError: it is no number, or less than 0.
+    """
+    given = os.environ.get(_VARIABLE) or _DEFAULT
+    with suppress(ValueError):
+        if (gigabytes := float(given)) >= 0:
+            return gigabytes * 1e9
+    raise ValueError(
+        f"the environment variable {_VARIABLE} is {given!r}, but must be a number of gigabytes"
+    )
+
+
+def prune(folder: Path, most: float) -> None:
+    """Delete executables until the others take no more bytes than `most`, and what killed processes
+    left half written.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    kept = []
+    for path in folder.iterdir():
+        with suppress(OSError):  # another process has deleted it
+            status = path.stat()
+            if path.suffix == SUFFIX:
+                kept.append((status.st_mtime, status.st_size, path))
+            elif path.suffix == PART and time.time() - status.st_mtime > _WRITTEN_WITHIN:
+                path.unlink()
+    excess = sum(size for _, size, _ in kept) - most
+    for _, size, path in sorted(kept):
+        if excess <= 0:
+            return
+        with suppress(OSError):
+            path.unlink()
+        logger.info("deleted %s from the cache, which is full", path.name)
+        excess -= size
