@@ -72,11 +72,11 @@ class Comparison:
 
 def check_results(results: Mapping[str, Any]) -> None:
     """Raise UserError if programs computed different things: losses, or tokens."""
-    found = list(results.values())
-    if isinstance(found[0], float):
-        if np.ptp(found) > LOSS_TOLERANCE * max(map(abs, found)):
+    values = list(results.values())
+    if isinstance(values[0], float):
+        if np.ptp(values) > LOSS_TOLERANCE * max(map(abs, values)):
             raise UserError(f"the losses of the first step differ: {dict(results)}")
-    elif any(other != found[0] for other in found):
+    elif any(other != values[0] for other in values):
         raise UserError("the generated tokens differ")
 
 
@@ -112,15 +112,15 @@ def compare(workers: Mapping[str, Worker], samples: int, rounds: int, rate: floa
     )
 
 
-def text(name: str, found: Comparison) -> str:
+def text(name: str, comparison: Comparison) -> str:
     """For a person."""
     lines = [f"{name:22}  seconds  samples/s  of the matrix rate"]
     lines += [
-        f"  {program:20}  {s:7.3f}  {found.samples_per_second[program]:9.2f}  "
-        f"{found.of_matrix_rate[program]:17.0%}"
-        for program, s in found.seconds.items()
+        f"  {program:20}  {s:7.3f}  {comparison.samples_per_second[program]:9.2f}  "
+        f"{comparison.of_matrix_rate[program]:17.0%}"
+        for program, s in comparison.seconds.items()
     ]
-    lines += [f"  {pair}: {ratio:.2f}" for pair, ratio in found.ratios.items()]
+    lines += [f"  {pair}: {ratio:.2f}" for pair, ratio in comparison.ratios.items()]
     return "\n".join(lines)
 
 

@@ -126,12 +126,12 @@ def generation_contestant(
     length = getattr(config.model, "output_length", None) or config.model.decoder_sequence_length
 
     def answers(size: int) -> list[list[int]]:
-        found: list[list[int]] = []
+        all_answers: list[list[int]] = []
         for start in range(0, count, size):
             part = (slice(start, start + size), slice(mask[start : start + size].sum(1).max()))
             rows = generate(model, words[part], length, mask[part])
-            found += [row[row != pad].tolist() for row in rows]
-        return found
+            all_answers += [row[row != pad].tolist() for row in rows]
+        return all_answers
 
     return _tried(lambda: answers(batch), _model_flops(lambda: answers(1)))
 

@@ -80,8 +80,8 @@ def in_a_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise RuntimeError((words or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
 
 
 def record(
@@ -98,32 +98,32 @@ def record(
         extra: further arguments of all tasks.
         minutes: for all of them.
     """
-    end, found = time.monotonic() + 60 * minutes, list[Measured]()
+    end, done = time.monotonic() + 60 * minutes, list[Measured]()
     for name, arguments in wanted:
         left, start = end - time.monotonic(), time.monotonic()
         if left < _MIN_SECONDS:
-            found.append(Measured(name, error="not begun, for lack of time"))
+            done.append(Measured(name, error="not begun, for lack of time"))
         else:
             try:
                 facts = run([*arguments, *extra], left)
-                found.append(Measured(name, time.monotonic() - start, facts))
+                done.append(Measured(name, time.monotonic() - start, facts))
             except (RuntimeError, TimeoutError, ValueError) as error:
-                found.append(Measured(name, time.monotonic() - start, error=str(error)))
-        say(line(found[-1]))
-        text = json.dumps([asdict(each) for each in found], indent=1)
+                done.append(Measured(name, time.monotonic() - start, error=str(error)))
+        say(line(done[-1]))
+        text = json.dumps([asdict(each) for each in done], indent=1)
         write_text("the record", folder / "record.json", text + "\n")
-        write_text("the record", folder / "record.md", table(found))
-        if (machine := measured_machine(found)) is not None:
+        write_text("the record", folder / "record.md", table(done))
+        if (machine := measured_machine(done)) is not None:
             text = yaml.safe_dump(machine, sort_keys=False)
             write_text("the machine", folder / "machine.yml", text)
-    return found
+    return done
 
 
-def measured_machine(found: Sequence[Measured]) -> dict[str, Any] | None:
+def measured_machine(tasks_done: Sequence[Measured]) -> dict[str, Any] | None:
     """The fields of the hardware table (`config/machines.yml`), with the rates that were measured;
     None as long as there are none."""
     made: dict[str, Any] | None = None
-    for facts in (each.facts for each in found):
+    for facts in (each.facts for each in tasks_done):
         rates = facts.get("measured", {})
         if "machine" in facts:  # what both ways do at once is what a step asks for
             made = facts["machine"] | {"bandwidth": rates["memory"], "host_link": rates["both"]}
@@ -133,21 +133,21 @@ def measured_machine(found: Sequence[Measured]) -> dict[str, Any] | None:
     return made
 
 
-def line(found: Measured) -> str:
+def line(task: Measured) -> str:
     """One task for people."""
-    if found.error is not None:
-        return f"{found.name}: {found.error}"
-    shown = ", ".join(f"{k} {_number(v)}" for k, v in found.facts["measured"].items() if v)
-    planned = found.facts.get("predicted", {}).get("seconds")
+    if task.error is not None:
+        return f"{task.name}: {task.error}"
+    shown = ", ".join(f"{k} {_number(v)}" for k, v in task.facts["measured"].items() if v)
+    planned = task.facts.get("predicted", {}).get("seconds")
     simulated = "" if planned is None else f" (simulated: {planned:.3f} s)"
-    return f"{found.name}: {shown}{simulated}"
+    return f"{task.name}: {shown}{simulated}"
 
 
-def table(found: Sequence[Measured]) -> str:
+def table(tasks_done: Sequence[Measured]) -> str:
     """Markdown: what was measured, next to what the plan says."""
     rows = ["| Measured | Seconds | Simulated | Ratio | Layers |", "|---|---|---|---|---|"]
     rest = []
-    for each in found:
+    for each in tasks_done:
         seconds = each.facts.get("measured", {}).get("seconds")
         if seconds is None:
             rest.append(f"- {line(each)}")

@@ -48,9 +48,9 @@ _BLOCK = 2**20  # random numbers; weights repeat them
 
 def bandwidth(given: argparse.Namespace) -> Facts:
     """Rates of copies and of device memory, and what the hardware table says of the machine."""
-    found = bandwidths(given.device, given.mebibytes)
+    rates = bandwidths(given.device, given.mebibytes)
     return {
-        "measured": asdict(found) | {"overlap": found.overlap},
+        "measured": asdict(rates) | {"overlap": rates.overlap},
         "machine": _described(given.device),
     }
 
@@ -58,11 +58,11 @@ def bandwidth(given: argparse.Namespace) -> Facts:
 def _described(device: DeviceDesc) -> Facts:
     """The fields of `config.machines.Machine`, with the memories that are here."""
     kind, memory = hardware.device_kinds(device, 1)[0], popxl.plan.device_memory(device, 1)
-    found = asdict(_of_kind(kind, hardware.platform(device)))
-    del found["name"]
-    found |= {"title": f"{kind}, as measured", "devices": hardware.device_count(device)}
+    fields = asdict(_of_kind(kind, hardware.platform(device)))
+    del fields["name"]
+    fields |= {"title": f"{kind}, as measured", "devices": hardware.device_count(device)}
     sizes = {"memory": memory, "host_memory": host_memory()}
-    return found | {name: float(size) for name, size in sizes.items() if size is not None}
+    return fields | {name: float(size) for name, size in sizes.items() if size is not None}
 
 
 def matrix(given: argparse.Namespace) -> Facts:
@@ -121,8 +121,11 @@ def _train(config: RunConfig, runs: int) -> Facts:
             _step(model, loader, runs + 1)
     kinds = {kind: sum(getattr(part, kind).seconds for part in apart.parts.values())
              for kind in ("loads", "stores", "runs")}  # fmt: skip
-    measured = {"seconds": statistics.median(seconds), "startup_seconds": compiled}
+    step, moving = statistics.median(seconds), kinds["loads"] + kinds["stores"]
+    measured = {"seconds": step, "startup_seconds": compiled}
     measured |= {f"{kind}_apart": value for kind, value in kinds.items()}
+    if moving:  # the fraction that takes no time of its own as it runs
+        measured["hidden_transfers"] = min(max((apart.seconds - step) / moving, 0.0), 1.0)
     measured["peak_device_bytes"] = hardware.peak_device_bytes(device_desc(config), config.replicas)
     return {"measured": measured} | _predicted(config, finetuning_needs)
 
@@ -161,11 +164,11 @@ def _predicted(config: RunConfig, needs_of: Callable[[RunConfig, str], Needs]) -
     """What the plan says of a run on this kind of device."""
     on = _machine(config)
     made = report("", needs_of(config, on.platform), on)
-    found: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
+    predicted: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
     if made.timeline is not None:
-        found = {**found, "seconds": made.timeline.seconds,
+        predicted = {**predicted, "seconds": made.timeline.seconds,
                  "exposed_transfers": made.timeline.exposed_transfers}  # fmt: skip
-    return {"predicted": {**found, "machine": on.name}}
+    return {"predicted": {**predicted, "machine": on.name}}
 
 
 def _machine(config: RunConfig) -> Machine:
@@ -202,15 +205,17 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _description(name: str) -> DeviceDesc:
-    found: Mapping[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
-    return found[name]
+    names: Mapping[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
+    return names[name]
 
 
-@entry_point()
-def main(arguments: Sequence[str] | None = None) -> None:
+def run(arguments: Sequence[str] | None = None) -> None:
     """Do one task and print what it found."""
     given = parsed(arguments)
     print(json.dumps(TASKS[given.task](given)))
+
+
+main = entry_point()(run)
 
 
 if __name__ == "__main__":

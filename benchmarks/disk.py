@@ -46,10 +46,10 @@ def direct(folder: Path, entries: Sequence[np.ndarray]) -> tuple[float, float]:
     from popxl.plan import scratch_file
 
     with scratch_file(folder, len(entries), entries[0].nbytes) as (file, each):
-        found = [np.empty_like(entry) for entry in entries]
+        copies = [np.empty_like(entry) for entry in entries]
         write = _timed(lambda i: file.write(i * each, entries[i]), len(entries), lambda: None)
         read = _timed(
-            lambda i: file.read(_shuffled(i, entries) * each, found[i]), len(entries), _no
+            lambda i: file.read(_shuffled(i, entries) * each, copies[i]), len(entries), _no
         )
     return write, read
 
@@ -105,18 +105,18 @@ def measure(folder: Path, ways: dict[str, Way], size: int, count: int, rounds: i
     """Gigabytes per second, and of the page cache that a way adds, by way: medians of `rounds`."""
     rng = np.random.default_rng(0)
     entries = [rng.integers(0, 256, size + 64, np.uint8)[64:] for _ in range(count)]
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+    measured: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     total = size * count / 1e9
     for _ in range(rounds):
         for name, way in ways.items():
             with TemporaryDirectory(dir=folder) as place:
                 before = _cached()
                 write, read = way(Path(place), entries)
-                found[name].append((total / write, total / read, (_cached() - before) / 1e9))
+                measured[name].append((total / write, total / read, (_cached() - before) / 1e9))
     names = ("write_gb_per_second", "read_gb_per_second", "page_cache_gb")
     return {
         way: {n: statistics.median(x) for n, x in zip(names, zip(*rows, strict=True), strict=True)}
-        for way, rows in found.items()
+        for way, rows in measured.items()
     }
 
 

@@ -115,7 +115,7 @@ def measure(config: RunConfig, runs: int) -> Measurement:
 
 
 def kernel_fraction(before: os.times_result, after: os.times_result) -> float:
-    """Of the processor's time of this process between two looks at its clocks, the kernel's."""
+    """The kernel's fraction of this process's processor time between two looks at its clocks."""
     user, system = after.user - before.user, after.system - before.system
     return system / max(user + system, 1e-9)
 

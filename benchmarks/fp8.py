@@ -76,8 +76,8 @@ def run(script: str, *arguments: str) -> None:
 
 def accuracy(folder: Path) -> float:
     """What the validation in a folder found."""
-    found = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
-    return float(found["accuracy"])
+    report = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+    return float(report["accuracy"])
 
 
 def table(runs: Sequence[Run]) -> str:

@@ -33,7 +33,7 @@ Gradients = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Distances:
-    """Of the gradients of one weight, relative to their length; means over batches.
+    """Distances between gradients of one weight, relative to their length; means over batches.
 
     Attributes:
         fp8: from a batch's gradient to the same in FP8.
@@ -67,14 +67,14 @@ def _distances(wide: np.ndarray, narrow: np.ndarray) -> Distances:
 
 
 def gradients(config: RunConfig, weights: Gradients, batches: Sequence[Batch]) -> list[Gradients]:
-    """Of the loss of each batch at these weights, which stay as they are."""
-    model, found = FineTuning(config, family_of(config), gradients=True), []
+    """The gradients of each batch's loss at these weights, which stay as they are."""
+    model, gradients_of_batches = FineTuning(config, family_of(config), gradients=True), []
     model.write(weights)
     with model:
         for step, batch in enumerate(batches):
             model.run([batch], [0.0], step)
-            found.append(model.gradients())
-    return found
+            gradients_of_batches.append(model.gradients())
+    return gradients_of_batches
 
 
 def compare(config: RunConfig, count: int) -> dict[str, Distances]:
@@ -88,11 +88,11 @@ def compare(config: RunConfig, count: int) -> dict[str, Distances]:
     return distances(*(gradients(c, weights, batches) for c in (wide, narrow)))
 
 
-def table(found: Mapping[str, Distances]) -> str:
+def table(distances_of: Mapping[str, Distances]) -> str:
     """Distances, median and largest of all weights."""
     lines = ["| distance, of a gradient's length | median | largest |", "| --- | --- | --- |"]
     for title, name in (("by FP8", "fp8"), ("of a batch", "batches")):
-        of = [getattr(d, name) for d in found.values()]
+        of = [getattr(d, name) for d in distances_of.values()]
         lines.append(f"| {title} | {np.median(of):.2f} | {max(of):.2f} |")
     return "\n".join(lines)
 

@@ -53,20 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, help="a file that takes what was found")
     given = parser.parse_args(arguments)
     rows: list[dict[str, float]] = []
-    found = []
+    further = []
     for count in given.processes:
         with tempfile.TemporaryDirectory() as folder:
             one = in_processes(count, "benchmarks.growth", "--be-one", folder)
         rows.append({"processes": count} | one)
         _print_row(rows)
     if len(rows) > 3:
-        found.append(_computed(rows[1:]))
-        print(json.dumps(found[-1]))
+        further.append(_computed(rows[1:]))
+        print(json.dumps(further[-1]))
     for hosts in given.hosts:
-        found.append(_listed(hosts))
-        print(json.dumps(found[-1]), flush=True)
+        further.append(_listed(hosts))
+        print(json.dumps(further[-1]), flush=True)
     if given.record is not None:
-        lines = [json.dumps(row) for row in (*rows, *found)]
+        lines = [json.dumps(row) for row in (*rows, *further)]
         given.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -80,18 +80,18 @@ def _computed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Messages and bytes of `MAX_PROCESSES` processes, by the polynomial through what was counted;
     and the service's time, if a message takes as long as with the most processes measured."""
     count = [row["processes"] for row in rows]
-    found: dict[str, float] = {"processes": MAX_PROCESSES}
+    result: dict[str, float] = {"processes": MAX_PROCESSES}
     for name, degree in (("messages", 1), ("bytes", 2)):
         values = np.polyfit(count, [row[name] for row in rows], degree)
-        found[name] = float(np.polyval(values, MAX_PROCESSES))
+        result[name] = float(np.polyval(values, MAX_PROCESSES))
     last = rows[-1]
-    found["service_s"] = last["service_s"] / last["messages"] * found["messages"]
+    result["service_s"] = last["service_s"] / last["messages"] * result["messages"]
     beats = MAX_PROCESSES + MAX_PROCESSES / (
         1 + MAX_PROCESSES // 64
     )  # as `popdist._watcher` has it
-    found["watch_messages"] = beats
-    found["watch_service_s"] = last["watch_service_s"] / last["watch_messages"] * beats
-    return found
+    result["watch_messages"] = beats
+    result["watch_service_s"] = last["watch_service_s"] / last["watch_messages"] * beats
+    return result
 
 
 # ---- one of the processes -----------------------------------------------------------------------
@@ -101,10 +101,10 @@ def be_one(folder: str) -> None:
     popdist.init()
     end = time.monotonic()
     met = popdist.gather([begin, end])
-    found = {"meet_s": max(e for _, e in met) - max(b for b, _ in met)}
-    found |= _exchanging() | _watching() | _saving(folder)
+    row = {"meet_s": max(e for _, e in met) - max(b for b, _ in met)}
+    row |= _exchanging() | _watching() | _saving(folder)
     if popdist.getInstanceIndex() == 0:
-        print(json.dumps(found))
+        print(json.dumps(row))
 
 
 def _exchanging() -> dict[str, float]:
@@ -138,9 +138,9 @@ def _saving(folder: str) -> dict[str, float]:
     with CheckpointStore(folder) as store:
         popdist.gather("saving begins")
         save = _slowest(lambda: store.save(1, _Rows(), {}, wait=True))
-    found = []
-    load = _slowest(lambda: found.append(_loaded(folder)))
-    sizes = {p.name: p.stat().st_size for p in found[0].path.glob("*.json")}
+    loads = []
+    load = _slowest(lambda: loads.append(_loaded(folder)))
+    sizes = {p.name: p.stat().st_size for p in loads[0].path.glob("*.json")}
     return {"save_s": save, "load_s": load, "manifest_bytes": sizes.pop("manifest.json"),
             "tables_bytes": sum(sizes.values())}  # fmt: skip
 
@@ -203,11 +203,11 @@ def _traffic(what: str) -> np.ndarray:
 def _service_seconds() -> float:
     """Processor time of the coordination service, which process 0 has started."""
     task = Path("/proc/self/task") / str(os.getpid()) / "children"
-    found = 0.0
+    seconds = 0.0
     for child in task.read_text(encoding="ascii").split():
         fields = Path(f"/proc/{child}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 # ---- many hosts, on paper -----------------------------------------------------------------------
@@ -260,15 +260,15 @@ def _listed(hosts: int) -> dict[str, float]:
 
 def _owners(tensors: Any, cut: Mapping[str, Any], host: int) -> set[int]:
     """The processes that have stored something that a host needs to continue on as many hosts."""
-    found: set[int] = set()
+    processes: set[int] = set()
     seen = set()
     for one in tensors.parts():
         owners = cut[one.name].owners
         if (id(owners), id(one.holders)) not in seen:
             seen.add((id(owners), id(one.holders)))
             pairs = zip(owners, one.holders, strict=True)
-            found |= {owner for owner, holders in pairs if host in holders}
-    return found
+            processes |= {owner for owner, holders in pairs if host in holders}
+    return processes
 
 
 def _tensors_on(hosts: int) -> Any:
@@ -301,7 +301,7 @@ def _records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     from checkpoints.digests import chunk_bytes
     from checkpoints.tables import TensorRecord, stored_name
 
-    found = {}
+    records = {}
     for one in tensors.parts():
         if one.name in held:
             size = sum(one.layout[i].size for i in held[one.name])
@@ -310,8 +310,8 @@ def _records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
             record = TensorRecord(
                 "tensors-00000-00001.safetensors", one.dtype.name, [size], digests
             )
-            found[stored_name(one.name, 0)] = record
-    return found
+            records[stored_name(one.name, 0)] = record
+    return records
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ def train(config: RunConfig, steps: int, rate: float) -> Result:
     model.write(family.weights(config).initial(config.model.seed))
     with model:
         start = _weights(model)
-        found = [model.run([loader.next_batch()], [rate], step)[0].loss for step in range(steps)]
-        return Result(float(np.mean(found[-LAST:])), start, _weights(model))
+        losses = [model.run([loader.next_batch()], [rate], step)[0].loss for step in range(steps)]
+        return Result(float(np.mean(losses[-LAST:])), start, _weights(model))
 
 
 def _weights(model: FineTuning) -> dict[str, np.ndarray]:

@@ -125,12 +125,12 @@ def read_back(config: RunConfig, folders: Folders) -> None:
         model = getattr(transformers, description.architectures[0])(description)
     exported, family = read_hf_directory(folders.export), family_of(config)
     saved = load_checkpoint(folders.run).tensors
-    found = family.weights(config).renamed(exported)
+    logical = family.weights(config).renamed(exported)
     state = model.state_dict()
     missing = [name for name in state if name not in exported and not _is_tied(name, model)]
     unknown = [name for name in exported if name not in state]
     wrong = [n for n in exported if n in state and tuple(state[n].shape) != exported.spec(n).shape]
-    different = [n for n in found if not _same_bits(found[n], saved[n])]
+    different = [n for n in logical if not _same_bits(logical[n], saved[n])]
     _say(
         tensors=len(exported),
         wrong=[*missing, *unknown, *wrong, *different],

@@ -24,17 +24,17 @@ def limited(nbytes: int) -> Iterator[tuple[str, Callable[[], None]]]:
     page cache among it as far as the kernel cannot drop it. Without one, each has so many, and a
     gigabyte for the stacks of threads: its private memory counts, touched or not (RLIMIT_DATA).
     """
-    found = _group(nbytes)
-    if found is None:
+    group = _group(nbytes)
+    if group is None:
         limit = nbytes + _STACKS
         yield "RLIMIT_DATA", lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         return
-    procs = found / "cgroup.procs"
+    procs = group / "cgroup.procs"
     try:
         yield "a control group", lambda: _join(procs)
     finally:
         with suppress(OSError):  # a process that was killed may be going yet
-            found.rmdir()
+            group.rmdir()
 
 
 def _group(nbytes: int) -> Path | None:

@@ -36,7 +36,7 @@ class MachineUse:
         needs_of: Callable[[RunConfig], Needs],
         samples_per_second: float,
     ) -> MachineUse:
-        """That of a program which works on so many samples. Multiplies matrices for a second."""
+        """What a program uses that works on so many samples. Multiplies matrices for a second."""
         peak = peak_host_bytes()
         execution = replace(
             config.execution, activations="keep", attention_serialisation=1, attention="scores"

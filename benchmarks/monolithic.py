@@ -65,8 +65,8 @@ def _stacked(files: Mapping[str, np.ndarray]) -> Tree:
     count = 1 + max(int(n.split(".")[2]) for n in files if n.startswith(prefix))
 
     def layers(*names: str) -> jax.Array:
-        found = [[files[f"{prefix}{i}.{n}.weight"] for n in names] for i in range(count)]
-        return jnp.asarray([np.concatenate(one).T for one in found])
+        layers_of_names = [[files[f"{prefix}{i}.{n}.weight"] for n in names] for i in range(count)]
+        return jnp.asarray([np.concatenate(one).T for one in layers_of_names])
 
     attention, feed_forward = "self_attn.{}_proj".format, "mlp.{}_proj".format
     return {

@@ -35,8 +35,8 @@ class Worker:
 
     def facts(self) -> Facts:
         """What the program says when it is ready. To be read once, before the first run."""
-        found: Facts = self._line()
-        return found
+        said: Facts = self._line()
+        return said
 
     def run(self) -> float:
         """Run the program once; returns the seconds it took."""

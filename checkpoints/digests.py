@@ -26,7 +26,7 @@ class Digests(NamedTuple):
 
     @classmethod
     def of_array(cls, array: np.ndarray) -> Digests:
-        """Those of an array's elements in C order."""
+        """The digests of an array's elements in C order."""
         # As bytes, since bfloat16 does not support the buffer protocol.
         content = np.asarray(array, order="C").reshape(-1).view(np.uint8).data
         each = chunk_bytes(len(content))
@@ -36,8 +36,8 @@ class Digests(NamedTuple):
     @classmethod
     def saved(cls, sha256: Sequence[str], nbytes: int) -> Digests | None:
         """Digests from a record of so many bytes; None if there is not one for each chunk."""
-        found = cls(chunk_bytes(nbytes), tuple(sha256))
-        return found if len(sha256) == math.ceil(nbytes / found.each) else None
+        digests = cls(chunk_bytes(nbytes), tuple(sha256))
+        return digests if len(sha256) == math.ceil(nbytes / digests.each) else None
 
 
 def chunk_bytes(nbytes: int) -> int:

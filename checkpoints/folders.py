@@ -51,12 +51,12 @@ def step_folders(directory: Path) -> list[StepFolder]:
         if not directory.is_dir():
             return []
         folders = [path for path in directory.iterdir() if path.is_dir()]
-        found = [(_NAME.fullmatch(path.name), path) for path in folders]
+        matches = [(_NAME.fullmatch(path.name), path) for path in folders]
     except OSError as error:
         reason = error.strerror
         raise CheckpointError(f"cannot read {shown_path(directory)}: {reason}") from error
     return sorted(
-        (StepFolder(int(match[1]), int(match[2]), path) for match, path in found if match),
+        (StepFolder(int(match[1]), int(match[2]), path) for match, path in matches if match),
         reverse=True,
     )
 
@@ -79,13 +79,13 @@ def check_shared(directory: Path) -> None:
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
     name, nonce, shown = popdist.gather([name, nonce, shown_path(directory)])[0]
-    found = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
+    views = popdist.gather([socket.gethostname(), appears(directory / name, nonce)])
     if popdist.getInstanceIndex() == 0:
         (directory / name).unlink(missing_ok=True)
-    blind = next((i for i, (_, sees) in enumerate(found) if not sees), None)
+    blind = next((i for i, (_, sees) in enumerate(views) if not sees), None)
     if blind is not None:
         raise CheckpointError(
-            f"process {blind} on {found[blind][0][:30]} does not see what process 0 writes into "
+            f"process {blind} on {views[blind][0][:30]} does not see what process 0 writes into "
             f"{shown}: give --save a folder that all hosts share"
         )
 

@@ -127,10 +127,10 @@ class Manifest:
         """Raise CheckpointError unless every text file is as it was saved."""
         for name, saved in self.texts.items():
             try:
-                found = digest_of_bytes(read_bytes(folder / name, MAX_TEXT))
+                digest = digest_of_bytes(read_bytes(folder / name, MAX_TEXT))
             except FileError as error:
                 raise CheckpointError(str(error)) from error
-            if found != saved:
+            if digest != saved:
                 raise CheckpointError(f"{shown_path(folder / name)} is not what was saved")
 
     def open(self, folder: Path, at_once: bool = True) -> TensorFiles:
@@ -144,10 +144,10 @@ class Manifest:
             CheckpointError: if a file or tensor is missing, too many, or of another kind.
         """
         if self.cut:
-            found = ShardedTensorFiles(folder, list(self.tables.items()), self.cut)
+            files = ShardedTensorFiles(folder, list(self.tables.items()), self.cut)
             if at_once:
-                found.open_all()
-            return found
+                files.open_all()
+            return files
         tables = [Table.read(folder / name, sha256) for name, sha256 in self.tables.items()]
         records = _merged(self.tensors, tables)
         return tensors_of(folder, records)
@@ -155,13 +155,13 @@ class Manifest:
 
 def _merged(own: Records, tables: Sequence[Table]) -> Records:
     """The records of all processes."""
-    found = dict(own)
+    merged = dict(own)
     for table in tables:
-        twice = found.keys() & table.tensors.keys()
+        twice = merged.keys() & table.tensors.keys()
         if twice:
             raise CheckpointError(f"tensor {min(twice)} was stored by two processes")
-        found |= table.tensors
-    return found
+        merged |= table.tensors
+    return merged
 
 
 Listed = TypeVar("Listed")
@@ -170,29 +170,29 @@ Listed = TypeVar("Listed")
 def _each_once(values: Iterable[Listed]) -> tuple[list[Listed], list[int]]:
     """Each object once, and which of them each value is."""
     places: dict[int, int] = {}
-    found: list[Listed] = []
+    listed: list[Listed] = []
     numbers = []
     for value in values:
         if id(value) not in places:
-            places[id(value)] = len(found)
-            found.append(value)
+            places[id(value)] = len(listed)
+            listed.append(value)
         numbers.append(places[id(value)])
-    return found, numbers
+    return listed, numbers
 
 
 def _read_sharded(content: Fields, processes: int) -> dict[str, ShardedTensor]:
     """The tensors in parts. Raises FileError if they are none."""
     layouts = [read_layout(row) for row in content.rows("layouts")]
-    owners, found = content.lists("owners"), {}
+    owners, parsed = content.lists("owners"), {}
     for name, row in content.objects("cut").items():
         layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
             raise FileError(f"tensor {shown_name(name)} has no layout, no owners or no type")
-        found[name] = ShardedTensor(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
-    for each in {id(one): one for one in found.values()}.values():
+        parsed[name] = ShardedTensor(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
+    for each in {id(one): one for one in parsed.values()}.values():
         if len(each.owners) != len(each.layout) or max(each.owners) >= processes:
             raise FileError("not all parts of a tensor are there, each once")
-    return found
+    return parsed
 
 
 def _digest(content: dict[str, Any]) -> str:

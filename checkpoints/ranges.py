@@ -29,7 +29,7 @@ def chunks_needed(wanted: tuple[Part, ...], spans: tuple[Span, ...]) -> tuple[tu
     (shape,) = {part.shape for span in spans for _, part in span.parts}
     is_wanted = _marked(shape, wanted)
     boxes: dict[object, np.ndarray] = {}
-    found = []
+    needed = []
     for each, parts in spans:
         chunks: set[int] = set()
         for start, part in parts:
@@ -38,20 +38,20 @@ def chunks_needed(wanted: tuple[Part, ...], spans: tuple[Span, ...]) -> tuple[tu
                 boxes[box] = in_box(is_wanted, *box).reshape(-1)
             inside = boxes[box][part.start : part.start + part.size]
             chunks.update(_chunks_with_any(inside, start, each))
-        found.append(tuple(sorted(chunks)))
-    return tuple(found)
+        needed.append(tuple(sorted(chunks)))
+    return tuple(needed)
 
 
 def _marked(shape: tuple[int, ...], wanted: Iterable[Part]) -> np.ndarray:
     """Which elements of a tensor are in the parts."""
-    found = np.zeros(shape, np.bool_)
+    mask = np.zeros(shape, np.bool_)
     for (axes, corner, box), parts in by_box(wanted).items():
-        view = in_box(found, axes, corner, box)
+        view = in_box(mask, axes, corner, box)
         inside = np.zeros(view.size, np.bool_)
         for part in parts:
             inside[part.start : part.start + part.size] = True
         view |= inside.reshape(box)
-    return found
+    return mask
 
 
 def _chunks_with_any(inside: np.ndarray, start: int, each: int) -> Iterable[int]:

@@ -54,13 +54,13 @@ class ShardAssigner:
 
     def of(self, tensors: ShardSource) -> Shares:
         """Each process's share of the tensors."""
-        found = list(tensors.parts())
+        cut_tensors = list(tensors.parts())
         before = self._shares
-        if before is not None and list(map(_form, found)) == list(map(_form, self._tensors)):
-            self._shares = replace(before, _tensors={one.name: one for one in found})
+        if before is not None and list(map(_form, cut_tensors)) == list(map(_form, self._tensors)):
+            self._shares = replace(before, _tensors={one.name: one for one in cut_tensors})
         else:
-            self._shares = _shares_of(found)
-        self._tensors = found  # whose layouts live on, so that no other has their identity
+            self._shares = _shares_of(cut_tensors)
+        self._tensors = cut_tensors  # whose layouts live on, so that no other has their identity
         return self._shares
 
 

@@ -374,9 +374,9 @@ class CheckpointStore:
         with readers() as pool:
             for number, shard in enumerate(shards_of(tensors, self._shard_bytes), 1):
                 file = f"{prefix}{number:05d}.safetensors"
-                found = pool.map(lambda array, f=file: TensorRecord.of(array, f), shard.values())
+                digested = pool.map(lambda array, f=file: TensorRecord.of(array, f), shard.values())
                 write_shard(folder / file, shard)  # while the digests are computed
-                records |= zip(shard, found, strict=True)
+                records |= zip(shard, digested, strict=True)
         return records
 
     def _absent(self, step: int | None) -> str:
@@ -426,12 +426,12 @@ def _read(folder: Path, verify: bool) -> Checkpoint:
         raise
     except CheckpointError as error:
         problem = str(error)
-    found = popdist.gather([problem, checkpoint.sha256 if checkpoint else ""])
-    problems = [text for text, _ in found if text is not None]
+    outcomes = popdist.gather([problem, checkpoint.sha256 if checkpoint else ""])
+    problems = [text for text, _ in outcomes if text is not None]
     if problems or checkpoint is None:
         raise CheckpointError(problems[0])
-    for process, (_, sha256) in enumerate(found):
-        if sha256 != found[0][1]:
+    for process, (_, sha256) in enumerate(outcomes):
+        if sha256 != outcomes[0][1]:
             raise DifferentCopiesError(
                 f"process {process} reads another {shown_path(folder)} than process 0: give a "
                 "folder that all hosts share, or the same copy on each"

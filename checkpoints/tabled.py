@@ -39,10 +39,10 @@ class ShardedTensor(NamedTuple):
     @property
     def held(self) -> dict[int, list[Part]]:
         """The parts that each process stores, one after the other."""
-        found: dict[int, list[Part]] = {}
+        by_process: dict[int, list[Part]] = {}
         for owner, part in zip(self.owners, self.layout, strict=True):
-            found.setdefault(owner, []).append(part)
-        return found
+            by_process.setdefault(owner, []).append(part)
+        return by_process
 
 
 class ShardedTensorFiles(TensorFiles):
@@ -116,8 +116,8 @@ class ShardedTensorFiles(TensorFiles):
                 Span(self._elements(stored_name(name, process)), tuple(with_starts(parts)))
                 for process, parts in self._by(name).items()
             )
-            found = zip(self._by(name), chunks_needed(wanted, spans), strict=True)
-            self._chunks[key] = {process: chunks for process, chunks in found if chunks}
+            needed = zip(self._by(name), chunks_needed(wanted, spans), strict=True)
+            self._chunks[key] = {process: chunks for process, chunks in needed if chunks}
         return self._chunks[key]
 
     def _assembled(self, name: str, arrays: Mapping[int, np.ndarray]) -> np.ndarray:
@@ -153,19 +153,19 @@ class ShardedTensorFiles(TensorFiles):
 
     def _open(self, process: int) -> TensorFiles:
         file, sha256 = self._tables[process]
-        found = tensors_of(self._folder, Table.read(self._folder / file, sha256).tensors)
+        files = tensors_of(self._folder, Table.read(self._folder / file, sha256).tensors)
         names = {stored_name(n, process) for n in self._cut if process in self._by(n)}
-        different = names ^ found.keys()
+        different = names ^ files.keys()
         if different:
             name = shown_name(min(different))
             raise CheckpointError(f"{file} lacks, or should lack, tensor {name}")
         for name in names:
-            if found.spec(name) != self._stored_spec(name):
+            if files.spec(name) != self._stored_spec(name):
                 raise CheckpointError(
                     f"tensor {shown_name(name)} cannot be put together: its parts are of another "
                     "type, or not of their sizes"
                 )
-        return found
+        return files
 
 
 def _taken_apart(stored: str) -> tuple[str, int]:

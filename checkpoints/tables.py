@@ -53,12 +53,12 @@ class TensorRecord:
         if self.dtype not in NAMED_DTYPES:
             raise CheckpointError(f"tensor {shown_name(name)} is of no type that can be stored")
         nbytes = TensorSpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
-        found = Digests.saved(self.sha256, nbytes)
-        if found is None:
+        recorded = Digests.saved(self.sha256, nbytes)
+        if recorded is None:
             raise CheckpointError(
                 f"tensor {shown_name(name)} has not as many digests as it has chunks"
             )
-        return found
+        return recorded
 
     @classmethod
     def read(cls, fields: Fields) -> Self:

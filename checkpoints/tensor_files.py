@@ -49,16 +49,16 @@ class TensorFiles(Lazy[np.ndarray]):
         Raises:
             CheckpointError: if a file is missing or damaged, or names do not fit.
         """
-        found: dict[str, Stored] = {}
+        stored: dict[str, Stored] = {}
         for path in files:
             for one in tensors_in(path):
-                if one.name in found:
+                if one.name in stored:
                     raise CheckpointError(
-                        f"tensor {one.name} is in {found[one.name].path} and also in {path.name}"
+                        f"tensor {one.name} is in {stored[one.name].path} and also in {path.name}"
                     )
-                found[one.name] = one
-        super().__init__(found)
-        self._files, self._digests = found, digests
+                stored[one.name] = one
+        super().__init__(stored)
+        self._files, self._digests = stored, digests
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor.
@@ -105,12 +105,12 @@ class TensorFiles(Lazy[np.ndarray]):
 
     def fingerprint(self) -> str:
         """A digest of the files' sizes and first megabytes, which tells most models apart."""
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for path in sorted({one.path for one in self._files.values()}):
             with path.open("rb") as file:
-                found.update(f"{path.name} {path.stat().st_size}\n".encode())
-                found.update(file.read(2**20))
-        return found.hexdigest()
+                sha256.update(f"{path.name} {path.stat().st_size}\n".encode())
+                sha256.update(file.read(2**20))
+        return sha256.hexdigest()
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Read every tensor once, in order to compare it with its digests.

@@ -54,9 +54,9 @@ def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
     if failure is not None and not isinstance(failure, (OSError, SafetensorError, FileError)):
         raise failure
     final = any(one for *_, one in everyones)
-    for process, (_, found, host, _) in enumerate(everyones):
-        if found is not None:
-            raise ProcessError(f"process {process} on {host[:30]}: {found}", final) from failure
+    for process, (_, reason, host, _) in enumerate(everyones):
+        if reason is not None:
+            raise ProcessError(f"process {process} on {host[:30]}: {reason}", final) from failure
     return [one for one, *_ in everyones]
 
 
@@ -76,15 +76,15 @@ def damage_told() -> Iterator[None]:
     Raises:
         DamagedError: on all processes, if one has found damage.
     """
-    found = None
+    damage = None
     try:
         yield
     except DamagedError as error:
-        found = error
-    everyones = popdist.gather(None if found is None else str(found))
+        damage = error
+    everyones = popdist.gather(None if damage is None else str(damage))
     first = next((text for text in everyones if text is not None), None)
     if first is not None:
-        raise DamagedError(first) from found
+        raise DamagedError(first) from damage
 
 
 def reason_of(error: Exception) -> str:

@@ -51,10 +51,10 @@ def agree(facts: Mapping[str, Any]) -> None:
     name = next(n for n in names if len({one.get(n) for one in first}) > 1)
     everyones = popdist.gather([socket.gethostname(), shown(facts.get(name))])
     process = next(i for i, one in enumerate(first) if one.get(name) != first[0].get(name))
-    (_, expected), (host, found) = everyones[0], everyones[process]
+    (_, expected), (host, theirs) = everyones[0], everyones[process]
     raise ConfigError(
-        f"process {process} on {host[:30]} has {name} {found}, but process 0 has {expected}: start "
-        "all processes with the same program, settings and data"
+        f"process {process} on {host[:30]} has {name} {theirs}, but process 0 has {expected}: "
+        "start all processes with the same program, settings and data"
     )
 
 
@@ -78,19 +78,19 @@ def agree_on_run(config: RunConfig, **more: Any) -> None:
 
 def digest_of(texts: Iterable[Any]) -> str:
     """A digest of data as JSON has them, as hexadecimal digits."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for text in texts:
-        found.update(json.dumps(text).encode())
-    return found.hexdigest()[:16]
+        sha256.update(json.dumps(text).encode())
+    return sha256.hexdigest()[:16]
 
 
 @cache
 def _sources() -> str:
     """A digest of the application's and the runtime's files, by their names within."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for root in (_ROOT, Path(popdist.__file__).parents[1]):
         folders = [p for p in root.iterdir() if p.is_dir() and (p / "__init__.py").exists()]
         for path in sorted(p for folder in folders for p in folder.rglob("*.py")):
-            found.update(f"{path.relative_to(root)}\n".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            sha256.update(f"{path.relative_to(root)}\n".encode())
+            sha256.update(path.read_bytes())
+    return sha256.hexdigest()[:16]

@@ -114,14 +114,14 @@ def leaves(section: type[Section]) -> Sequence[Leaf]:
 
 @cache
 def _leaves(section: Any, path: str) -> Sequence[Leaf]:
-    docs, found = field_docs(section), list[Leaf]()
+    docs, leaves = field_docs(section), list[Leaf]()
     for name, annotation in field_annotations(section).items():
         dotted = join(path, name)
         if is_section(annotation):
-            found += _leaves(annotation, dotted)
+            leaves += _leaves(annotation, dotted)
         else:
-            found.append(Leaf(dotted, ValueType.of(annotation), docs.get(name, "")))
-    return tuple(found)
+            leaves.append(Leaf(dotted, ValueType.of(annotation), docs.get(name, "")))
+    return tuple(leaves)
 
 
 def field_annotations(section: type[Section]) -> Mapping[str, Any]:
@@ -183,8 +183,8 @@ def _checked(annotation: Any, value: Any, name: str, place: str = "") -> Any:
 
 def flattened(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """The values of nested mappings, by dotted names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in section.items():
         inner = isinstance(value, Mapping)
-        found |= flattened(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
-    return found
+        flat |= flattened(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
+    return flat

@@ -112,12 +112,12 @@ class LlamaRotary(Section):
 def numbers(text: str | None, name: str) -> tuple[float, ...]:
     """Positive numbers separated by commas; raises ConfigError, which names the field."""
     try:
-        found = tuple(map(float, text.split(","))) if text else ()
+        parsed = tuple(map(float, text.split(","))) if text else ()
     except ValueError:
-        found = (0.0,)
-    if not all(0 < x < float("inf") for x in found):
+        parsed = (0.0,)
+    if not all(0 < x < float("inf") for x in parsed):
         raise ConfigError(f"{name} is {shown(text)}, but must be positive numbers, with commas")
-    return found
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class LlamaAttention(Section):
                 f"must be an even number of features, but is {rotated}"
             )
         for name in ("short_factors", "long_factors"):
-            found = numbers(getattr(self.rotary, name), f"rotary.{name}")
-            if self.rotary.type == "longrope" and len(found) != rotated // 2:
+            parsed = numbers(getattr(self.rotary, name), f"rotary.{name}")
+            if self.rotary.type == "longrope" and len(parsed) != rotated // 2:
                 raise ConfigError(
-                    f"rotary.{name} has {len(found)} numbers, but {rotated // 2} pairs of features "
-                    "are turned"
+                    f"rotary.{name} has {len(parsed)} numbers, but {rotated // 2} pairs of "
+                    "features are turned"
                 )
 
     def window_of(self, kind: str) -> int | None:

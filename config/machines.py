@@ -128,13 +128,13 @@ def machine(name: str) -> Machine:
     """
     if name.endswith((".yml", ".yaml")):
         return _described(Path(name))
-    found = machines()
-    if name not in found:
+    known = machines()
+    if name not in known:
         raise UserError(
-            f"--machine {shown(name)} is not in the hardware table{nearest(name, found)}; a YAML "
+            f"--machine {shown(name)} is not in the hardware table{nearest(name, known)}; a YAML "
             "file can describe another (config/machines.yml shows how)"
         )
-    return found[name]
+    return known[name]
 
 
 def machine_of_kind(kind: str) -> Machine | None:

@@ -88,8 +88,8 @@ def placed(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     """The overrides with whole names of the data that are here: a run keeps them, and may be loaded
     from another folder."""
     data = overrides.get("data", {})
-    found = {name: _whole(data[name]) for name in _PLACES if data.get(name) is not None}
-    return {**overrides, "data": {**data, **found}} if found else overrides
+    places = {name: _whole(data[name]) for name in _PLACES if data.get(name) is not None}
+    return {**overrides, "data": {**data, **places}} if places else overrides
 
 
 def _whole(given: str) -> str:

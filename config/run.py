@@ -91,7 +91,7 @@ class Optimizer(Section):
 
     @property
     def record(self) -> OptimizerRecord:
-        """What the registry says of it."""
+        """The registry's entry for this optimizer."""
         return OPTIMIZERS[self.name]
 
     def slots(self, rank: int) -> tuple[Slot, ...]:
@@ -372,10 +372,10 @@ class Generation(Section):
 
 def _separated(text: str) -> tuple[str, ...]:
     """Texts between commas; a backslash makes a comma part of a text, and n a line break."""
-    found = [""]
+    texts = [""]
     for mark in re.findall(r"\\.|.", text, re.DOTALL):
         if mark == ",":
-            found.append("")
+            texts.append("")
         else:
-            found[-1] += {r"\n": "\n", r"\t": "\t"}.get(mark, mark[-1])
-    return tuple(found)
+            texts[-1] += {r"\n": "\n", r"\t": "\t"}.get(mark, mark[-1])
+    return tuple(texts)

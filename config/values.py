@@ -28,7 +28,7 @@ class Rule:
 
 
 LARGEST_INT = 2**63 - 1
-"""Of every integer: what 64 bits hold, and so NumPy, JAX and the formats of files."""
+"""The largest integer of any field: what 64 bits hold, and so NumPy, JAX and file formats."""
 
 MAX_LAYERS = 1024
 """Layers of a model: the deepest published transformers have 1,000. Each is a graph's calls, which

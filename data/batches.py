@@ -109,15 +109,15 @@ class Loader:
             ValueError: the state belongs to another data set.
             FileError: it is no such state.
         """
-        found = Fields(dict(state), "the saved data position")
-        seed, epoch, position, samples = map(found.count, ("seed", "epoch", "position", "samples"))
+        fields = Fields(dict(state), "the saved data position")
+        seed, epoch, position, samples = map(fields.count, ("seed", "epoch", "position", "samples"))
         if samples != len(self._samples):
             raise ValueError(
                 f"the run that is continued had {samples} samples, but there are "
                 f"{len(self._samples)}: give the same data, or --checkpoint.load_optimizer false "
                 "for a new run from its weights, with another --save"
             )
-        if "digest" in state and found.text("digest") != self._digest:
+        if "digest" in state and fields.text("digest") != self._digest:
             raise ValueError(
                 "the run that is continued had other training data: give the same, or "
                 "--checkpoint.load_optimizer false for a new run from its weights, with another "
@@ -154,7 +154,7 @@ class BatchSharding:
 
     @classmethod
     def of(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
-        """That of a configured program, for the replicas of this process.
+        """How a configured program shares batches out, for the replicas of this process.
 
         Args:
             micro_batches: of each data-parallel copy; default: those of an optimizer step.

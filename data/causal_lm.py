@@ -124,8 +124,8 @@ class PackedTexts:
     @property
     def digest(self) -> str:
         """See `Samples`."""
-        found = self.stream
-        return digest_of(found.tokens, found.targets, found.starts, self.samples)
+        stream = self.stream
+        return digest_of(stream.tokens, stream.targets, stream.starts, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -133,12 +133,12 @@ class PackedTexts:
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         chosen = self.samples[np.asarray(indices, np.int64)]
-        places, found = self._place, self.stream
+        places, stream = self._place, self.stream
         words, segments = concatenate(
-            chosen, lambda i: found.tokens[places(i)][:-1], self.sequence_length, self.pad
+            chosen, lambda i: stream.tokens[places(i)][:-1], self.sequence_length, self.pad
         )
         labels, _ = concatenate(
-            chosen, lambda i: found.targets[places(i)][1:], self.sequence_length, IGNORE_INDEX
+            chosen, lambda i: stream.targets[places(i)][1:], self.sequence_length, IGNORE_INDEX
         )
         return {"input_ids": words, "segments": segments, "labels": labels}
 
@@ -187,7 +187,7 @@ class CausalLM(SampleFormat):
         return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config))
 
     def target_limit(self, config: RunConfig) -> tuple[int, str]:
-        """As much as is generated, if a sample holds it."""
+        """A target is as long as what is generated, if a sample holds that."""
         length, room = config.model.sequence_length, self.room(config)
         return (length, "sequence_length") if room >= length else (room, self.output_field)
 
@@ -208,13 +208,13 @@ class CausalLM(SampleFormat):
 
     def answers(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
         written = texts if tokenizer.chat else [Example("", text).answer() for text in texts]
-        found = tokenizer.ids(written, special=False)
-        return [np.append(ids, np.int32(tokenizer.end)) for ids in found]
+        encoded = tokenizer.ids(written, special=False)
+        return [np.append(ids, np.int32(tokenizer.end)) for ids in encoded]
 
     def lengths(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> tuple[list[int], list[int]]:
-        """Of whole texts, whose last token is predicted and not read, and of targets."""
+        """Tokens of whole texts, whose last one is predicted and not read, and of targets."""
         texts = list(tokenizer.marked(example.spans() for example in examples))
         return [len(t.ids) - 1 for t in texts], [_last_run(t.learned) for t in texts]
 
@@ -238,7 +238,7 @@ class CausalLM(SampleFormat):
         }
 
     def marked(self, batch: Batch) -> list[list[Marked]]:
-        found = list[list[Marked]]()
+        marked_texts = list[list[Marked]]()
         texts = segments_of(batch)
         for words, labels, numbers in zip(batch["input_ids"], batch["labels"], texts, strict=True):
             for number in range(1, int(numbers.max(initial=0)) + 1):
@@ -247,11 +247,11 @@ class CausalLM(SampleFormat):
                 tokens, marks = [*read.tolist()], [False, *learned[:-1].tolist()]
                 if learned[-1]:
                     tokens, marks = [*tokens, int(following[-1])], [*marks, True]
-                found.append(list(zip(tokens, marks, strict=True)))
-        return found
+                marked_texts.append(list(zip(tokens, marks, strict=True)))
+        return marked_texts
 
     def tokens(self, batch: Batch) -> int:
-        """Of the texts."""
+        """Tokens of the texts in a batch."""
         return int(np.count_nonzero(segments_of(batch)))
 
 
@@ -316,10 +316,10 @@ def fitted_texts(
     field: str,
 ) -> tuple[list[Tokens], Cuts]:
     """The examples' texts as tokens, with targets of at most `length`; see `fitted_targets`."""
-    found = list(tokenizer.marked(example.spans() for example in examples))
-    begins = [len(text.ids) - _last_run(text.learned) for text in found]
+    encoded = list(tokenizer.marked(example.spans() for example in examples))
+    begins = [len(text.ids) - _last_run(text.learned) for text in encoded]
     kept, targets, cuts = fitted_targets(
-        [text.ids[begin:] for text, begin in zip(found, begins, strict=True)],
+        [text.ids[begin:] for text, begin in zip(encoded, begins, strict=True)],
         [example.target for example in examples],
         length,
         long_targets,
@@ -327,8 +327,8 @@ def fitted_texts(
     )
     texts = []
     for i, target in zip(kept, targets, strict=True):
-        learned = found[i].learned[: begins[i] + len(target)]
-        texts.append(Tokens(np.append(found[i].ids[: begins[i]], target), learned))
+        learned = encoded[i].learned[: begins[i] + len(target)]
+        texts.append(Tokens(np.append(encoded[i].ids[: begins[i]], target), learned))
     return texts, cuts
 
 
@@ -346,7 +346,7 @@ def tokenised(
 
 
 def one_stream(
-    found: Sequence[Tokens], answers_only: bool = False, cuts: Cuts = NOTHING_CUT
+    texts: Sequence[Tokens], answers_only: bool = False, cuts: Cuts = NOTHING_CUT
 ) -> TokenStream:
     """Texts one after the other.
 
@@ -354,12 +354,12 @@ def one_stream(
         answers_only: learn what is marked as learned alone.
     """
     none = np.zeros(0, np.int32)
-    tokens = np.concatenate([none, *(text.ids for text in found)])
+    tokens = np.concatenate([none, *(text.ids for text in texts)])
     targets = tokens
     if answers_only:
-        learned = np.concatenate([none.astype(bool), *(text.learned for text in found)])
+        learned = np.concatenate([none.astype(bool), *(text.learned for text in texts)])
         targets = np.where(learned, tokens, np.int32(IGNORE_INDEX))
-    starts = np.cumsum([0, *(len(text.ids) for text in found)])
+    starts = np.cumsum([0, *(len(text.ids) for text in texts)])
     return TokenStream(tokens, targets, starts, cuts)
 
 

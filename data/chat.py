@@ -1,7 +1,8 @@
 """Chat templates: from a conversation to a text, with the parts of it that the assistant wrote.
 
-A tokenizer's template is a Jinja program, which transformers runs in a sandbox; the text is the one
-that its `apply_chat_template` gives. What the assistant wrote is known in two ways:
+A tokenizer's template is a Jinja program, which transformers runs in a sandbox, `data.rendering`
+within limits; the text is the one that its `apply_chat_template` gives. What the assistant wrote is
+known in two ways:
 
 - blocks: the template itself marks it, with `{% generation %}`;
 - prefixes: an answer is what the text of the messages up to it adds to the text that asks for it
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from config.errors import ConfigError
 from data.conversations import WEIGHT, Conversation, Message, said
+from data.rendering import render
 from data.texts import MAX_CHARACTERS, Example, Span
 from files.place import Place
 from files.shown import shown, shown_name
@@ -77,7 +79,7 @@ class ChatTemplate:
             frozen: a template that writes the day is told `DAY`, else the true one.
 
         Raises:
-            ConfigError: the tokenizer has no template, or it is not one.
+            ConfigError: the tokenizer has no template, or it is not one, or takes too long.
         """
         self.base, self.variables, self.loss = base, dict(variables or {}), loss
         self.refused: list[str] = []
@@ -104,6 +106,8 @@ class ChatTemplate:
                 f"the chat template is not one that Jinja can read: line {error.lineno}: "
                 f"{shown_name(error.message or '')}"
             ) from None
+        except ConfigError:
+            raise
         except Exception:  # it may want a system's message: its rows show
             pass
 
@@ -174,11 +178,13 @@ class ChatTemplate:
             messages = [*head, said("user", "a"), said("assistant", _STOP)]
             try:
                 after = self._render(messages, False)[0].rpartition(_STOP)[2]
+            except ConfigError:
+                raise
             except Exception:  # whatever a template raises
                 continue
             known = self.base.added_tokens_decoder
-            found = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
-            return next((str(known[i].content) for i in found if i in known), None)
+            ids = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
+            return next((str(known[i].content) for i in ids if i in known), None)
         return None
 
     @property
@@ -193,6 +199,8 @@ class ChatTemplate:
         tools = self._tools(conversation)
         try:
             text, blocks = self._render(messages, asks, tools)
+        except ConfigError:
+            raise
         except Exception as error:  # a template may raise anything
             raise Refused(
                 f"the chat template refuses it: {shown_name(_reason(error), 150)}"
@@ -211,18 +219,10 @@ class ChatTemplate:
         asks: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[str, list[Range]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        source = self._source(tools)
-        texts, blocks = render_jinja_template(
-            conversations=[list(messages)],
-            tools=None if tools is None else list(tools),
-            chat_template=source,
-            return_assistant_tokens_mask=_BLOCKS.search(source) is not None,
-            add_generation_prompt=asks,
-            **{**self.base.special_tokens_map, **self.variables},
-        )
-        return texts[0], [Range(*block) for block in blocks[0]] if blocks else []
+        source, variables = self._source(tools), {**self.base.special_tokens_map, **self.variables}
+        marks = _BLOCKS.search(source) is not None
+        text, blocks = render(source, messages, tools, asks, marks, variables)
+        return text, [Range(*block) for block in blocks]
 
     def _source(self, tools: object = None) -> str:
         """The template; of several, as transformers chooses."""
@@ -331,14 +331,14 @@ class Turns:
         # What asks for an answer may go on where the text has the answer, such as with <think>.
         same = _common(asked, text)
         least = _common(asked, self._write(self._messages[:turn], False))
-        found = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
-        found = [end for end in found if end >= least]
-        if not found:
+        ends = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
+        ends = [end for end in ends if end >= least]
+        if not ends:
             raise Refused(
                 f"the chat template writes what precedes message {turn + 1} differently in the "
                 "whole conversation: try --data.loss last"
             )
-        return found
+        return ends
 
 
 def _common(one: str, other: str) -> int:
@@ -402,12 +402,12 @@ def _with_day(source: str) -> str:
 
 def _spans(text: str, learned: Sequence[Range]) -> tuple[Span, ...]:
     """A text in spans of which every other one is learned."""
-    found, at = list[Span](), 0
+    spans, at = list[Span](), 0
     for start, end in learned:
-        found += [Span(text[at:start], False), Span(text[start:end], True)]
+        spans += [Span(text[at:start], False), Span(text[start:end], True)]
         at = end
-    found.append(Span(text[at:], False))
-    return tuple(span for span in found if span.text)
+    spans.append(Span(text[at:], False))
+    return tuple(span for span in spans if span.text)
 
 
 def _reason(error: Exception) -> str:

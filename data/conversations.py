@@ -90,14 +90,14 @@ def conversation_of(row: Row, column: str | None = None) -> Conversation:
     if column is None or column not in row:
         there = ", ".join(map(str, row))
         raise ColumnError(f"there is no column {shown(column or COLUMNS[0])}, but: {there}")
-    found = _list_in(row, column)
+    listed = _list_in(row, column)
     if column == "prompt" and "completion" in row:
         answer = row["completion"]
         plain = isinstance(answer, str) and not _is_list(answer)
-        found = [*found, *([said("assistant", answer)] if plain else _list_in(row, "completion"))]
-    if not found:
+        listed = [*listed, *([said("assistant", answer)] if plain else _list_in(row, "completion"))]
+    if not listed:
         raise ColumnError(f"column {shown(column)} has no messages")
-    messages = [_message(given, number) for number, given in enumerate(found, 1)]
+    messages = [_message(given, number) for number, given in enumerate(listed, 1)]
     tools = _list_in(row, "tools") if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
@@ -129,18 +129,18 @@ def _message(given: object, number: int) -> Message:
     role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
     if not isinstance(role, str):
         raise ColumnError(f"message {number} must have a role, or from, that is text")
-    found: dict[str, Any] = {"role": _ROLES.get(role, role)}
+    fields: dict[str, Any] = {"role": _ROLES.get(role, role)}
     calls = _calls(given, content if role == "function_call" else None, number)
     if calls is not None and role == "function_call":
         content = None
     text = _text(content, number)
     if text is not None:
-        found["content"] = text
+        fields["content"] = text
     elif calls is None:
         raise ColumnError(f"message {number} has neither content nor tool calls")
     if calls is not None:
-        found["tool_calls"] = calls
-    return found | {name: given[name] for name in _KEPT if given.get(name) is not None}
+        fields["tool_calls"] = calls
+    return fields | {name: given[name] for name in _KEPT if given.get(name) is not None}
 
 
 def _text(content: object, number: int) -> str | None:

@@ -39,14 +39,14 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
         UserError: the data or the tokenizer cannot be had, or do not fit the task.
     """
     corpora = [data.corpus(split).examples for split in splits]
-    found = [_measured(data, _longest(examples)) for examples in corpora]
+    measured = [_measured(data, _longest(examples)) for examples in corpora]
     first = corpora[0]
     spread = first[:: max(1, len(first) // MEASURED)]
     return Lengths(
         len(first),
-        max(n for tokens, _ in found for n in tokens),
+        max(n for tokens, _ in measured for n in tokens),
         fmean(_measured(data, spread)[0]),
-        max(n for _, targets in found for n in targets),
+        max(n for _, targets in measured for n in targets),
     )
 
 

@@ -58,17 +58,17 @@ class Pipeline:
         chat = self._chat_template(base) if self.is_chat else None
         try:
             if chat is not None and self.shape.takes_chats:
-                found = Tokenizer(base, rows, chat=True, end=chat.end)
+                made = Tokenizer(base, rows, chat=True, end=chat.end)
             else:
-                found = Tokenizer(base, rows)
+                made = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if found.rows > rows:
+        if made.rows > rows:
             raise ConfigError(
-                f"the tokenizer has {found.rows} tokens, but model.embedding.vocab_size is "
-                f"{rows}: set it to {found.rows} or more"
+                f"the tokenizer has {made.rows} tokens, but model.embedding.vocab_size is "
+                f"{rows}: set it to {made.rows} or more"
             )
-        return found
+        return made
 
     @cached_property
     def _loaded(self) -> tuple[str | None, PreTrainedTokenizerFast]:

@@ -24,7 +24,7 @@ MAX_JSON = 2**30
 """Bytes of a .json file, which is read whole, uncompressed."""
 
 SEPARATORS = ",;\t|"
-"""Of the columns of a .csv: the one that its header has most of, the first where there is none."""
+"""What may separate a .csv's columns: the one that its header has most of, or the first."""
 
 _QUOTED = re.compile(r'"[^"]*"')
 
@@ -155,9 +155,9 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[Place, Row]]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(file) as found:
+        with parquet.ParquetFile(file) as opened:
             number = 0
-            for batch in found.iter_batches():
+            for batch in opened.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
                     yield Place(path, number, "row"), row

@@ -71,8 +71,8 @@ class HubDataset:
         return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
 
     def rows(self) -> Iterator[tuple[Place, Row]]:
-        found: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
-        for index, row in enumerate(found):
+        dataset: Iterable[Row] = hub.load_split(self.path, self.subset, self.split)
+        for index, row in enumerate(dataset):
             yield Place(self.name, index, "row"), row
 
 
@@ -94,8 +94,8 @@ def source_of(given: str, split: str) -> Source:
     is_of_hub = _HUB_NAME.fullmatch(path) is not None
     if "," in given or (has_magic(given) and not is_of_hub):
         parts = [part.strip() for part in given.split(",")]
-        found = [File(name) for part in parts for name in _matching(part)]
-        return found[0] if len(found) == 1 else Files(given, found)
+        files = [File(name) for part in parts for name in _matching(part)]
+        return files[0] if len(files) == 1 else Files(given, files)
     if not is_of_hub:
         raise DataError(
             f"{shown_path(given)} is no file here, and cannot be a data set of the hub: give one "
@@ -116,7 +116,7 @@ def _matching(part: str) -> list[str]:
     """The files that a name or pattern stands for, in the order of their names."""
     if _is_file(part) or not has_magic(part):
         return [part]
-    found = sorted(name for name in glob(part, recursive=True) if Path(name).is_file())
-    if not found:
+    matching = sorted(name for name in glob(part, recursive=True) if Path(name).is_file())
+    if not matching:
         raise DataError(f"no file fits the pattern {shown_path(part)}: check the path")
-    return found
+    return matching

@@ -43,12 +43,12 @@ class Samples(Protocol):
 
 def digest_of(*parts: np.ndarray | int | None) -> str:
     """The SHA-256 digest of arrays and numbers that samples are made of."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in parts:
         array = np.ascontiguousarray(-1 if part is None else part)
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(array.data)
-    return found.hexdigest()
+        sha256.update(f"{array.dtype.str}{array.shape}".encode())
+        sha256.update(array.data)
+    return sha256.hexdigest()
 
 
 def labelled_tokens(batch: Batch) -> int:
@@ -103,12 +103,12 @@ class Cuts:
 
     def notes(self, length: int) -> list[str]:
         """Notes for the user; none if nothing was cut. `length`: tokens of a sample."""
-        found = (
+        counts = (
             (self.prompts, f"{self.prompts} cut to {length} tokens"),
             (self.targets, f"{self.targets} with a target cut"),
             (self.dropped, f"{self.dropped} dropped, whose target is too long"),
         )
-        return [note for count, note in found if count]
+        return [note for count, note in counts if count]
 
 
 NOTHING_CUT = Cuts()

@@ -131,14 +131,14 @@ class PackedExamples:
         as in `concatenate`; `decoder_input_ids` and `labels` have a sequence for each place,
         [n * places, decoder_sequence_length].
         """
-        found, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
-        words, segments = concatenate(samples, found.prompt, found.sequence_length, found.pad)
+        encoded, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
+        words, segments = concatenate(samples, encoded.prompt, encoded.sequence_length, encoded.pad)
         taken = samples.reshape(-1)
-        labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, found.targets[taken])
+        labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, encoded.targets[taken])
         return {
             "input_ids": words,
             "segments": segments,
-            "decoder_input_ids": shift_right(labels, found.pad),
+            "decoder_input_ids": shift_right(labels, encoded.pad),
             "labels": labels.astype(np.int32),
         }
 
@@ -155,7 +155,7 @@ class Seq2Seq(SampleFormat):
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer, evaluated: bool
     ) -> Samples:
         most = examples_per_sample(config)
-        found = encode(
+        encoded = encode(
             examples,
             tokenizer,
             config.model.sequence_length,
@@ -163,7 +163,7 @@ class Seq2Seq(SampleFormat):
             config.data.long_targets,
             keeps_end=config.data.format == "chat",
         )
-        return found if most == 1 else PackedExamples.of(found, most)
+        return encoded if most == 1 else PackedExamples.of(encoded, most)
 
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
@@ -182,20 +182,20 @@ class Seq2Seq(SampleFormat):
     def lengths(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> tuple[list[int], list[int]]:
-        """Of prompts and targets."""
+        """Tokens of prompts, and of targets."""
         prompts = tokenizer.ids(example.prompt for example in examples)
         targets = self.answers([example.target for example in examples], tokenizer)
         return [len(ids) for ids in prompts], [len(ids) for ids in targets]
 
     def predicted(self, config: RunConfig) -> int:
-        """Those of the targets."""
+        """All positions of the targets predict."""
         return self.output_length(config) * examples_per_sample(config)
 
     def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Each of a sample's examples gets an equal part of it, unless a mean is given."""
         model, most = config.model, examples_per_sample(config)
         room = model.sequence_length if mean_tokens else model.sequence_length // most
-        found = generated_examples(
+        drawn = generated_examples(
             count * most,
             model.embedding.vocab_size,
             room,
@@ -204,8 +204,8 @@ class Seq2Seq(SampleFormat):
             mean_tokens,
         )
         if most == 1:
-            return found
-        packed = PackedExamples.of(replace(found, sequence_length=model.sequence_length), most)
+            return drawn
+        packed = PackedExamples.of(replace(drawn, sequence_length=model.sequence_length), most)
         chosen = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full ones come first
         return replace(packed, samples=packed.samples[chosen])
 
@@ -218,7 +218,7 @@ class Seq2Seq(SampleFormat):
         }
 
     def marked(self, batch: Batch) -> list[list[Marked]]:
-        found = list[list[Marked]]()
+        marked_texts = list[list[Marked]]()
         places = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, place = divmod(row, places)
@@ -226,11 +226,11 @@ class Seq2Seq(SampleFormat):
             prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
             target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
             if prompt or target:
-                found.append([*prompt, *target])
-        return found
+                marked_texts.append([*prompt, *target])
+        return marked_texts
 
     def tokens(self, batch: Batch) -> int:
-        """Of the prompts and the targets, end tokens included."""
+        """Tokens of the prompts and the targets in a batch, end tokens included."""
         return int(np.count_nonzero(segments_of(batch))) + labelled_tokens(batch)
 
 

@@ -124,12 +124,12 @@ class Task:
                 self._conversations(source), unit=" conversations", delay=2, leave=False,
                 disable=not is_first_process() or None,
             )  # fmt: skip
-            read = (chat.read(*found) for found in talks_there)
+            read = (chat.read(*placed) for placed in talks_there)
             talks = [example for example in read if example is not None]
             return self._splits(talks, split) if talks else {split: Corpus([])}
-        found = list(self._examples(source))
-        left_out = [found.count(why) for why in (UNLABELLED, NULL)]
-        examples = [example for example in found if isinstance(example, Example)]
+        rows = list(self._examples(source))
+        left_out = [rows.count(why) for why in (UNLABELLED, NULL)]
+        examples = [example for example in rows if isinstance(example, Example)]
         if not examples:
             raise DataError(f"{source.name} holds no examples: give data that has some")
         return self._splits(examples, split, *left_out)
@@ -139,16 +139,16 @@ class Task:
         for place, row in source.rows():
             try:
                 if self.prompt is None and has_conversation(row, self.messages):
-                    found = conversation_of(row, self.messages)
+                    talk = conversation_of(row, self.messages)
                 else:
                     forms = forms or self._forms(place, row)
                     example = self._example(row, *forms)
                     if not isinstance(example, Example):
                         continue  # it has no label
-                    found = question_and_answer(row, example.prompt, example.target)
+                    talk = question_and_answer(row, example.prompt, example.target)
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
-            yield place, found.with_system(self.system)
+            yield place, talk.with_system(self.system)
 
     def asked(self, row: Row) -> Conversation:
         """What a row asks: a conversation without the answer at its end, or a question.
@@ -157,10 +157,10 @@ class Task:
             ColumnError: it has neither messages nor a prompt.
         """
         if has_conversation(row, self.messages):
-            found = conversation_of(row, self.messages).before_answer()
+            talk = conversation_of(row, self.messages).before_answer()
         else:
-            found = question_and_answer(row, self.prompt_of(row), None)
-        return found.with_system(self.system)
+            talk = question_and_answer(row, self.prompt_of(row), None)
+        return talk.with_system(self.system)
 
     def _or(self, split: Split) -> str:
         """Another way to give data of a split, where there is one."""

@@ -60,5 +60,5 @@ class Corpus:
     @property
     def notes(self) -> list[str]:
         """What was left out, for people."""
-        found = ((self.unlabelled, "without a label"), (self.nulls, "with null"))
-        return [f"{count} {why} left out" for count, why in found if count]
+        counts = ((self.unlabelled, "without a label"), (self.nulls, "with null"))
+        return [f"{count} {why} left out" for count, why in counts if count]

@@ -94,8 +94,8 @@ class Tokenizer:
         """
         special = special and not self.chat
         for chunk in _chunks(texts):
-            found = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
-            yield from (np.asarray(ids, np.int32) for ids in found)
+            encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
+            yield from (np.asarray(ids, np.int32) for ids in encoded)
 
     def marked(self, texts: Iterable[Sequence[Span]]) -> Iterator[Tokens]:
         """The tokens of each text with the end token, and which of them are learned.
@@ -105,14 +105,14 @@ class Tokenizer:
         """
         for chunk in _chunks(texts):
             whole = ["".join(span.text for span in spans) for spans in chunk]
-            found = self.base(
+            encoding = self.base(
                 whole,
                 return_offsets_mapping=True,
                 add_special_tokens=not self.chat,
                 verbose=False,
             )
             for spans, ids, offsets in zip(
-                chunk, found["input_ids"], found["offset_mapping"], strict=True
+                chunk, encoding["input_ids"], encoding["offset_mapping"], strict=True
             ):
                 learned = _learned(spans, np.asarray(offsets, np.int64).reshape(-1, 2))
                 if not self.chat:
@@ -131,33 +131,33 @@ class Tokenizer:
         before = self.base.convert_ids_to_tokens(ids)
         start = len(self.base.convert_tokens_to_string(before))
         of_bytes = _bytes_of_letters() if _writes_bytes(self.base) else {}
-        found = [b""] * rows
+        pieces = [b""] * rows
         for token, number in self.base.get_vocab().items():
             if token and all(letter in of_bytes for letter in token):
-                found[number] = bytes(of_bytes[letter] for letter in token)
+                pieces[number] = bytes(of_bytes[letter] for letter in token)
             elif byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token):
-                found[number] = bytes.fromhex(byte[1])
+                pieces[number] = bytes.fromhex(byte[1])
             else:
                 text = self.base.convert_tokens_to_string([*before, token])
-                found[number] = text[start:].encode()
-        return found
+                pieces[number] = text[start:].encode()
+        return pieces
 
     def lost(self, texts: Iterable[str]) -> list[str]:
         """The characters of texts that are lost when texts become tokens and text again."""
-        found = sorted(set[str]().union(*texts) - {" "})
+        characters = sorted(set[str]().union(*texts) - {" "})
         told = self.texts(
-            [ids.tolist() for ids in self.ids(f"a{character}a" for character in found)]
+            [ids.tolist() for ids in self.ids(f"a{character}a" for character in characters)]
         )
         return [
             character
-            for character, text in zip(found, told, strict=True)
+            for character, text in zip(characters, told, strict=True)
             if unicodedata.normalize("NFKC", character) not in unicodedata.normalize("NFKC", text)
         ]
 
     def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
         """What rows of tokens say, special tokens left out."""
-        found: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
-        return found
+        decoded: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
+        return decoded
 
 
 def keep_tokenizer(tokenizer: Tokenizer, run: RunFolder) -> None:

@@ -215,9 +215,9 @@ def _model(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def _by_machine(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     """A row for each model, a cell for each machine."""
-    found = {(row.model, row.machine): cell(row) for row in rows}
+    by_place = {(row.model, row.machine): cell(row) for row in rows}
     models = [model for model in MODELS if any(row.model == model for row in rows)]
-    cells = ((model, *(found.get((model, on), "") for on in MACHINES)) for model in models)
+    cells = ((model, *(by_place.get((model, on), "") for on in MACHINES)) for model in models)
     return markdown(("Model", *MACHINES), cells)
 
 
@@ -259,9 +259,9 @@ def _measured(_: Sequence[Row]) -> str:
     head = ("Run", "Samples", "Limit", "Resident/planned", "On disk", "Read/written", "Seconds",
             "Besides/disk", "Of the bound", "Matrix rate", "Kernel")  # fmt: skip
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
-    found = {facts["command"].split()[3]: facts for facts in map(json.loads, lines)
+    records = {facts["command"].split()[3]: facts for facts in map(json.loads, lines)
              if "disk_bytes" in facts}  # fmt: skip
-    return markdown(head, (_record(run, found[run]) for run in RUNS if run in found))
+    return markdown(head, (_record(run, records[run]) for run in RUNS if run in records))
 
 
 def _record(run: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
@@ -288,13 +288,13 @@ def compute(rows: Sequence[Row]) -> None:
 
     Each in a process of its own, which gives back the gigabytes that simulated programs take.
     """
-    found = {(row.model, row.machine): row for row in rows}
+    by_place = {(row.model, row.machine): row for row in rows}
     every = list(product(MODELS, MACHINES))
-    missing = [row for row in every if row not in found]
+    missing = [row for row in every if row not in by_place]
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
         for row in pool.map(computed, (m for m, _ in missing), (on for _, on in missing)):
-            found[row.model, row.machine] = row
-            there = [asdict(found[name]) for name in every if name in found]
+            by_place[row.model, row.machine] = row
+            there = [asdict(by_place[name]) for name in every if name in by_place]
             NUMBERS.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
             print(row.model, row.machine, row.tokens_per_second, file=sys.stderr, flush=True)
 

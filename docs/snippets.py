@@ -26,10 +26,10 @@ def rewritten(text: str) -> str:
 
 def _snippet(file: str, name: str) -> str:
     source = (ROOT / file).read_text(encoding="utf-8")
-    found = re.search(rf"^# \[{re.escape(name)}\]\n(.*?)^# \[end\]$", source, re.DOTALL | re.M)
-    if found is None:
+    match = re.search(rf"^# \[{re.escape(name)}\]\n(.*?)^# \[end\]$", source, re.DOTALL | re.M)
+    if match is None:
         raise ValueError(f"{file} has no lines `# [{name}]` and `# [end]`")
-    return found[1].strip("\n")
+    return match[1].strip("\n")
 
 
 def main() -> None:

@@ -64,12 +64,12 @@ def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
 def _particular(family: str) -> list[tuple[str, str]]:
     """Rows of fields that not every family has, or that have another default in this one. A
     meaning is left out where it is that of all families."""
-    shared, found = _rows(RunConfig), []
+    shared, families = _rows(RunConfig), []
     for dotted, (flag, meaning) in _rows(FAMILIES[family].config).items():
         usual = shared.get(dotted, ("", ""))
         if flag != usual[0]:
-            found.append((flag, "" if meaning == usual[1] else meaning))
-    return found
+            families.append((flag, "" if meaning == usual[1] else meaning))
+    return families
 
 
 def _of_decoders() -> list[tuple[str, str]]:

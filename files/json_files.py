@@ -85,12 +85,12 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in content if names.count(name) > 1)
         raise ValueError(f"the name {shown(twice)} stands twice")
-    return found
+    return content
 
 
 def _finite(text: str) -> float:

@@ -73,8 +73,8 @@ def _take(descriptor: int, folder: Path) -> None:
 def _holder(note: bytes, path: Path) -> str:
     """Who has the lock, as far as the file tells."""
     try:
-        found = Fields(parse_json(note.decode(errors="replace"), path), str(path))
-        process, host, since = found.count("process"), found.text("host"), found.text("since")
+        owner = Fields(parse_json(note.decode(errors="replace"), path), str(path))
+        process, host, since = owner.count("process"), owner.text("host"), owner.text("since")
     except FileError:
         return "another process"
     return f"process {process} on {shown_name(host)}, since {shown_name(since)},"

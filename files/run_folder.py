@@ -56,7 +56,7 @@ class RunFolder:
 
     @property
     def tensorboard(self) -> Path:
-        """The same as events, if TensorBoard is asked for."""
+        """The metrics as events, if TensorBoard is asked for."""
         return self.path / "tensorboard"
 
     @property

@@ -77,8 +77,8 @@ def decoded(data: bytes, path: Path, first_line: int = 1) -> str:
     except UnicodeDecodeError as error:
         raise _at(path, first_line, data[: error.start], "is not UTF-8 text") from None
     if "\0" in text:
-        found = data.index(b"\0")
-        raise _at(path, first_line, data[:found], "has a zero character: it is damaged, or no text")
+        at = data.index(b"\0")
+        raise _at(path, first_line, data[:at], "has a zero character: it is damaged, or no text")
     return text
 
 

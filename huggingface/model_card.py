@@ -72,7 +72,7 @@ class ModelCard:
         return f"---\n{self.front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
     def front_matter(self) -> str:
-        """What the hub reads, as YAML."""
+        """The card's metadata, which the hub reads, as YAML."""
         from huggingface_hub import EvalResult, ModelCardData
 
         task = "text2text-generation" if self.sequence_to_sequence else "text-generation"
@@ -88,11 +88,11 @@ class ModelCard:
             "datasets": list(self.datasets) or None,
             "metrics": list(self.metrics) or None,
         }
-        found = ModelCardData(
+        card = ModelCardData(
             library_name="transformers", pipeline_tag=task, tags=["popxl-xla"],
             model_name=self.name, eval_results=results or None, **given,
         )  # fmt: skip
-        return str(found.to_yaml())
+        return str(card.to_yaml())
 
     def _summary(self) -> str:
         if not self.training:

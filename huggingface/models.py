@@ -55,7 +55,7 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
 
     try:
         # An unreachable hub would be asked again and again for a minute.
-        found = snapshot_download(
+        snapshot = snapshot_download(
             name, allow_patterns=list(files), local_files_only=not is_reachable()
         )
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -63,4 +63,4 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
             f"model {shown_path(name)}: no such folder here, and no such model can be had from the "
             "Hugging Face hub: check the path, or connect to the network"
         ) from error
-    return Path(found)
+    return Path(snapshot)

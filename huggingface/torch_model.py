@@ -50,14 +50,14 @@ def model_of(description: Mapping[str, Any], dtype: str, weights: Mapping[str, n
     state = {
         name: torch.tensor(np.asarray(weights[name], np.float32)).to(precision) for name in weights
     }
-    model, found = architecture.from_pretrained(
+    model, report = architecture.from_pretrained(
         None,
         config=architecture.config_class.from_dict(dict(description)),
         state_dict=state,
         dtype=precision,
         output_loading_info=True,
     )
-    assert not found["missing_keys"], f"we have no {found['missing_keys']}"
+    assert not report["missing_keys"], f"we have no {report['missing_keys']}"
     return model.eval()
 
 
@@ -80,14 +80,14 @@ def generate(
     ids = torch.as_tensor(words).long()
     there = torch.ones_like(ids) if mask is None else torch.as_tensor(mask).long()
     with torch.inference_mode():
-        found = model.generate(
+        tokens = model.generate(
             input_ids=ids,
             attention_mask=there,
             do_sample=False,
             max_new_tokens=length,
         )
     # A decoder's output begins with the start token, a language model's with the prompt.
-    return found[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].numpy()
+    return tokens[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].numpy()
 
 
 ONE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -138,7 +138,7 @@ def _unpickled(path: Path) -> dict[str, Any]:
 
     check_regular(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise FileError(f"cannot read {shown_path(path)}: {error.strerror or error}") from error
     except Exception as error:  # torch raises many kinds for a damaged file
@@ -146,9 +146,9 @@ def _unpickled(path: Path) -> dict[str, Any]:
             f"cannot read {shown_path(path)}: it is damaged, no file of torch.save, or holds more "
             "than tensors"
         ) from error
-    if not isinstance(found, dict) or not found or not all(isinstance(n, str) for n in found):
+    if not isinstance(state, dict) or not state or not all(isinstance(n, str) for n in state):
         raise FileError(f"{shown_path(path)} holds no tensors by name: give a model's state_dict")
-    return found
+    return state
 
 
 def _array(value: Any, name: str, path: Path) -> np.ndarray:

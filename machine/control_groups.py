@@ -18,8 +18,8 @@ def memory_left() -> int | None:
 
     Slurm and systemd limit a group within another: the least of all counts.
     """
-    found = [_left(*group) for group in _groups()]
-    return min((left for left in found if left is not None), default=None)
+    limits = [_left(*group) for group in _groups()]
+    return min((left for left in limits if left is not None), default=None)
 
 
 def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:

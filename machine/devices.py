@@ -51,8 +51,8 @@ def described_devices(config: RunConfig) -> str:
     """
     instances = popdist.getNumInstances()
     kinds = Counter(hardware.device_kinds(device_desc(config), config.replicas, instances))
-    found = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
-    return found + (f" in {instances} processes" if instances > 1 else "")
+    names = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    return names + (f" in {instances} processes" if instances > 1 else "")
 
 
 def new_ir(config: RunConfig) -> popxl.Ir:

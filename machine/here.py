@@ -38,23 +38,23 @@ def machine_here(config: RunConfig, folder: str | None) -> Machine:
         DiskError: `folder` is in use, or has no room for 256 MiB.
     """
     here, memory = platform(config), host_memory()
-    found = _processor(config.model.precision) if here == "cpu" else _accelerator(config, here)
+    own = _processor(config.model.precision) if here == "cpu" else _accelerator(config, here)
     if memory is not None:
-        found = replace(found, host_memory=memory)
+        own = replace(own, host_memory=memory)
     if here == "cpu":
-        found = replace(found, memory=found.host_memory)
-    return _with_disk(found, folder)
+        own = replace(own, memory=own.host_memory)
+    return _with_disk(own, folder)
 
 
 def _accelerator(config: RunConfig, platform: str) -> Machine:
     desc = device_desc(config)
     kind = hardware.device_kinds(desc, 1)[0]
     known, memory = machine_of_kind(kind), popxl.plan.device_memory(desc, 1)
-    found = known or replace(machine("h100"), title=f"{kind}, at the rates of an H100")
+    described = known or replace(machine("h100"), title=f"{kind}, at the rates of an H100")
     return replace(
-        found,
+        described,
         name="here",
-        memory=found.memory if memory is None else memory,
+        memory=described.memory if memory is None else memory,
         devices=hardware.device_count(desc),
         platform=platform,
     )
@@ -76,12 +76,12 @@ def _processor(precision: str) -> Machine:
     )
 
 
-def _with_disk(found: Machine, folder: str | None) -> Machine:
+def _with_disk(machine: Machine, folder: str | None) -> Machine:
     if folder is None:
-        return replace(found, disk=shutil.disk_usage(Path.cwd()).free)
+        return replace(machine, disk=shutil.disk_usage(Path.cwd()).free)
     read, write = disk_rates(folder)
     free = shutil.disk_usage(folder).free
-    return replace(found, disk=free, disk_read=read, disk_write=write)
+    return replace(machine, disk=free, disk_read=read, disk_write=write)
 
 
 def disk_rates(folder: str) -> tuple[float, float]:

@@ -120,9 +120,9 @@ def host_memory() -> int | None:
     """Bytes that this process can still allocate, within its container if it has one; None if
     unknown. Processes of a host share its memory.
     """
-    found = [_physical(), memory_left()]
+    limits = [_physical(), memory_left()]
     shared = popdist.neighbours()
-    return min((n // shared for n in found if n is not None), default=None)
+    return min((n // shared for n in limits if n is not None), default=None)
 
 
 def _physical() -> int | None:

@@ -23,7 +23,7 @@ def decoder_table(
     tensor_parallel: int,
     **names: Any,
 ) -> WeightTable:
-    """The table for the phases of `modelling.phases.DecoderOnlyLayout`.
+    """The table for the phases of `modelling.phases.decoder_only_layout`.
 
     Args:
         words: the embedding.

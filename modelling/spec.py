@@ -17,9 +17,9 @@ from files.shown import shown
 from modelling.decoder import Decoder
 from modelling.generation.decoder_only import generator_of
 from modelling.generation.generator import GeneratorOf
-from modelling.phases.decoder_only import DecoderOnlyLayout
+from modelling.phases.decoder_only import decoder_only_layout
+from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
-from modelling.phases.training import Layout
 from modelling.weights import WeightTable
 
 
@@ -45,7 +45,9 @@ class ModelFamily:
     weights: Callable[[Any], WeightTable]
     to_config_json: Callable[[Any], dict[str, Any]]
     from_config_json: Callable[[Fields], dict[str, Any]]
-    normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, found: found
+    normalise: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, description: (
+        description
+    )
 
 
 def decoder_family(
@@ -62,9 +64,11 @@ def decoder_family(
         others: further fields of the record.
     """
 
-    def layout(settings: Settings) -> DecoderOnlyLayout:
+    def layout(settings: Settings) -> Layout:
         decoder = decoder_of(settings.config)
-        return DecoderOnlyLayout(settings, decoder.layers(0), decoder.head(), decoder.embeddings())
+        return decoder_only_layout(
+            settings, decoder.embeddings(), decoder.layers(0), decoder.head()
+        )
 
     generator = generator_of(decoder_of)
     return ModelFamily(
@@ -93,10 +97,10 @@ def check_values(
         known: what is known, for the message.
     """
     for name, (value, default) in needed.items():
-        found = data.get(name)
-        if (default if found is None else found) != value:
+        given = data.get(name)
+        if (default if given is None else given) != value:
             raise ConfigError(
-                f"the model's config.json has {name} {shown(found)}, but must have {value}: {known}"
+                f"the model's config.json has {name} {shown(given)}, but must have {value}: {known}"
             )
 
 

@@ -53,7 +53,7 @@ that: those of the presets."""
 WARMUP = 0.1
 
 MIN_GAIN = 0.02
-"""Of the time, for which a micro-batch other than the usual one is chosen."""
+"""The fraction of the time for whose gain another micro-batch than the usual is chosen."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Devices:
 
     @classmethod
     def of(cls, machine: Machine) -> Devices:
-        """Those of a host of a machine."""
+        """The devices of one host of a machine."""
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
         on = machine if accelerated else None
@@ -325,8 +325,8 @@ def _as_before(choices: Choices) -> Choices | None:
     if saved is None:
         return None
     values = flattened(saved)
-    found = {name: values[name] for name in CHOSEN if name in values}
-    return choices.with_(**{name.replace(".", "__"): v for name, v in found.items()})
+    chosen_before = {name: values[name] for name in CHOSEN if name in values}
+    return choices.with_(**{name.replace(".", "__"): v for name, v in chosen_before.items()})
 
 
 CHOSEN = (

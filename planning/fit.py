@@ -176,12 +176,12 @@ def _kept(placement: popxl.plan.Placement) -> str:
     return ", ".join(f"{n / 1e9:.1f} GB of {what}" for what, n in largest if n >= 1e8) or "nothing"
 
 
-def _machine(found: Machine) -> str:
-    devices = "" if found.platform == "cpu" else f" of {gigabytes(found.memory)}"
+def _machine(on: Machine) -> str:
+    devices = "" if on.platform == "cpu" else f" of {gigabytes(on.memory)}"
     return (
-        f"{found.title}{devices}, {gigabytes(found.host_memory)} host memory, "
-        f"{gigabytes(found.disk)} disk at {found.disk_read / 1e9:.1f} GB/s read and "
-        f"{found.disk_write / 1e9:.1f} GB/s write"
+        f"{on.title}{devices}, {gigabytes(on.host_memory)} host memory, "
+        f"{gigabytes(on.disk)} disk at {on.disk_read / 1e9:.1f} GB/s read and "
+        f"{on.disk_write / 1e9:.1f} GB/s write"
     )
 
 

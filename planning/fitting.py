@@ -28,13 +28,13 @@ def best_training(name: str, config: RunConfig, machine: Machine, devices: int) 
     Raises:
         ConfigError: the model cannot be cut over so many devices.
     """
-    found = [_smallest_that_fits(name, each, machine) for each in _layouts(config, devices)]
-    if not found:
+    reports = [_smallest_that_fits(name, each, machine) for each in _layouts(config, devices)]
+    if not reports:
         raise ConfigError(
             f"{name} cannot run on {devices} devices: neither its batch of "
             f"{config.training.global_batch_size} nor its layers can be shared by so many"
         )
-    return min(found, key=lambda made: (not made.fits, made.expected_seconds))
+    return min(reports, key=lambda made: (not made.fits, made.expected_seconds))
 
 
 def generation(name: str, config: RunConfig, machine: Machine) -> Report:

@@ -45,10 +45,10 @@ class SavedOrModel:
 
     def run(self, folder: str) -> Mapping[str, Any] | None:
         """Like `saved`, for a folder that need not be there."""
-        step, found = self._newest(folder)
+        step, saved = self._newest(folder)
         if step is None:
             return None
-        inherited = {name: found[name] for name in found if name not in OF_ONE_RUN}
+        inherited = {name: saved[name] for name in saved if name not in OF_ONE_RUN}
         kept = kept_tokenizer(RunFolder.of_step(step))
         # The tokenizer that was kept has the chat template of a file that may be gone.
         own = {"tokenizer": str(kept), "chat_template": None}
@@ -111,11 +111,11 @@ class SavedOrModel:
     def _begun(self, name: str, folder: str) -> Mapping[str, Any] | None:
         """What the run in a folder knows of the model that it began with; None if that is another
         one."""
-        _, found = self._newest(folder)
-        if found.get("checkpoint", {}).get("load") != name:
+        _, begun = self._newest(folder)
+        if begun.get("checkpoint", {}).get("load") != name:
             return None
-        task = {n: found["data"][n] for n in ("tokenizer", *TASK_FIELDS) if n in found["data"]}
-        known = {"family": found["family"], "model": found["model"], "data": task}
+        task = {n: begun["data"][n] for n in ("tokenizer", *TASK_FIELDS) if n in begun["data"]}
+        known = {"family": begun["family"], "model": begun["model"], "data": task}
         return known | {"checkpoint": {"load": name}}
 
 
@@ -137,10 +137,10 @@ ORIGINS = SavedOrModel()
 
 def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
     """The part of some data that a section has fields for."""
-    found: dict[str, Any] = {}
+    known_fields: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():
         if name in data:
             value = data[name]
             nested = is_section(annotation) and isinstance(value, Mapping)
-            found[name] = _known(annotation, value) if nested else value
-    return found
+            known_fields[name] = _known(annotation, value) if nested else value
+    return known_fields

@@ -126,8 +126,8 @@ class Report:
 
     def exposed(self, row: Row) -> popxl.plan.Exposed:
         """Seconds of the simulated run in which nothing is computed in a phase."""
-        found = {} if self.timeline is None else self.timeline.exposed
-        return found.get(row.part.name, popxl.plan.Exposed())
+        by_label = {} if self.timeline is None else self.timeline.exposed
+        return by_label.get(row.part.name, popxl.plan.Exposed())
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""

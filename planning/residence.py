@@ -48,7 +48,7 @@ class Candidates:
 
 
 def finetuning_candidates(config: RunConfig, platform: str) -> Candidates:
-    """Those of a configuration on a platform."""
+    """The candidates for a configuration on a platform."""
     family, there = family_of(config), on_platform(config, platform)
     table = family.weights(config)
 
@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Of a simulated run."""
+        """How long a simulated run takes."""
         return self.placement.after.seconds
 
     @property
@@ -179,9 +179,9 @@ def program_here(config: RunConfig, build: Build) -> TrainingProgram:
     room = (host_room(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
     memory, room = (min(popdist.gather(each)) for each in (memory, room))  # all choose alike
     candidates = Candidates(build, "gpu" if known is None else known.platform)
-    found = choose(candidates, config, known or machine("h100"), memory, room)
-    say(described(found.best) + ("" if known else f" ({kind} is unknown: as for an H100)"))
-    return found.best.program
+    choice = choose(candidates, config, known or machine("h100"), memory, room)
+    say(described(choice.best) + ("" if known else f" ({kind} is unknown: as for an H100)"))
+    return choice.best.program
 
 
 def described(chosen: Trial) -> str:

@@ -178,11 +178,11 @@ def _fits(report: Report) -> str:
         f"{gigabytes(needed)} of {gigabytes(there)} {name}"
         for name, (needed, there) in report.shares.items()
     ]
-    found = f"{'yes' if report.fits else 'NO'}: {', '.join(shares)}"
+    fits = f"{'yes' if report.fits else 'NO'}: {', '.join(shares)}"
     short = {name for name, (needed, there) in report.shares.items() if needed > there}
     if report.needs.config.execution.disk is None and short & {"host memory", "memory"}:
-        found += "; --execution.disk DIR takes what host memory cannot hold"
-    return found
+        fits += "; --execution.disk DIR takes what host memory cannot hold"
+    return fits
 
 
 def _table(report: Report) -> list[str]:

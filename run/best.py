@@ -31,10 +31,10 @@ class Best:
         self._metric = config.checkpoint.keep_best or "loss"
         self._value: float | None = None
         self._step = self._since = 0
-        found = None if state is None else Fields(state, "the best evaluation of the checkpoint")
-        if found is not None and found.text("metric") == self._metric:
-            self._value = None if found.data.get("value") is None else found.number("value")
-            self._step, self._since = found.count("step"), found.count("since")
+        saved = None if state is None else Fields(state, "the best evaluation of the checkpoint")
+        if saved is not None and saved.text("metric") == self._metric:
+            self._value = None if saved.data.get("value") is None else saved.number("value")
+            self._step, self._since = saved.count("step"), saved.count("since")
         save = config.checkpoint.save
         kept = save is not None and config.checkpoint.keep_best is not None
         self._folder = RunFolder(Path(save or "")).best if kept else None

@@ -60,11 +60,11 @@ class RunRecord:
 
     @classmethod
     def of_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunRecord:
-        """That of a checkpoint, whose records are in its folder, or in one that it is in."""
+        """The record of a checkpoint's run: in its folder, or in one that it is in."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
-        found = (place for place in places if place.metrics.is_file())
-        return cls(config, step, next(found, places[0]))
+        there = (place for place in places if place.metrics.is_file())
+        return cls(config, step, next(there, places[0]))
 
     @property
     def rows(self) -> list[Row]:
@@ -78,11 +78,11 @@ class RunRecord:
     def validation(self) -> dict[str, float]:
         """Metrics of the weights: those of run_validation.py, else of the last evaluation."""
         try:
-            found = read_object(self.folder.validation).data
+            report = read_object(self.folder.validation).data
         except (FileError, OSError):
-            found = {}
-        if found.get("step") == self.step:
-            return {n: v for n in METRIC_NAMES if isinstance(v := found.get(n), int | float)}
+            report = {}
+        if report.get("step") == self.step:
+            return {n: v for n in METRIC_NAMES if isinstance(v := report.get(n), int | float)}
         for row in reversed(self.rows):
             metrics = {n: row[VALIDATION + n] for n in METRIC_NAMES if VALIDATION + n in row}
             if metrics:
@@ -181,17 +181,17 @@ def _named(given: str) -> tuple[str | None, str]:
 
 def _training(flat: Mapping[str, Any], run: RunRecord) -> Facts:
     values = {title: flat.get(field) for title, field in _TRAINING.items()}
-    found = {title: str(value) for title, value in values.items() if value is not None}
-    if found.get("optimizer steps") != str(run.step):
-        found["optimizer steps"] = (
-            f"{run.step} of {found.get('optimizer steps', 'an unknown number')}"
+    shown = {title: str(value) for title, value in values.items() if value is not None}
+    if shown.get("optimizer steps") != str(run.step):
+        shown["optimizer steps"] = (
+            f"{run.step} of {shown.get('optimizer steps', 'an unknown number')}"
         )
     if flat.get("model.precision") != "float32":
-        found["16-bit weights"] = _rounding(flat)
+        shown["16-bit weights"] = _rounding(flat)
     rows = run.rows
     if rows:
-        found["training loss, last step"] = shown_number(rows[-1].get("loss", float("nan")))
-    return found
+        shown["training loss, last step"] = shown_number(rows[-1].get("loss", float("nan")))
+    return shown
 
 
 def _rounding(flat: Mapping[str, Any]) -> str:
@@ -203,28 +203,28 @@ def _rounding(flat: Mapping[str, Any]) -> str:
 
 def _sessions(run: RunRecord) -> list[Facts]:
     """Where and how the run was started, and continued."""
-    found: list[Facts] = []
+    by_session: list[Facts] = []
     for session in read_sessions(run.folder):
         if session.first_step >= run.step:
             continue
         facts = {"from step": str(session.first_step), "hardware": session.hardware}
         facts |= {"command": _without_folders(session.command)} if session.command else {}
         software = ", ".join(f"{name} {number}" for name, number in session.versions.items())
-        found.append(facts | {"software": software})
-    return found
+        by_session.append(facts | {"software": software})
+    return by_session
 
 
 def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without the folders of the machine it ran on."""
-    found = {name: section for name, section in config.items() if name != "checkpoint"}
+    sections = {name: section for name, section in config.items() if name != "checkpoint"}
     for section, names in (
         ("data", ("train", "validation", "tokenizer")),
         ("execution", ("disk",)),
     ):
-        given = dict(found.get(section, {}))
+        given = dict(sections.get(section, {}))
         given |= {n: _named(str(given[n]))[1] for n in names if given.get(n) is not None}
-        found[section] = given
-    return found
+        sections[section] = given
+    return sections
 
 
 def _without_folders(command: str) -> str:

@@ -45,6 +45,7 @@ from run.saving import Checkpoints
 from run.schedule import Schedule, check_iterations, with_steps
 from run.signals import StopSignal
 from run.skipped_steps import SkippedSteps
+from run.stalls import Stalls
 from run.start import Start, starting_point
 from run.utilisation import utilisation_of
 from sessions.running import compiled
@@ -207,7 +208,9 @@ class _Run:
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
-            last = self._loop(records, checkpoints, profile, stop)
+            disk = lambda: self.model.session.disk_traffic.waiting  # noqa: E731
+            stalls = stack.enter_context(Stalls(options.stall, disk, lambda: stop.received))
+            last = self._loop(records, checkpoints, profile, stop, stalls)
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
                 record = RunRecord(config.to_dict(), step, self.folder)
@@ -228,9 +231,12 @@ class _Run:
         best = RunFolder(Path(config.checkpoint.save or "")).best
         if config.checkpoint.keep_best is None or not has_checkpoint(best):
             return last, self.model.tensors(optimizer=False)
-        found = load_checkpoint(best)
-        say(f"the weights of step {found.step}, the best by {config.checkpoint.keep_best}, go out")
-        return found.step, found.tensors
+        checkpoint = load_checkpoint(best)
+        say(
+            f"the weights of step {checkpoint.step}, the best by "
+            f"{config.checkpoint.keep_best}, go out"
+        )
+        return checkpoint.step, checkpoint.tensors
 
     def _records(self) -> Recorder | Silence:
         """What records steps; that of process 0 does."""
@@ -246,24 +252,31 @@ class _Run:
         checkpoints: Checkpoints,
         profile: Profile,
         stop: StopSignal,
+        stalls: Stalls,
     ) -> int:
         """The loop over optimizer steps, `device_iterations` at a time; returns the last one."""
         config = self.config
         rate, iterations = Schedule.of(config.training), config.execution.device_iterations
         step = self.start.step
         while step < config.training.steps:
+            stalls.at("meeting", f"the meeting of all before step {step + 1}")
             stop.poll(self.best.is_over, checkpoints.is_due(step))
             if stop.requested or stop.finished:
                 break
             if stop.save:
+                stalls.at("save", f"the save of step {step}", is_storage=True)
                 checkpoints.save(step)
             steps = range(step, step + iterations)
             rates = [rate(s) for s in steps]
+            stalls.at("batches", f"the samples of step {step + 1}")
             batches = [self.loader.next_batch() for _ in steps]
             profile.before_run()
+            stalls.at("step", f"step {step + 1}")
             results = self.model.run(batches, rates, step)
             step += iterations
+            stalls.at("evaluation", f"the evaluation after step {step}")
             validation = self._evaluate(step)
+            stalls.at("records", f"the records of step {step}", is_storage=True)
             for s, learning_rate, result in zip(steps, rates, results, strict=True):
                 self.skipped.count(result)
                 records.step(
@@ -277,7 +290,9 @@ class _Run:
                 )
             if self.skipped.too_many:
                 break
+            stalls.at("save", f"the save of step {step}", is_storage=True)
             checkpoints.after(step)
+        stalls.at("save", f"the last save, of step {step}", is_storage=True)
         checkpoints.finish(step)
         if self.skipped.too_many:
             raise self.skipped.error(checkpoints.kept)
@@ -297,9 +312,9 @@ class _Run:
             return {}
         outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
         self.best.consider(step, outcome.metrics, without_optimizer(self.model.tensors()))
-        found = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
+        values = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
         logged = outcome.answers[: self.config.evaluation.log_samples]
-        return {**found, SAMPLES: [answer.to_dict() for answer in logged]}
+        return {**values, SAMPLES: [answer.to_dict() for answer in logged]}
 
 
 def _say_done(

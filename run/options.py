@@ -69,6 +69,14 @@ class RunOptions:
         type=count_option,
         help="write a trace of so many steps, and a table of time by phase, into the run directory",
     )
+    stall: int = _flag(
+        "--stall",
+        default=300,
+        metavar="SECONDS",
+        type=count_option,
+        help="when a step, a save or a disk takes longer than this (300), say which process waits "
+        "for what; after a signal, give up files that do not answer for so long",
+    )
     save_hf: str | None = _flag("--save-hf", grouped=False, **EXPORT)
 
     @classmethod

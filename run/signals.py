@@ -53,6 +53,11 @@ class StopSignal:
         return self._agreed is not None
 
     @property
+    def received(self) -> str | None:
+        """The signal that this process got, of which the others may not know yet."""
+        return self._received
+
+    @property
     def requested(self) -> bool:
         """Whether a signal asked for the end when all looked last."""
         return self._agreed is not None

@@ -35,5 +35,5 @@ def utilisation_of(config: RunConfig) -> Utilisation:
 
 def _peak_flops(kind: str, precision: str) -> float | None:
     """Operations per second of a device at its peak, by the name that it has itself."""
-    found = machine_of_kind(kind)
-    return found.flops.get(precision) if found else None
+    machine = machine_of_kind(kind)
+    return machine.flops.get(precision) if machine else None

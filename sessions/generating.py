@@ -49,12 +49,14 @@ class Inference(RunningModel):
         taken = 0 if lender is None else lender.stored
         self.program = generation_program(config, family, self._strategy, taken)
         self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
-        table, found = family.weights(config), self.program.variables
+        table, program_variables = family.weights(config), self.program.variables
         variables: Variables
-        if isinstance(found, NamedTensors):
-            variables = {layer: NamedTensors(fwd=found.get(layer)) for layer in table.layers}
+        if isinstance(program_variables, NamedTensors):
+            variables = {
+                layer: NamedTensors(fwd=program_variables.get(layer)) for layer in table.layers
+            }
         else:
-            variables = found
+            variables = program_variables
         super().__init__(config, self.program.ir, table, variables, lender)
 
     @property

@@ -31,7 +31,7 @@ class Loss:
 
     @property
     def mean(self) -> float:
-        """That of an objective."""
+        """The loss as objectives mean it."""
         return self.total / max(self.tokens, 1)
 
 

@@ -75,7 +75,7 @@ class RunningModel:
 
     def borrowed(self, borrowers: Variables) -> dict[Variable, Callable[[], np.ndarray]]:
         """This model's values of those variables of another program that are like its own."""
-        found = {}
+        values = {}
         for name, layers in borrowers.items():
             own = self.variables.get(name)
             if isinstance(layers, NamedTensors) or own is None or isinstance(own, NamedTensors):
@@ -85,8 +85,8 @@ class RunningModel:
                 for path, t in theirs.fwd.to_dict().items():
                     w = weights.get(path)
                     if w is not None and (w.shape, w.dtype) == (t.shape, t.dtype):
-                        found[t] = self.session.borrowed(w)
-        return found
+                        values[t] = self.session.borrowed(w)
+        return values
 
     def _run(
         self, inputs: popxl.session.h2dStreamBufferMaps
@@ -101,8 +101,8 @@ class RunningModel:
         """
         transfers = self.session.ir.num_host_transfers
         own = {
-            stream: found.reshape(transfers, -1, *stream.shape)
-            for stream, found in self.session.run(inputs).items()
+            stream: output.reshape(transfers, -1, *stream.shape)
+            for stream, output in self.session.run(inputs).items()
         }
         if popdist.getNumInstances() == 1:
             return own

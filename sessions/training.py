@@ -95,8 +95,8 @@ class FineTuning(RunningModel):
         """
         self._check_entered()
         read = self.session.read_variable_data
-        found = self._table.gradients(read, self.program.variables)
-        return {name: g / self.config.gradient_scaling for name, g in found.items()}
+        by_name = self._table.gradients(read, self.program.variables)
+        return {name: g / self.config.gradient_scaling for name, g in by_name.items()}
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
         self.finish_update()
@@ -226,5 +226,5 @@ class FineTuning(RunningModel):
         losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
         norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
-        found = zip(means, norms, counts, strict=True)
-        return [StepResult(float(loss), float(norm), *n) for loss, norm, n in found]
+        rows = zip(means, norms, counts, strict=True)
+        return [StepResult(float(loss), float(norm), *n) for loss, norm, n in rows]

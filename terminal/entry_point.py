@@ -27,7 +27,14 @@ from config.errors import ConfigError, Notice, UserError
 from files.shown import shown_path, shown_sentence
 from terminal.environment import check_environment
 from terminal.huge_pages import restart_with_huge_pages
-from terminal.interrupts import Interrupted, exit_code, interruptible, sentence
+from terminal.interrupts import (
+    SECONDS_TO_END,
+    Interrupted,
+    end_within,
+    exit_code,
+    interruptible,
+    sentence,
+)
 from terminal.parser import Parser, add_process_options
 from terminal.screen import hold_standard_streams, is_first_process
 
@@ -94,6 +101,8 @@ def entry_point(
                 what = " ".join(str(error).split()) or "an array does not fit"
                 return _say(f"error: there is not enough memory: {what}", USER_ERROR)
             except Interrupted as signal:
+                if is_script:
+                    end_within(SECONDS_TO_END, signal.number)
                 return _say(str(signal), exit_code(signal.number))
             except KeyboardInterrupt:  # before, or where signals are somebody else's
                 return _say(sentence(SIGINT), exit_code(SIGINT))

@@ -25,6 +25,9 @@ import popdist
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What asks a program to end: a person, a scheduler, a terminal that closes."""
 SECONDS_TO_ANSWER = 1.5
+SECONDS_TO_END = 20.0
+"""From a signal that Python has answered to the end. A thread that a file system holds holds up
+whoever waits for it, and Python's own end."""
 TWICE = 3.0
 """Seconds in which a signal that comes again is the same one: `scancel` signals the tasks itself,
 and `srun` hands on what it got."""
@@ -63,12 +66,14 @@ def interruptible() -> Iterator[None]:
         return
     previous = {n: signal.getsignal(n) for n in SIGNALS}
     ours = [n for n in SIGNALS if previous[n] not in (signal.SIG_IGN, None)]
+    timers: list[threading.Timer] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     answered = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         answered.set()
+        timers.append(end_within(SECONDS_TO_END, number))
         if _imports(frame):  # an extension that is half initialised, as JAX's, would crash
             popdist.fail(sentence(number), exit_code(number))
         raise Interrupted(number)
@@ -93,12 +98,22 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handle)
         yield
     finally:
+        for timer in timers:
+            timer.cancel()
         for number in ours:
             signal.signal(number, previous[number])
         sys.unraisablehook = hook
         signal.set_wakeup_fd(before)
         os.close(writer)  # ends the thread
         watch.join()
+
+
+def end_within(seconds: float, number: int) -> threading.Timer:
+    """End the process for a signal, unless it ends by itself or the timer is cancelled."""
+    timer = threading.Timer(seconds, popdist.fail, (sentence(number), exit_code(number)))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _imports(frame: FrameType | None) -> bool:

@@ -98,9 +98,9 @@ class Program:
         sums = facts.init_zero()
 
         def micro_batch(names: list[str], by_ref: list[popxl.TensorByRef], w: list) -> None:
-            found = addons.NamedTensors.pack(names, by_ref)
+            accumulators = addons.NamedTensors.pack(names, by_ref)
             call, one = self._forward(w)
-            grad.bind(found).call(one, args=grad.grad_graph_info.inputs_dict(call))
+            grad.bind(accumulators).call(one, args=grad.grad_graph_info.inputs_dict(call))
 
         names, tensors = sums.unpack()
         self._loop(partial(micro_batch, names), tensors)
@@ -206,8 +206,8 @@ def measure(
 
 def reductions(ir: popxl.Ir) -> tuple[int, int]:
     """Bytes that a device brings into reductions in a run, and how many there are."""
-    found = [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
-    return sum(c.nbytes for c in found), sum(c.count for c in found)
+    collectives = [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
+    return sum(c.nbytes for c in collectives), sum(c.count for c in collectives)
 
 
 def measure_both(
@@ -224,8 +224,8 @@ def measure_apart(
 ) -> tuple[Measured, Measured]:
     """`measure_both` in several processes with a replica each, which talk through gloo."""
     settings = json.dumps([asdict(size), micro_batches, steps])
-    found = in_processes(processes, "benchmarks.accumulation.programs", settings)
-    naive, local = (Measured(**facts) for facts in found)
+    pair = in_processes(processes, "benchmarks.accumulation.programs", settings)
+    naive, local = (Measured(**facts) for facts in pair)
     return naive, local
 
 
@@ -233,9 +233,9 @@ def be_one(settings: str) -> None:
     """Be one of the processes; the first one prints what was measured."""
     popdist.init()  # layers look at the devices
     size, micro_batches, steps = json.loads(settings)
-    found = measure_both(Size(**size), micro_batches, "popdist", steps)
+    both = measure_both(Size(**size), micro_batches, "popdist", steps)
     if popdist.getInstanceIndex() == 0:
-        print(json.dumps([asdict(m) for m in found]))
+        print(json.dumps([asdict(m) for m in both]))
 
 
 if __name__ == "__main__":

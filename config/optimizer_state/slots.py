@@ -34,7 +34,7 @@ class Slot:
 
     @property
     def turned(self) -> Slot:
-        """The same of the transposed weight."""
+        """The slot of the transposed weight: rows and columns change places."""
         axes: dict[str, Any] = {"rows": "columns", "columns": "rows"}
         return replace(self, over=axes.get(self.over, self.over))
 

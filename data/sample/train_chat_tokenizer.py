@@ -35,9 +35,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         for row in conversations("train")
         for message in row["messages"]
     ]
-    found = byte_level(texts, (PAD, START, END), eos_token=END, pad_token=PAD)
-    found.chat_template = TEMPLATE
-    return found
+    tokenizer = byte_level(texts, (PAD, START, END), eos_token=END, pad_token=PAD)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 def write(folder: Path) -> None:

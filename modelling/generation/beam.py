@@ -98,19 +98,19 @@ class BeamSearch:
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> Advance:
         running, scores, finished, finished_scores, is_finished, going_on, *rest = state
         stops, stays, _ = self.context.rules.parts(rest)
-        found = self._candidates(self._scores(logits, position, running, stays), scores)
-        stops = [_take_rows(states, found.beams, 1) for states in stops]
-        stops, stopped = self.context.rules.ended(stops, found.tokens)
-        continued = self._continued(running, found, position)
+        top = self._candidates(self._scores(logits, position, running, stays), scores)
+        stops = [_take_rows(states, top.beams, 1) for states in stops]
+        stops, stopped = self.context.rules.ended(stops, top.tokens)
+        continued = self._continued(running, top, position)
         last = popxl.constant(self.context.length - 1, popxl.int32, "last")
-        ends = ops.logical_or(self.context.special.ends(found.tokens), ops.equal(position, last))
+        ends = ops.logical_or(self.context.special.ends(top.tokens), ops.equal(position, last))
         if stopped is not None:
             ends = ops.logical_or(ends, stopped)
 
         first_ones = np.arange(self.looked_at) < self.strategy.beams
         ranked = popxl.constant(first_ones[None], popxl.bool, "first_ones")
         new = ops.logical_and(ends, ranked)
-        penalised = found.scores / self._length(position)
+        penalised = top.scores / self._length(position)
         penalised = penalised + _never_unless(new) + _never_unless(going_on)
         merged = ops.concat([finished_scores, penalised], 1)
         finished_scores, chosen = ops.topk(merged, self.strategy.beams, 1, True, True)
@@ -120,10 +120,10 @@ class BeamSearch:
             _take_rows(ops.concat([_ints(is_finished), _ints(new)], 1), chosen, 1), popxl.bool
         )
 
-        left = found.scores + _never_unless(ops.logical_not(ends))
+        left = top.scores + _never_unless(ops.logical_not(ends))
         scores, chosen = ops.topk(left, self.strategy.beams, 1, True, True)
         running = _take_rows(continued, chosen, self.context.length)
-        words, parents = _take_rows(found.tokens, chosen, 1), _take_rows(found.beams, chosen, 1)
+        words, parents = _take_rows(top.tokens, chosen, 1), _take_rows(top.beams, chosen, 1)
         going_on = ops.logical_and(
             going_on, self._can_improve(scores, finished_scores, is_finished, position)
         )
@@ -148,14 +148,14 @@ class BeamSearch:
         """Log probabilities, as the rules leave them: like `logits`."""
         rules, context = self.context.rules, self.context
         written = running.reshape((logits.shape[0], context.length))
-        found = logits - self._log_total(logits)
-        return rules.scores(found, position, written, stays, context.groups)
+        log_probabilities = logits - self._log_total(logits)
+        return rules.scores(log_probabilities, position, written, stays, context.groups)
 
-    def _candidates(self, found: Tensor, scores: Tensor) -> Candidates:
+    def _candidates(self, log_probabilities: Tensor, scores: Tensor) -> Candidates:
         groups, beams = self.context.groups, self.strategy.beams
-        prompts, (sequences, part) = scores.shape[0], found.shape
+        prompts, (sequences, part) = scores.shape[0], log_probabilities.shape
         most = min(self.looked_at, part)
-        best, tokens = ops.topk(found, most, 1, True, True)
+        best, tokens = ops.topk(log_probabilities, most, 1, True, True)
         best = best + scores.reshape((sequences, 1))
         best, tokens = (t.reshape((prompts, beams * most)) for t in (best, tokens))
         owner = np.repeat(np.arange(beams), most)
@@ -183,13 +183,13 @@ class BeamSearch:
         rows, n = x.shape
         return ops.transpose(parts, (1, 0, 2)).reshape((rows, groups.tensor_parallel * n))
 
-    def _continued(self, running: Tensor, found: Candidates, position: Tensor) -> Tensor:
+    def _continued(self, running: Tensor, candidates: Candidates, position: Tensor) -> Tensor:
         """The candidates' tokens, (prompts, `looked_at` * length)."""
-        prompts, count = found.tokens.shape
+        prompts, count = candidates.tokens.shape
         length = self.context.length
-        before = _take_rows(running, found.beams, length).reshape((prompts, count, length))
+        before = _take_rows(running, candidates.beams, length).reshape((prompts, count, length))
         here = popxl.constant(np.arange(length).reshape(1, 1, -1), popxl.int32, "positions")
-        new = found.tokens.reshape((prompts, count, 1))
+        new = candidates.tokens.reshape((prompts, count, 1))
         return ops.where(ops.equal(here, position), new, before).reshape((prompts, count * length))
 
     def _length(self, position: Tensor) -> Tensor:
@@ -222,8 +222,8 @@ def _take_rows(x: Tensor, chosen: Tensor, length: int) -> Tensor:
     """
     prompts, n = x.shape[0], x.shape[1] // length
     first = popxl.constant(np.arange(prompts)[:, None] * n, popxl.int32, "first_rows")
-    found = ops.gather(x.reshape((prompts * n, length)), chosen + first)
-    return found.reshape((prompts, chosen.shape[1] * length))
+    taken = ops.gather(x.reshape((prompts * n, length)), chosen + first)
+    return taken.reshape((prompts, chosen.shape[1] * length))
 
 
 def _ints(t: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Slots:
 
     @classmethod
     def of(cls, prompt: int, room: int, window: int | None = None) -> Slots:
-        """Those of layers that see so many positions, their own included; None: all."""
+        """Slots for layers that see `window` positions, their own included; None: all."""
         if window is None or window >= prompt + room:
             return Slots(prompt, room)
         return Ring(prompt, room, window)
@@ -72,7 +72,7 @@ class Slots:
         return ops.concat([read, ops.init((batch, heads, self.room, size), read.dtype)], POSITIONS)
 
     def slot(self, position: Tensor) -> Tensor:
-        """That of a new token."""
+        """The slot of a new token."""
         return position + self.prompt
 
     def places(self, position: Tensor, last: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Ring(Slots):
-    """Of as many positions as a layer's window sees.
+    """Slots for as many positions as a layer's window sees.
 
     Each sample's latest positions before its last word lie in the slots in order. A new token takes
     the place of the one that leaves the window, which is in the same slot for all samples.
@@ -112,12 +112,12 @@ class Ring(Slots):
         return ops.gather(turns, position)
 
     def places(self, position: Tensor, last: Tensor) -> Tensor:
-        """Those before a text's begin are nowhere, too."""
+        """Positions of all slots; those before a text's begin are nowhere, too."""
         slots = popxl.constant(np.arange(self.window)[None], popxl.int32, "slots")
         zero, ago = popxl.constant(0, popxl.int32), self.slot(position) - slots
         ago = ops.where(ops.greater(zero, ago), ago + self.window, ago)
-        found = last.reshape((-1, 1)) + position - ago
-        return ops.where(ops.greater(zero, found), _nowhere(), found)
+        positions = last.reshape((-1, 1)) + position - ago
+        return ops.where(ops.greater(zero, positions), _nowhere(), positions)
 
 
 def _nowhere() -> Tensor:

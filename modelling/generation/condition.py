@@ -16,10 +16,10 @@ def is_any(samples: Tensor, groups: Groups) -> Tensor:
     Args:
         samples: bool (batch,).
     """
-    found = ops.max(cast(samples, popxl.int32))
+    largest = ops.max(cast(samples, popxl.int32))
     if groups.data_parallel > 1:
-        found = ops.collectives.replicated_all_reduce(found, "max", groups.dp)
-    return cast(found, popxl.bool)
+        largest = ops.collectives.replicated_all_reduce(largest, "max", groups.dp)
+    return cast(largest, popxl.bool)
 
 
 def call_if(wanted: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:

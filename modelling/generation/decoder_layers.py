@@ -33,8 +33,8 @@ class Prefill(Wrapped):
         caches: list[Tensor] = []
 
         def attend(opened: Tensor) -> Tensor:
-            attended, *found = self.layer.attention.read(opened)
-            caches.extend(repeated(self._slots.begin(t, last), self._sequences) for t in found)
+            attended, *read = self.layer.attention.read(opened)
+            caches.extend(repeated(self._slots.begin(t, last), self._sequences) for t in read)
             return attended
 
         return self.layer.around(x, attend), *caches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import popxl
@@ -11,21 +10,7 @@ from modelling.generation.condition import is_any
 from modelling.generation.search import Search
 from modelling.layers import Groups
 from popxl import Tensor, ops
-from popxl_addons import BoundGraph, GraphWithNamedArgs, NamedTensors
-
-
-def bind_decode(
-    graph: GraphWithNamedArgs, weights: NamedTensors, caches: int, fixed: Sequence[Tensor]
-) -> BoundGraph:
-    """Bind what is the same at all positions.
-
-    Args:
-        graph: takes position, words, caches and `fixed`, in this order; see `Prefilled`.
-        weights: values of its variables.
-        caches: how many there are.
-    """
-    inputs = graph.graph.inputs[2 + caches :]  # after `fixed` come the weights
-    return graph.bind(weights).bind(dict(zip(inputs, fixed, strict=False)))
+from popxl_addons import BoundGraph
 
 
 class Prefilled(NamedTuple):
@@ -64,44 +49,24 @@ def write_tokens(
     """
     state = search.start(start.prompted, start.read, inputs)
     carried = [is_any(search.unfinished(state), groups), start.first, *state, *start.caches]
-    bound = list(start.decode.args.values())
-    advance = _Advance(start.decode, search, groups, len(state))
-    ir = popxl.gir()
+    fixed, ir = list(start.decode.args.values()), popxl.gir()
 
-    def one_position(position: Tensor, carried: list[Tensor], bound: list[Tensor]) -> list[Tensor]:
-        then = ir.create_graph(advance, position, carried, bound)
-        otherwise = ir.create_graph(_unchanged, carried)
-        new = ops.conditional(carried[0], then, otherwise, [position, *carried, *bound], carried)
+    def advance(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
+        _, words, *rest = carried
+        decode = BoundGraph(start.decode.graph, dict(zip(start.decode.args, fixed, strict=True)))
+        logits, *caches = decode.call(position, words, *rest[len(state) :])
+        words, parents, new = search.advance(logits, position, rest[: len(state)])
+        if parents is not None:
+            caches = [ops.gather(cache, parents) for cache in caches]
+        return [is_any(search.unfinished(new), groups), words, *new, *caches]
+
+    def one_position(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
+        then = ir.create_graph(advance, position, carried, fixed)
+        otherwise = ir.create_graph(lambda carried: carried, carried)
+        new = ops.conditional(carried[0], then, otherwise, [position, *carried, *fixed], carried)
         return [position + 1, *new]
 
     begin = popxl.constant(0, popxl.int32, "first_position")
-    loop = ir.create_graph(one_position, begin, carried, bound)
-    _, _, _, *left = ops.repeat(loop, length, begin, *carried, *bound)
+    loop = ir.create_graph(one_position, begin, carried, fixed)
+    _, _, _, *left = ops.repeat(loop, length, begin, *carried, *fixed)
     return search.tokens(left[: len(state)])
-
-
-@dataclass(frozen=True)
-class _Advance:
-    """Builds the graph of one position. See `write_tokens`."""
-
-    decode: BoundGraph
-    search: Search
-    groups: Groups
-    state: int
-    """How many tensors the search carries."""
-
-    def __call__(
-        self, position: Tensor, carried: list[Tensor], bound: list[Tensor]
-    ) -> list[Tensor]:
-        _, words, *rest = carried
-        state, caches = rest[: self.state], rest[self.state :]
-        decode = BoundGraph(self.decode.graph, dict(zip(self.decode.args, bound, strict=True)))
-        logits, *caches = decode.call(position, words, *caches)
-        words, parents, state = self.search.advance(logits, position, state)
-        if parents is not None:
-            caches = [ops.gather(cache, parents) for cache in caches]
-        return [is_any(self.search.unfinished(state), self.groups), words, *state, *caches]
-
-
-def _unchanged(carried: list[Tensor]) -> list[Tensor]:
-    return carried

@@ -123,19 +123,19 @@ class PhaseWeights:
 
     @property
     def variables(self) -> list[NamedTensors]:
-        """Of each layer, made now."""
+        """The variables of each layer, made now."""
         return [self._layer(row) for row in range(self.entries)]
 
     def _layer(self, row: int) -> NamedTensors:
-        found: dict[str, Tensor] = {}
+        variables: dict[str, Tensor] = {}
         for store in self._stores:
             prefix = f"{self.name}.{row}"
             made = store.facts.init_remote(store.buffers, row, prefix, empty=True)
-            found |= made.to_dict()
-        return NamedTensors(fwd=NamedTensors.from_dict(found))
+            variables |= made.to_dict()
+        return NamedTensors(fwd=NamedTensors.from_dict(variables))
 
     def load_whole(self, names: Sequence[str], row: Tensor) -> NamedTensors:
-        """Those that a graph names, of layer `row`, gathered."""
+        """The weights of layer `row` that a graph names, gathered."""
         key = tuple(names)
         if key not in self._loads:
             self._loads[key] = self._loading(key)
@@ -147,12 +147,12 @@ class PhaseWeights:
         lender = self._lender if TABLE in names else None
 
         def load(row: Tensor) -> NamedTensors:
-            found: dict[str, Tensor] = {}
+            weights: dict[str, Tensor] = {}
             for store in stores:
-                found |= store.load_whole(row).to_dict()
+                weights |= store.load_whole(row).to_dict()
             if lender is not None:
-                found |= lender.load_whole([TABLE], popxl.constant(0, popxl.int32)).to_dict()
-            return NamedTensors.from_dict(found)
+                weights |= lender.load_whole([TABLE], popxl.constant(0, popxl.int32)).to_dict()
+            return NamedTensors.from_dict(weights)
 
         return load
 

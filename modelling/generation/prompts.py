@@ -23,8 +23,8 @@ def last_words(words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count, zero = ops.sum(mask, 1), popxl.constant(0, popxl.int32)
     last = ops.maximum(count - 1, zero)
     starts = popxl.constant(np.arange(batch) * length, popxl.int32, "row_starts")
-    found = ops.gather(words.reshape((batch * length,)), starts + last)
-    return found.reshape((batch, 1)), last, ops.greater(count, zero)
+    last_tokens = ops.gather(words.reshape((batch * length,)), starts + last)
+    return last_tokens.reshape((batch, 1)), last, ops.greater(count, zero)
 
 
 def what_was_read(words: Tensor, mask: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ def what_was_read(words: Tensor, mask: Tensor) -> Tensor:
     starts = popxl.constant(np.arange(batch)[:, None] * length, popxl.int32, "row_starts")
     zero, nothing = (popxl.constant(x, popxl.int32) for x in (0, -1))
     at = starts + ops.maximum(columns - padding, zero)
-    found = ops.gather(words.reshape((batch * length,)), at)
-    return ops.where(ops.greater(padding, columns), nothing, found)
+    shifted = ops.gather(words.reshape((batch * length,)), at)
+    return ops.where(ops.greater(padding, columns), nothing, shifted)
 
 
 def repeated(t: Tensor, times: int) -> Tensor:

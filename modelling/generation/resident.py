@@ -14,7 +14,7 @@ from modelling.generation.generator import (
     Shared,
     nothing_shared,
 )
-from modelling.generation.loop import Prefilled, bind_decode
+from modelling.generation.loop import Prefilled
 from modelling.layers import Groups, Layers, LMHeadLoss
 from popxl import Tensor, TensorSpec
 from popxl_addons import GraphWithNamedArgs, Module, NamedTensors
@@ -23,7 +23,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 Item = TypeVar("Item")
 
 Caches = list[list[Tensor]]
-"""Of each layer."""
+"""The caches of each layer."""
 
 
 class ResidentExecutor:
@@ -41,8 +41,8 @@ class ResidentExecutor:
         """See `Executor`."""
         setattr(self._module, name, module)
         with popxl.plan.part(f"{name}/{self._moment}"):
-            found: Tensor = module(x)
-        return found
+            y: Tensor = module(x)
+        return y
 
     def run_head(self, head: LMHeadLoss, x: Tensor) -> Tensor:
         """The logits of one position."""
@@ -111,8 +111,8 @@ class ResidentExecutor:
     def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
         """LayerInputs for a layer's variables."""
         add = self._module.add_variable_factory
-        found = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
-        return NamedTensors.from_dict(found)
+        inputs = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
+        return NamedTensors.from_dict(inputs)
 
 
 class _Prefill(Module):
@@ -197,15 +197,17 @@ class ResidentModel:
         """
         prompts = self._model.begin(words, mask)
         wanted = is_any(prompts.prompted, self._groups)
-        found = self._prefill.bind(weights).call(words, *prompts.about, wanted)
-        caches, same = self._split(found)
+        outputs = self._prefill.bind(weights).call(words, *prompts.about, wanted)
+        caches, same = self._split(outputs)
         own = [t for layer in caches for t in layer[-KEYS_AND_VALUES:]]
         fixed = [t for layer in caches for t in layer[:-KEYS_AND_VALUES]]
-        decode = bind_decode(self._decode, weights, len(own), [*fixed, *prompts.about, *same])
+        rest = self._decode.graph.inputs[2 + len(own) :]  # after position, words and caches
+        given = dict(zip(rest, [*fixed, *prompts.about, *same], strict=False))  # then come weights
+        decode = self._decode.bind(weights).bind(given)
         return Prefilled(decode, own, prompts.first, prompts.prompted, prompts.read)
 
-    def _split(self, found: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
+    def _split(self, outputs: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
         """The caches of each layer, and what is the same, from the outputs of prefill."""
-        left = list(found)
+        left = list(outputs)
         caches = [[left.pop(0) for _ in range(count)] for count in self._counts]
         return caches, left

@@ -31,7 +31,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, model: Model) -> SpecialTokens:
-        """Those of a configured model."""
+        """The special tokens of a configured model."""
         return cls(model.end_token, model.pad_token, model.further_ends)
 
     def ends(self, tokens: Tensor) -> Tensor:

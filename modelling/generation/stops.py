@@ -44,8 +44,8 @@ class Stops:
         after, ends = _automaton(wanted)
         short = _shortened([*tokens, b""], set(b"".join(wanted)))
         pieces = {piece: i for i, piece in enumerate(dict.fromkeys(short))}
-        found = np.stack([_read(after, ends, piece) for piece in pieces])
-        table, shared = np.unique(found, axis=0, return_inverse=True)
+        rows = np.stack([_read(after, ends, piece) for piece in pieces])
+        table, shared = np.unique(rows, axis=0, return_inverse=True)
         columns = shared.reshape(-1)[[pieces[piece] for piece in short]]
         return Stops(columns.astype(np.int32), table.T.astype(np.int32))
 

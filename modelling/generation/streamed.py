@@ -182,10 +182,10 @@ class _Program:
             self._about,
         )
         self._all_positions(caches, same)
-        found = Pass(_Tokens(self.search), [self._state], self.settings)
+        end = Pass(_Tokens(self.search), [self._state], self.settings)
         with popxl.plan.part("search/end"):
-            found.call(only, nothing)
-            self._over_batches(lambda step: ops.host_store(tokens, found.outputs[0].at(step)))
+            end.call(only, nothing)
+            self._over_batches(lambda step: ops.host_store(tokens, end.outputs[0].at(step)))
         return tokens
 
     def _begin(self, only: Tensor, nothing: NamedTensors) -> None:
@@ -197,8 +197,8 @@ class _Program:
             begin.call(only, nothing)
         new = self.needs_mask.count(False)
         self._carried = begin.outputs[: len(begin.outputs) - new]
-        found = iter(begin.outputs[len(self._carried) :])
-        self._about = [ports("mask") if mask else next(found) for mask in self.needs_mask]
+        new_ports = iter(begin.outputs[len(self._carried) :])
+        self._about = [ports("mask") if mask else next(new_ports) for mask in self.needs_mask]
         self._words, self._going_on, *left = self._carried
         self._parents, self._state = (left[:1], left[1:]) if self.reorders else ([], left)
 
@@ -238,9 +238,9 @@ class _Program:
     def _any_going_on(self) -> Tensor:
         """Whether any micro-batch has a prompt that needs more tokens: int32 scalar, 0 if not."""
 
-        def add(step: Tensor, found: Tensor) -> list[Tensor]:
+        def add(step: Tensor, any_so_far: Tensor) -> list[Tensor]:
             one = self._going_on.at(step)
-            return [step + 1, ops.maximum(found, ops.cast(one, popxl.int32))]
+            return [step + 1, ops.maximum(any_so_far, ops.cast(one, popxl.int32))]
 
         zero = popxl.constant(0, popxl.int32)
         with popxl.plan.part("search/token"):

@@ -18,7 +18,7 @@ from popxl import Tensor
 from popxl_addons import Module
 
 Caches = list[list[Port]]
-"""Of the layers of each kind."""
+"""The caches of the layers of each kind."""
 
 ONCE = [(0, range(1))]
 """The run of a part that is there once."""
@@ -42,8 +42,8 @@ class _Sharing(Wrapped):
         """
         own = [*caches[:-KEYS_AND_VALUES], *continued(caches[-KEYS_AND_VALUES:], parents)]
         first = [own] if self._has_caches else []
-        found: tuple[Tensor, ...] = self.layer(x, *first, *self._shared(*given))
-        return found
+        outputs: tuple[Tensor, ...] = self.layer(x, *first, *self._shared(*given))
+        return outputs
 
 
 class StreamedExecutor:
@@ -108,8 +108,8 @@ class StreamedExecutor:
 
     def run_of_first(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
         """See `Executor`."""
-        found = module.create_graph(*args)
-        facts, graph = renamed(*found, lambda variable: f"{path}.{variable}")
+        made = module.create_graph(*args)
+        facts, graph = renamed(*made, lambda variable: f"{path}.{variable}")
         phase = self._weights.first(name)
         phase.add(facts.inputs)
         with popxl.plan.part(f"{name}/{self._moment}"):

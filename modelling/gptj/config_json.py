@@ -47,7 +47,7 @@ def from_config_json(description: Fields) -> dict[str, Any]:
         "n_inner": (4 * hidden if data.get("n_inner") else None, None),
     }
     check_values(data, needed, "such a GPT-J is not known")
-    found = {
+    fields = {
         "dropout_prob": dropout,
         "layers": description.count("n_layer"),
         "hidden_size": hidden,
@@ -59,7 +59,7 @@ def from_config_json(description: Fields) -> dict[str, Any]:
             "rotary_dim": description.count("rotary_dim"),
         },
     }
-    last = found["embedding"]["vocab_size"] - 1
-    found["end_token"] = token_id(description, "eos", min(50256, last))
-    found["pad_token"] = token_id(description, "pad", min(50257, last))
-    return found
+    last = fields["embedding"]["vocab_size"] - 1
+    fields["end_token"] = token_id(description, "eos", min(50256, last))
+    fields["pad_token"] = token_id(description, "pad", min(50257, last))
+    return fields

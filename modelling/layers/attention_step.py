@@ -86,6 +86,6 @@ class AttentionStep(addons.Module):
         self, places: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
         """Positions and segments among the places of queries and keys."""
-        found = [(places[i], places[i + 1]) for i in range(0, len(places), 2)]
-        at = found.pop(0) if found and self.scores.causal else None
-        return at, found.pop() if found else None
+        given = [(places[i], places[i + 1]) for i in range(0, len(places), 2)]
+        at = given.pop(0) if given and self.scores.causal else None
+        return at, given.pop() if given else None

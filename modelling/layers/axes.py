@@ -25,11 +25,11 @@ class Axes:
         return cls(config.execution.transpose_batch_sequence)
 
     def shape(self, batch: int, length: int, hidden: int) -> tuple[int, int, int]:
-        """Of activations."""
+        """The shape of activations."""
         return (length, batch, hidden) if self.transposed else (batch, length, hidden)
 
     def length(self, x: Tensor) -> int:
-        """Of the sequences of activations."""
+        """How long the sequences of activations are."""
         return x.shape[0 if self.transposed else 1]
 
     def swap(self, t: Tensor) -> Tensor:

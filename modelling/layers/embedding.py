@@ -36,7 +36,7 @@ class VocabularyEmbedding(Layer):
 
     @classmethod
     def of(cls, config: RunConfig) -> VocabularyEmbedding:
-        """That of a configuration."""
+        """The embedding of a configured model."""
         return cls(
             config.model.embedding.vocab_size,
             config.model.hidden_size,

@@ -39,9 +39,9 @@ class Layers:
     def runs(self) -> list[tuple[int, range]]:
         """Neighbouring layers of one kind: the kind and their rows."""
         groups = groupby(enumerate(self.order), key=itemgetter(1))
-        found = [(kind, [row for row, _ in members]) for kind, members in groups]
-        return [(kind, range(rows[0], rows[-1] + 1)) for kind, rows in found]
+        numbered = [(kind, [row for row, _ in members]) for kind, members in groups]
+        return [(kind, range(rows[0], rows[-1] + 1)) for kind, rows in numbered]
 
     def first_of_kinds(self, of_layers: Sequence[Item]) -> list[Item]:
-        """Of a sequence with an item for each layer, those of the first layer of each kind."""
+        """The items of the first layer of each kind, from a sequence with one for each layer."""
         return [of_layers[self.order.index(kind)] for kind in range(len(self.kinds))]

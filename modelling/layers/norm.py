@@ -43,7 +43,7 @@ class RMSNorm(Layer):
         return weight if self.groups is None else self.groups.copy_to_tp(weight)
 
     def mean_square(self, x: Tensor) -> Tensor:
-        """Of the last axis, which stays with length 1."""
+        """The mean of squares over the last axis, which stays with length 1."""
         return ops.mean(x * x, -1, keepdims=True)
 
 

@@ -24,7 +24,7 @@ QUERIES = 2
 
 
 class SlicedAttention(addons.Module):
-    """The same as `AttentionStep`, in a loop.
+    """Attention as `AttentionStep` computes it, in a loop.
 
     Args:
         step: attention of one slice.
@@ -78,8 +78,8 @@ class SlicedAttention(addons.Module):
         ) -> list[Tensor]:
             floats, places = inputs.cut(values, start, size)
             given = _forward_values(gradient, [*floats, *places, *_present(_own(seed, start))])
-            found = gradient.call(_slice(dy, start, size), args=given)
-            pairs = zip(totals, found, strict=True)
+            gradients = gradient.call(_slice(dy, start, size), args=given)
+            pairs = zip(totals, gradients, strict=True)
             return [*(_add(total, start, g) for total, g in pairs), start + size]
 
         moving = zip(inputs.floats, inputs.moving, strict=False)
@@ -126,7 +126,7 @@ class _Inputs:
 
     @property
     def moving(self) -> list[int | None]:
-        """Of each input the axis of all queries, along which it is cut; None: it has none."""
+        """The axis of all queries in each input, along which it is cut; None: it has none."""
         q, _, _, *biases = self.floats
         cut = (b.shape[QUERIES] == q.shape[QUERIES] for b in biases)
         of_biases = [QUERIES if it else None for it in cut]
@@ -139,7 +139,7 @@ class _Inputs:
     def cut(
         self, values: Sequence[Tensor], start: Tensor, size: int
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Of the values, `floats` and `places` of the slice of queries that begins at `start`."""
+        """`floats` and `places` of the slice of queries that begins at `start`."""
         parts = [
             t if axis is None else _slice(t, start, size, axis)
             for t, axis in zip(values, self.moving, strict=True)
@@ -147,12 +147,12 @@ class _Inputs:
         return parts[: len(self.floats)], parts[len(self.floats) :]
 
     def specs(self, size: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
-        """Those of one slice."""
-        found = [
+        """Specs of `floats` and `places` of one slice."""
+        all_specs = [
             t.spec if axis is None else _resized(t, axis, size)
             for t, axis in zip(self.all, self.moving, strict=True)
         ]
-        return found[: len(self.floats)], found[len(self.floats) :]
+        return all_specs[: len(self.floats)], all_specs[len(self.floats) :]
 
 
 def _forward_values(

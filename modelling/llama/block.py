@@ -65,7 +65,7 @@ class SelfAttention(DecoderAttention):
             self.q_norm, self.k_norm = self._norms()
 
     def _norms(self) -> tuple[RMSNorm, RMSNorm]:
-        """Those of queries and keys."""
+        """The norms of queries and of keys."""
         model, attention, groups = self.model, self.model.attention, self.groups
         eps = model.norm_epsilon
         if attention.norms == "heads":

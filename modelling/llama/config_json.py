@@ -191,13 +191,13 @@ def _query_key_norms(kind: str) -> str | None:
 
 
 def _tokens(theirs: Any) -> dict[str, Any]:
-    """Of several end tokens the first, and all; without padding, the end fills texts up."""
-    found = {
+    """Special tokens: the first of several ends, and all; without padding, the end fills up."""
+    tokens_of_kind = {
         "start_token": theirs.bos_token_id,
         "end_token": theirs.eos_token_id,
         "pad_token": theirs.pad_token_id,
     }
-    first = {n: t[0] if isinstance(t, Sequence) and t else t for n, t in found.items()}
+    first = {n: t[0] if isinstance(t, Sequence) and t else t for n, t in tokens_of_kind.items()}
     end = first["end_token"] if first["end_token"] is not None else 0
     pad = first["pad_token"]
     inside = pad is not None and 0 <= pad < theirs.vocab_size
@@ -258,13 +258,13 @@ def _rotary(kind: str, theirs: Any) -> dict[str, Any]:
                 f"the model's config.json has {shown_name(setting)} among the settings of the "
                 f"rope_type {name}, which is not known there"
             )
-    found = {
+    fields = {
         "theta": scaling["rope_theta"],
         "local_theta": local,
         "fraction": scaling.get("partial_rotary_factor", 1.0),
         "type": name,
     }
-    return found | _scaling(name, scaling, theirs.max_position_embeddings)
+    return fields | _scaling(name, scaling, theirs.max_position_embeddings)
 
 
 def _scaling(name: str, scaling: Mapping[str, Any], longest: int) -> dict[str, Any]:
@@ -305,9 +305,9 @@ def _scaling(name: str, scaling: Mapping[str, Any], longest: int) -> dict[str, A
 def _yarn_attention(scaling: Mapping[str, Any], factor: float) -> float | None:
     """The factor on turned features, where two more settings decide it."""
     ends = [scaling.get(name) for name in ("mscale", "mscale_all_dim")]
-    found: float | None = scaling.get("attention_factor")
-    if found is not None or not all(ends) or factor <= 1:
-        return found
+    attention_factor: float | None = scaling.get("attention_factor")
+    if attention_factor is not None or not all(ends) or factor <= 1:
+        return attention_factor
     over, under = (0.1 * end * math.log(factor) + 1 for end in ends if end)
     return over / under
 
@@ -324,19 +324,19 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
         ConfigError: there is no such model of its architecture.
     """
     model = config.model
-    found = {
+    description = {
         "model_type": model.architecture,
         "architectures": [ARCHITECTURES[model.architecture]],
         **_plain(model),
         **_of_architecture(model),
         **_positions(model),
     }
-    _check_same(model, found)
-    return found
+    _check_same(model, description)
+    return description
 
 
 def _plain(model: LlamaModel) -> dict[str, Any]:
-    """What all architectures have."""
+    """Settings that all architectures have."""
     attention, ends = model.attention, model.further_ends
     return {
         "vocab_size": model.embedding.vocab_size,
@@ -357,7 +357,7 @@ def _plain(model: LlamaModel) -> dict[str, Any]:
 
 
 def _of_architecture(model: LlamaModel) -> dict[str, Any]:
-    """What the class of the architecture has besides."""
+    """Settings that the architecture's class has besides."""
     attention, activations = model.attention, {ours: name for name, ours in ACTIVATIONS.items()}
     known, _ = _known(model.architecture)
     activation = activations[model.activation]
@@ -374,10 +374,10 @@ def _of_architecture(model: LlamaModel) -> dict[str, Any]:
         "residual_multiplier": model.residual_scale,
         "logits_scaling": model.logits_divisor,
     }
-    found = {name: value for name, value in candidates.items() if name in known}
+    settings = {name: value for name, value in candidates.items() if name in known}
     if "head_dim" in known or attention.head_size * attention.heads != model.hidden_size:
-        found["head_dim"] = attention.head_size
-    return found
+        settings["head_dim"] = attention.head_size
+    return settings
 
 
 def _scalar(scale: float) -> float:
@@ -390,33 +390,33 @@ def _positions(model: LlamaModel) -> dict[str, Any]:
     """Windows and rotary positions."""
     attention, rotary = model.attention, model.attention.rotary
     known, _ = _known(model.architecture)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     windows = [kind in (WINDOW, UNROTATED_WINDOW) for kind in model.kinds]
     if "sliding_window" in known:
-        found["sliding_window"] = attention.window
+        settings["sliding_window"] = attention.window
     if "use_sliding_window" in known:
-        found["use_sliding_window"] = any(windows)
+        settings["use_sliding_window"] = any(windows)
     if "layer_types" in known:
         names = ("full_attention", "sliding_attention")
-        found["layer_types"] = [names[window] for window in windows]
+        settings["layer_types"] = [names[window] for window in windows]
     if "no_rope_layers" in known:
-        found["no_rope_layers"] = [int(kind in (FULL, WINDOW)) for kind in model.kinds]
+        settings["no_rope_layers"] = [int(kind in (FULL, WINDOW)) for kind in model.kinds]
     scaling = _rope_scaling(model)
     parameters: dict[str, Any] = {
         "rope_theta": rotary.theta,
         **(scaling or {"rope_type": "default"}),
     }
-    found |= {"rope_theta": rotary.theta, "rope_scaling": scaling}
+    settings |= {"rope_theta": rotary.theta, "rope_scaling": scaling}
     if rotary.fraction != 1 or "partial_rotary_factor" in (known.get("rope_parameters") or {}):
-        found["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotary.fraction
+        settings["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotary.fraction
     if "original_max_position_embeddings" in known:
         original = rotary.original_length or model.max_length
-        found["original_max_position_embeddings"] = original
+        settings["original_max_position_embeddings"] = original
     if rotary.local_theta is not None:
         near = {"rope_type": "default", "rope_theta": rotary.local_theta}
-        found["rope_local_base_freq"] = rotary.local_theta
+        settings["rope_local_base_freq"] = rotary.local_theta
         parameters = {"sliding_attention": near, "full_attention": parameters}
-    return found | {"rope_parameters": parameters}
+    return settings | {"rope_parameters": parameters}
 
 
 def _rope_scaling(model: LlamaModel) -> dict[str, Any] | None:
@@ -469,9 +469,9 @@ def _difference(
     for name, value in said.items():
         own = ours[name]
         if isinstance(value, Mapping):
-            found = _difference(own, value, f"{path}{name}.")
-            if found is not None:
-                return found
+            difference = _difference(own, value, f"{path}{name}.")
+            if difference is not None:
+                return difference
         elif not _alike(own, value):
             return f"{path}{name}", own, value
     return None

@@ -74,15 +74,15 @@ def _longer_theta(rotary: LlamaRotary, rotated: int, max_length: int, length: in
 
 def _llama3(rotary: LlamaRotary, rotated: int) -> np.ndarray:
     """Long wavelengths are stretched, short ones stay, those between are mixed."""
-    found = _frequencies(rotary.theta, rotated)
+    frequencies = _frequencies(rotary.theta, rotated)
     original = rotary.original_length
     assert original is not None
     low, high = rotary.low_frequency, rotary.high_frequency
-    wavelengths = _SINGLE(2 * math.pi) / found
-    stretched = found / _SINGLE(rotary.factor)
+    wavelengths = _SINGLE(2 * math.pi) / frequencies
+    stretched = frequencies / _SINGLE(rotary.factor)
     share = (_SINGLE(original) / wavelengths - _SINGLE(low)) / _SINGLE(high - low)
-    mixed = (1 - share) * stretched + share * found
-    ends = np.where(wavelengths > original / low, stretched, found)
+    mixed = (1 - share) * stretched + share * frequencies
+    ends = np.where(wavelengths > original / low, stretched, frequencies)
     between = (wavelengths <= original / low) & (wavelengths >= original / high)
     return np.where(between, mixed, ends).astype(_SINGLE)
 
@@ -119,8 +119,10 @@ def _yarn(rotary: LlamaRotary, rotated: int) -> np.ndarray:
     last = min(math.ceil(pair_with(rotary.slow_turns)), rotated - 1)
     number = np.arange(rotated // 2, dtype=_SINGLE)
     stretch = np.clip((number - _SINGLE(first)) / _SINGLE((last - first) or 0.001), 0, 1)
-    found = _frequencies(rotary.theta, rotated)
-    return (found / _SINGLE(rotary.factor) * stretch + found * (1 - stretch)).astype(_SINGLE)
+    frequencies = _frequencies(rotary.theta, rotated)
+    return (frequencies / _SINGLE(rotary.factor) * stretch + frequencies * (1 - stretch)).astype(
+        _SINGLE
+    )
 
 
 def _yarn_scale(rotary: LlamaRotary) -> float:

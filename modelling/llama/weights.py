@@ -43,15 +43,15 @@ def weight_table(config: LlamaConfig) -> WeightTable:
 
 
 def _fused(model: LlamaModel) -> dict[str, list[str]]:
-    """What Phi-3's files have as one."""
+    """Weights that Phi-3's files have as one, by its name there."""
     if model.architecture != "phi3":
         return {}
-    found = {}
+    fused = {}
     for i in range(model.layers):
         attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
-        found[f"{attention}.qkv_proj.weight"] = [f"{attention}.{n}_proj.weight" for n in "qkv"]
-        found[f"{mlp}.gate_up_proj.weight"] = [f"{mlp}.{n}_proj.weight" for n in ("gate", "up")]
-    return found
+        fused[f"{attention}.qkv_proj.weight"] = [f"{attention}.{n}_proj.weight" for n in "qkv"]
+        fused[f"{mlp}.gate_up_proj.weight"] = [f"{mlp}.{n}_proj.weight" for n in ("gate", "up")]
+    return fused
 
 
 class _Rows:

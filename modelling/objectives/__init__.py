@@ -11,5 +11,5 @@ OBJECTIVES: dict[str, type[Objective]] = {"cross_entropy": CrossEntropy}
 
 
 def objective_of(config: RunConfig) -> Objective:
-    """That of a configuration: today all learn the next token."""
+    """The objective of a configuration: today all learn the next token."""
     return OBJECTIVES["cross_entropy"]()

@@ -9,10 +9,9 @@ from modelling.phases.buffers import ActivationBuffers as ActivationBuffers
 from modelling.phases.buffers import InputBuffers as InputBuffers
 from modelling.phases.buffers import Port as Port
 from modelling.phases.buffers import over_layers as over_layers
-from modelling.phases.decoder_only import DecoderOnlyLayout as DecoderOnlyLayout
+from modelling.phases.decoder_only import decoder_only_layout as decoder_only_layout
+from modelling.phases.layout import Layout as Layout
 from modelling.phases.loss_phase import LossPhase as LossPhase
 from modelling.phases.phase import Phase as Phase
 from modelling.phases.settings import Settings as Settings
-from modelling.phases.stack import stack_backward as stack_backward
-from modelling.phases.stack import stack_forward as stack_forward
 from modelling.phases.step import StepInputs as StepInputs

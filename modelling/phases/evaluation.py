@@ -10,9 +10,9 @@ import popxl_addons as addons
 from config.sections import RunConfig
 from machine.devices import new_ir
 from modelling.layers.parallel import Groups
+from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
 from modelling.phases.step import StepInputs
-from modelling.phases.training import Layout
 from popxl_addons.patterns import apply_pre_alias_patterns
 
 

@@ -67,11 +67,11 @@ class FP8State:
 
     def scales(self, state: Mapping[str, popxl.Tensor]) -> dict[str, popxl.Tensor]:
         """What a layer takes of its state: scales, for gradients of a micro-batch's loss."""
-        found = {name: state[name] for name in self._scale_names}
+        scales_by_name = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
-            return found
+            return scales_by_name
         share = self._for_gradients(1 / self.micro_batches)
-        return {name: scale * share for name, scale in found.items()}
+        return {name: scale * share for name, scale in scales_by_name.items()}
 
     @property
     def _scale_names(self) -> list[str]:
@@ -79,9 +79,9 @@ class FP8State:
 
     def observe(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
         """Store what was observed in layer `row`, the largest on any replica."""
-        found = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
+        observed = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
         share = self._for_gradients(1 / self.micro_batches)
-        amaxes = ops.concat([amax * share for amax in found])
+        amaxes = ops.concat([amax * share for amax in observed])
         largest = ops.collectives.replicated_all_reduce(amaxes, "max")
         ops.remote_store(self.amaxes, row, largest)
 

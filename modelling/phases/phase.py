@@ -304,21 +304,21 @@ class Phase:
         Args:
             update: that is to be done first; the new values are used as they are, not loaded.
         """
-        found: dict[str, popxl.Tensor] = {}
+        variables_by_name: dict[str, popxl.Tensor] = {}
         new = {} if update is None else self.update(row, update)
         if self.variables:
             shards = self.variables.load_shards(row, new)
-            found.update(self.variables.gathered(shards).to_dict())
+            variables_by_name.update(self.variables.gathered(shards).to_dict())
         for owner in dict.fromkeys(self._owner.values()):
             assert owner.variables is not None
             theirs = owner.variables.load_whole(popxl.constant(0, popxl.int32)).to_dict()
-            found.update((n, theirs[n]) for n, o in self._owner.items() if o is owner)
+            variables_by_name.update((n, theirs[n]) for n, o in self._owner.items() if o is owner)
         if self.fp8:
-            found.update(self.fp8.scales(new or self.fp8.load(row)))
-        return addons.NamedTensors.from_dict(found)
+            variables_by_name.update(self.fp8.scales(new or self.fp8.load(row)))
+        return addons.NamedTensors.from_dict(variables_by_name)
 
     def _load_again(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """What `_load` gave in the forward pass."""
+        """Variables and scales as `_load` gave them in the forward pass."""
         return self._load(row)
 
     def _seed(self, row: popxl.Tensor, seed: popxl.Tensor | None) -> list[popxl.Tensor]:

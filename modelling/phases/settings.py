@@ -66,7 +66,7 @@ class Settings:
         return self.table is None or self.row(phase, variable).trained
 
     def row(self, phase: str, variable: str) -> Row:
-        """Of which weights a variable of the layers of a phase is made."""
+        """The table's row for a variable of the layers of a phase."""
         assert self.table is not None, "Adafactor needs the table of weights"
         layer = self.table.phases[phase][0]
         return next(row for row in self.table.layers[layer] if row.path == variable)

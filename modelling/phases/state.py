@@ -68,11 +68,13 @@ class VariableStore:
         )
 
     def only(self, names: Sequence[str]) -> VariableStore:
-        """The same store for a graph that needs no more than these variables."""
+        """A store for a graph that needs no more than these variables."""
         wanted = self.facts.filter_keys(names)
         buffers = self.buffers.filter_keys(names)
-        load, found, gather = _loading(buffers, _cut_over(wanted))
-        return replace(self, facts=wanted, buffers=buffers, names=found, load=load, gather=gather)
+        load, loaded_names, gather = _loading(buffers, _cut_over(wanted))
+        return replace(
+            self, facts=wanted, buffers=buffers, names=loaded_names, load=load, gather=gather
+        )
 
     def load_shards(
         self, row: popxl.Tensor, at_hand: Mapping[str, popxl.Tensor] | None = None
@@ -86,8 +88,8 @@ class VariableStore:
         if missing == self.names:
             return addons.NamedTensors.pack(self.names, self.load.call(row))
         loaded = self.only(missing).load_shards(row).to_dict() if missing else {}
-        found = {**loaded, **(at_hand or {})}
-        return addons.NamedTensors.from_dict({name: found[name] for name in self.names})
+        shards = {**loaded, **(at_hand or {})}
+        return addons.NamedTensors.from_dict({name: shards[name] for name in self.names})
 
     def load_whole(self, row: popxl.Tensor) -> addons.NamedTensors:
         """The variables of layer `row`, gathered."""
@@ -107,7 +109,7 @@ class VariableStore:
 
     def gradient_variables(self, row: int, prefix: str) -> addons.NamedTensors:
         """Variables through which the host reads the gradients of layer `row`."""
-        found = {}
+        variables = {}
         for name, buffer in self.grads.to_dict().items():
             factory = self.facts.get(name)
             groups = factory.replica_grouping.num_groups
@@ -117,14 +119,14 @@ class VariableStore:
                 if buffer.meta_shape
                 else popxl.remote_variable
             )
-            found[name] = create(
+            variables[name] = create(
                 np.zeros(shape, np.float32),
                 buffer,
                 row,
                 name=f"{prefix}.{name}",
                 replica_grouping=factory.replica_grouping,
             )
-        return addons.NamedTensors.from_dict(found)
+        return addons.NamedTensors.from_dict(variables)
 
 
 def name_kind(buffers: NamedRemoteBuffers, kind: str) -> None:

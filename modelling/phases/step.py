@@ -45,7 +45,7 @@ class StepInputs:
         return seed if self.update is None else [*seed, *self.update.tensors]
 
     def of(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
-        """The same in another graph, from its `tensors` there."""
-        found = list(tensors)
-        seed = None if self.seed is None else found.pop(0)
-        return StepInputs(seed, None if self.update is None else Update(*found))
+        """These inputs in another graph, from their `tensors` there."""
+        given = list(tensors)
+        seed = None if self.seed is None else given.pop(0)
+        return StepInputs(seed, None if self.update is None else Update(*given))

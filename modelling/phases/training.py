@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import popxl
 import popxl_addons as addons
@@ -14,36 +13,12 @@ from config.sections import RunConfig
 from machine.devices import new_ir, platform
 from modelling.fp8 import linear_layers
 from modelling.layers.parallel import Groups
-from modelling.phases.buffers import InputBuffers
-from modelling.phases.loss_phase import LossPhase
-from modelling.phases.phase import Phase
+from modelling.phases.layout import Layout
 from modelling.phases.settings import Settings
-from modelling.phases.stack import stack_update
 from modelling.phases.step import StepInputs, Update
 from modelling.weights import WeightTable
 from popxl import ops
 from popxl_addons.patterns import apply_pre_alias_patterns
-
-
-class Layout(Protocol):
-    """What a family provides: its phases, and the order in which they run."""
-
-    inputs: InputBuffers
-    phases: list[Phase]
-    head: LossPhase
-
-    def forward(self, step: StepInputs) -> None:
-        """Run all phases forwards, without the loss in training. A phase that keeps variables comes
-        before those that borrow them."""
-        ...
-
-    def backward(self, step: StepInputs) -> popxl.Tensor:
-        """Run all phases backwards, the loss first.
-
-        Returns:
-            This replica's part of the sum of squares of all gradients, float32 scalar.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -133,11 +108,11 @@ def build_training(
 
 
 def _layers(layout: Layout) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
+    by_kind: dict[str, list[str]] = defaultdict(list)
     for phase in layout.phases:
         if phase is not layout.head:
-            found[phase.layer].append(phase.name)
-    return found
+            by_kind[phase.layer].append(phase.name)
+    return by_kind
 
 
 def updates_behind(config: RunConfig) -> bool:
@@ -175,8 +150,6 @@ class OptimizerStep:
         layout.inputs.load()
         step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending)
         layout.forward(step)
-        for phase in layout.phases:
-            phase.begin_gradients()
         squares = layout.backward(step)
         norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
         ops.host_store(self.norm, norm)
@@ -184,8 +157,7 @@ class OptimizerStep:
 
     def update(self, update: Update) -> None:
         """The optimizer phases."""
-        for phase in self.layout.phases:
-            stack_update(phase, update)
+        self.layout.update(update)
 
 
 def _run_with_updates_behind(step: OptimizerStep, iterations: int) -> popxl.HostToDeviceStream:

@@ -32,11 +32,11 @@ class Packing:
     sequences: int = 1
     """Decoder sequences of an example: several where generation searches with beams."""
     axes: Axes = _BATCH_FIRST
-    """Of the activations that `together` and `apart` take."""
+    """The order of axes in activations that `together` and `apart` take."""
 
     @classmethod
     def of(cls, config: T5Config, sequences: int = 1) -> Self:
-        """Those of a configuration."""
+        """The packing of a configuration's samples."""
         return cls(config.data.examples_per_row, sequences, Axes.of(config))
 
     @property
@@ -78,8 +78,8 @@ class Packing:
         own = ops.equal(
             ops.reshape(mask, (batch, 1, length)), popxl.constant(numbers, popxl.int32, "examples")
         )
-        found = ops.max(cast(own, popxl.int32), 2)
-        return ops.cast(ops.reshape(found, (batch * self.examples,)), popxl.bool)
+        there = ops.max(cast(own, popxl.int32), 2)
+        return ops.cast(ops.reshape(there, (batch * self.examples,)), popxl.bool)
 
     def together(self, x: Tensor) -> Tensor:
         """(batch * n, length, hidden) -> (batch, n * length, hidden), n = examples * sequences."""

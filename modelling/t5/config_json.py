@@ -137,6 +137,6 @@ def normalise(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
     if kind not in CLASSES:
         return description
     gated, activation = _maps(kind, description)
-    found = next(name for name, maps in FEED_FORWARDS.items() if maps == (gated, activation))
+    feed_forward = next(name for name, maps in FEED_FORWARDS.items() if maps == (gated, activation))
     scaled = {"scale_decoder_outputs": _scaled(description)} if kind == "t5" else {}
-    return description | {"feed_forward_proj": found} | scaled
+    return description | {"feed_forward_proj": feed_forward} | scaled

@@ -55,12 +55,12 @@ class InFiles:
     def _splits(self) -> dict[str, tuple[str, slice]]:
         """For each logical weight that files join with others: the tensor, and its rows there."""
         shapes = {w.name: w.shape for w in self.table.weights if self.table.fused}
-        found: dict[str, tuple[str, slice]] = {}
+        splits: dict[str, tuple[str, slice]] = {}
         for name, owns in self.table.fused.items():
             ends = list(accumulate((shapes[own][0] for own in owns), initial=0))
             parts = zip(owns, pairwise(ends), strict=True)
-            found |= {own: (name, slice(*part)) for own, part in parts}
-        return found
+            splits |= {own: (name, slice(*part)) for own, part in parts}
+        return splits
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
         """Names in a file, with joined tensors replaced by the names of their parts."""
@@ -84,19 +84,19 @@ class InFiles:
 
     def _sources(self, names: Iterable[str]) -> dict[str, str]:
         """Logical name to the name in a file that has the weights `names`."""
-        found: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for name in (n for n in names if n not in self.table.ignored):
             own = self.table.aliases.get(name, name)
-            if own not in found or name == own:
-                found[own] = name
+            if own not in sources or name == own:
+                sources[own] = name
         needed = {w.name for w in self.table.weights}
-        missing, unknown = needed - found.keys(), found.keys() - needed
+        missing, unknown = needed - sources.keys(), sources.keys() - needed
         if missing or unknown:
             raise WeightsError(
                 "the weights belong to a model of another kind or size than the configuration's: "
                 f"missing {_some(missing)}, unknown {_some(unknown)}"
             )
-        return found
+        return sources
 
 
 def _part_of(tensors: Arrays, name: str, rows: slice | None) -> np.ndarray:
@@ -105,12 +105,12 @@ def _part_of(tensors: Arrays, name: str, rows: slice | None) -> np.ndarray:
 
 def _same(read: Callable[[], np.ndarray], name: str, tensors: Arrays, copy: str) -> np.ndarray:
     """What `read` gives of `name`, if `copy` has the same."""
-    found = read()
-    if not np.array_equal(found, tensors[copy]):
+    value = read()
+    if not np.array_equal(value, tensors[copy]):
         raise WeightsError(
             f"{name!r} and {copy!r} differ, but the configured model has one weight for both"
         )
-    return found
+    return value
 
 
 def _joined(weights: Arrays, names: Sequence[str]) -> np.ndarray:

@@ -82,7 +82,7 @@ class LogicalTensors(Lazy[np.ndarray]):
         )
 
     def without(self, prefix: str) -> LogicalTensors:
-        """The same without the tensors whose names begin with `prefix`."""
+        """All tensors but those whose names begin with `prefix`."""
         places = [p for p in self._all if not p.prefix.startswith(prefix)]
         return LogicalTensors(places, self._read, self._tensor_parallel, self._held)
 
@@ -101,7 +101,7 @@ class Form(NamedTuple):
     """What decides where the elements of a row's weights are in its variable."""
 
     shapes: tuple[tuple[int, ...], ...]
-    """Of the weights."""
+    """Shapes of the weights."""
 
     transpose: bool
     axis: int | None
@@ -111,7 +111,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, row: Row, variable: Variable, common: bool) -> Form:
-        """That of a place."""
+        """The form of a place's variable."""
         shapes = tuple(w.shape for w in row.weights)
         return cls(shapes, row.transpose, row.axis, common, variable.shape)
 
@@ -133,11 +133,11 @@ def cuts_of(form: Form, held: tuple[VariablePart, ...]) -> tuple[_Cut, ...]:
     row = Row("", tuple(Weight("", shape) for shape in form.shapes), form.transpose, form.axis)
     sources: list[list[tuple[VariablePart, RowPart]]] = [[] for _ in form.shapes]
     for part in held:
-        for found in parts_in_row(row, form.variable, part.group, part.start, part.size):
-            sources[found.weight].append((part, found))
+        for row_part in parts_in_row(row, form.variable, part.group, part.start, part.size):
+            sources[row_part.weight].append((part, row_part))
     return tuple(
         _Cut(
-            tuple(found.part for _, found in of_one),
+            tuple(row_part.part for _, row_part in of_one),
             tuple(part.processes for part, _ in of_one),
             tuple(of_one),
         )
@@ -151,8 +151,8 @@ def _read_part(
     read: Callable[[Variable, VariablePart], np.ndarray],
     number: int,
 ) -> np.ndarray:
-    part, found = sources[number]
-    return found.taken(read(variable, part))
+    part, row_part = sources[number]
+    return row_part.taken(read(variable, part))
 
 
 def without_optimizer(tensors: Arrays) -> Arrays:

@@ -172,15 +172,15 @@ class WeightTable:
     def _rows(self, variables: Variables) -> list[tuple[Row, NamedTensors]]:
         """Each row, and the trees of its layer. Rows of a phase's layers that share a remote buffer
         follow each other."""
-        found: list[tuple[Row, NamedTensors]] = []
+        pairs: list[tuple[Row, NamedTensors]] = []
         for name, trees in variables.items():
             if isinstance(trees, NamedTensors):
                 layers = [(name, trees)] if name in self.layers else []
             else:  # a phase that owns nothing has no layers here
                 layers = list(zip(self.phases.get(name, ()), trees, strict=True))
             rows = [(row, tree) for layer, tree in layers for row in self.layers[layer]]
-            found += sorted(rows, key=lambda pair: pair[0].path)
-        return found
+            pairs += sorted(rows, key=lambda pair: pair[0].path)
+        return pairs
 
     def _places(self, variables: Variables, optimizer: bool, fp8: bool = True) -> list[Place]:
         """Weights, then optimizer state and FP8 state; entries of a remote buffer follow each
@@ -199,13 +199,13 @@ class WeightTable:
     @staticmethod
     def _fp8_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[Place]:
         """The state of the FP8 products of linear layers, under the names of their weights."""
-        found = []
+        places = []
         for row, tree in rows:
             layer, _, name = row.path.rpartition(".")
             if name == "weight" and f"{layer}.product" in tree.fwd:
                 state = tree.fwd.get(f"{layer}.product").to_dict().items()
-                found += [Place(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
-        return sorted(found, key=lambda place: place.prefix)
+                places += [Place(row, v, f"{FP8}/{slot}/", common=True) for slot, v in state]
+        return sorted(places, key=lambda place: place.prefix)
 
 
 def _optimizer_state(row: Row, tree: NamedTensors) -> Mapping[str, Variable]:
@@ -224,11 +224,11 @@ def _state_place(row: Row, name: str, variable: Variable) -> Place:
 
 def _master_places(rows: Sequence[tuple[Row, NamedTensors]]) -> list[Place]:
     """The masters of weights, with the names of the weights."""
-    found = []
+    places = []
     for row, tree in rows:
         state = _optimizer_state(row, tree)
-        found += [Place(row, state[MASTER.name], "")] if MASTER.name in state else []
-    return found
+        places += [Place(row, state[MASTER.name], "")] if MASTER.name in state else []
+    return places
 
 
 def _fitted(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -161,16 +161,16 @@ def asked_rows(config: RunConfig, file: str, raw: bool, loaded: Loaded) -> list[
 
 def _asked_file(config: RunConfig, file: str, loaded: Loaded) -> list[Asked]:
     task = task_of(config.data)
-    found: list[tuple[Place | str, Row]] = list(File(file).rows())
-    if found and all(is_message(row) for _, row in found):
-        found = [(shown_path(file), {"messages": [row for _, row in found]})]
+    placed: list[tuple[Place | str, Row]] = list(File(file).rows())
+    if placed and all(is_message(row) for _, row in placed):
+        placed = [(shown_path(file), {"messages": [row for _, row in placed]})]
     talks = list[tuple[Place | str, Conversation]]()
-    for place, row in found:
+    for place, row in placed:
         try:
             talks.append((place, task.asked(row)))
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
-    return _asked_talks(config, talks, [row for _, row in found], loaded)
+    return _asked_talks(config, talks, [row for _, row in placed], loaded)
 
 
 def _asked_talks(

@@ -77,13 +77,13 @@ class Evaluator:
         Args:
             quiet: show no bars.
         """
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         if self._losses is not None:
             self._losses.write(weights)
             with self._losses, _bar("loss", len(self._samples), quiet) as bar:
                 loss = self._losses.of(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
-            found |= {name: metric(loss.mean) for name, metric in metrics_of}
+            values |= {name: metric(loss.mean) for name, metric in metrics_of}
         texts: list[str] = []
         if self._inference is not None:
             self._inference.write(weights)
@@ -94,10 +94,10 @@ class Evaluator:
             texts = self._tokenizer.texts(tokens)
             for name in self.metrics:
                 if name in TEXT_METRICS:
-                    found[name] = TEXT_METRICS[name](texts, self._targets)
+                    values[name] = TEXT_METRICS[name](texts, self._targets)
         rows = zip(self._prompts.texts, texts, self._targets, strict=True) if texts else ()
         answers = [Answer(*row) for row in rows]
-        metrics = {name: found[name] for name in self.metrics}
+        metrics = {name: values[name] for name in self.metrics}
         return Outcome(metrics, answers, self._labels, self.facts)
 
 

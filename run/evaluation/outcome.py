@@ -63,11 +63,11 @@ class Outcome:
     def confusion(self) -> dict[str, dict[str, int]]:
         """How often a label (outer key) was answered by each label, or by none of them."""
         labels = self.labels or ()
-        found = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
+        counts = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
         for answer in self.answers:
             said = answer.generated.strip()
-            found[answer.expected][said if said in labels else NO_LABEL] += 1
-        return found
+            counts[answer.expected][said if said in labels else NO_LABEL] += 1
+        return counts
 
     def to_dict(self) -> dict[str, Any]:
         """It as JSON data."""

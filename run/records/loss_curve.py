@@ -49,16 +49,16 @@ def smooth(values: Sequence[float], span: float) -> np.ndarray:
     The window is centred, so that the curve does not lag, and narrows towards both ends. A value
     that is not finite counts for nothing; where there is no other, the mean is nan.
     """
-    found = np.asarray(values, np.float64)
-    finite = np.isfinite(found)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, found, 0.0))])
+    array = np.asarray(values, np.float64)
+    finite = np.isfinite(array)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, array, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
-    here = np.arange(len(found))
-    reach = np.minimum(np.minimum(here, len(found) - 1 - here), int(max(1.0, span) // 2))
+    here = np.arange(len(array))
+    reach = np.minimum(np.minimum(here, len(array) - 1 - here), int(max(1.0, span) // 2))
     first, last = here - reach, here + reach + 1
     number = counts[last] - counts[first]
     total = sums[last] - sums[first]
-    return np.divide(total, number, out=np.full(len(found), np.nan), where=number > 0)
+    return np.divide(total, number, out=np.full(len(array), np.nan), where=number > 0)
 
 
 def _draw_loss(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
@@ -68,8 +68,10 @@ def _draw_loss(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
     axes.plot(steps, smoothed, color=LOSS_COLOUR, linewidth=2, label="smoothed")
     evaluated = [row for row in rows if VALIDATION_LOSS in row]
     if evaluated:
-        at, found = column(evaluated, "step"), column(evaluated, VALIDATION_LOSS)
-        axes.plot(at, found, color=VALIDATION_COLOUR, marker="o", markersize=4, label="validation")
+        at, losses_there = column(evaluated, "step"), column(evaluated, VALIDATION_LOSS)
+        axes.plot(
+            at, losses_there, color=VALIDATION_COLOUR, marker="o", markersize=4, label="validation"
+        )
     axes.set_ylabel("loss")
     positive = [loss for loss in losses if np.isfinite(loss) and loss > 0]
     if len(positive) == len(losses) and max(positive) > MAX_LINEAR * min(positive):

@@ -128,10 +128,10 @@ def _line(row: Mapping[str, float], samples: Sequence[Sample]) -> str:
 def _row(line: bytes, path: Path, number: int) -> Row | None:
     """The row that a line holds, or None if it holds none."""
     try:
-        found = parse_json(decoded(line, path, number), path, number)
-        if not isinstance(found, dict) or type(found.get("step")) is not int or found["step"] < 0:
+        row = parse_json(decoded(line, path, number), path, number)
+        if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
             return None
-        return {name: _number(value) for name, value in found.items() if name != SAMPLES}
+        return {name: _number(value) for name, value in row.items() if name != SAMPLES}
     except (FileError, ValueError, OverflowError):
         return None
 

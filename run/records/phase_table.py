@@ -76,8 +76,11 @@ def _counted(work: Work, runs: int) -> tuple[str, str]:
 
 def _slowest(apart: Timing) -> str:
     """The segments that take most of the time."""
-    found = sorted(apart.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
-    rows = [("segment", "runs", "ms"), *((name, *_counted(w, apart.programs)) for name, w in found)]
+    slowest = sorted(apart.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
+    rows = [
+        ("segment", "runs", "ms"),
+        *((name, *_counted(w, apart.programs)) for name, w in slowest),
+    ]
     return _aligned(rows)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Self
 
 from config.sections import RunConfig
 from files.run_folder import RunFolder
 from files.shown import shown_name
+from run.options import RunOptions
 from run.records.metrics import Sample
 from run.records.pace import Throughput, Utilisation, pace
 from run.records.progress import Progress
@@ -37,25 +38,6 @@ class Lenient:
                 say(f"warning: {what} is not written, the run goes on: {shown_name(reason, 200)}")
 
 
-class RecordOptions(Protocol):
-    """Where a run is reported besides its directory; see `run.options`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def command(self) -> str: ...
-
-    @property
-    def wandb(self) -> bool: ...
-
-    @property
-    def wandb_name(self) -> str | None: ...
-
-    @property
-    def tensorboard(self) -> bool: ...
-
-
 class Silence:
     """A recorder that writes nothing: that of all but the first of several processes."""
 
@@ -80,7 +62,7 @@ class Recorder:
         self,
         config: RunConfig,
         folder: RunFolder,
-        options: RecordOptions,
+        options: RunOptions,
         first_step: int = 0,
         use: Utilisation | None = None,
         hardware: str = "",

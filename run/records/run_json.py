@@ -19,13 +19,13 @@ VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 def versions() -> dict[str, str]:
     """Versions of what computes."""
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in VERSIONED:
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
-            found[name] = "not installed"
-    return found
+            by_name[name] = "not installed"
+    return by_name
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def add_session(folder: RunFolder, session: Session) -> None:
 def read_sessions(folder: RunFolder) -> list[Session]:
     """The sessions of a run; none where the file is missing or damaged, as no run needs it."""
     try:
-        found = read_object(folder.sessions).data.get("sessions")
+        listed = read_object(folder.sessions).data.get("sessions")
     except (FileError, OSError):
         return []
-    entries: list[Any] = found if isinstance(found, list) else []
+    entries: list[Any] = listed if isinstance(listed, list) else []
     return [session for entry in entries if (session := _session(entry)) is not None]
 
 

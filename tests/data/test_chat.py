@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from config.errors import ConfigError
 from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
+from data import rendering
 from data.causal_lm import CAUSAL_LM
 from data.chat import ChatTemplate, Refused, chat_template_of
 from data.conversations import Conversation, conversation_of
@@ -22,6 +25,7 @@ from data.rows import DataError
 from data.seq2seq import SEQ2SEQ, encode
 from data.texts import Example
 from data.tokens import Tokenizer
+from files.place import Place
 from tests.data.chat_templates import DATED, ENDS, TEMPLATES, chat_tokenizer, marked, plain
 
 # ---- random conversations -----------------------------------------------------------------------
@@ -247,6 +251,42 @@ def test_tool_calls_become_text_for_templates_that_would_pass_over_them():
 def test_tokenizers_without_a_template_and_broken_ones(template, message):
     with pytest.raises(ConfigError, match=message):
         ChatTemplate(chat_tokenizer(template))
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HUGE = "{{ ('x' * 4000000000)|length }}"
+LATER = "{% if messages|length > 1 %}" + LOOP + "{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (LOOP, "takes more than 0.1 s for a conversation"),
+        (HUGE, "takes more than 1.07 GB of memory"),
+        ("{{ (7 ** 7 ** 9)|length }}", "computes powers"),
+        ("{%- set x = messages|length -%}{{ x**x }}", "computes powers"),
+    ],
+)
+def test_templates_that_take_too_much(monkeypatch, template, message):
+    monkeypatch.setattr(rendering, "SECONDS", 0.1)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ConfigError, match=message):
+        ChatTemplate(chat_tokenizer(template))
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_conversation_that_takes_too_long_ends_the_reading(monkeypatch):
+    """Rows that a template refuses are left out; after this one there would be no end."""
+    monkeypatch.setattr(rendering, "SECONDS", 0.1)
+    chat = ChatTemplate(chat_tokenizer(LATER))
+    with pytest.raises(ConfigError, match="takes more than"):
+        chat.read(Place("rows", 1), talk("a", "b"))
+
+
+def test_what_only_looks_like_a_power_is_none():
+    template = "{% macro f(a) %}{{ a }}{% endmacro %}**{{ '2**3' }}{{ f(**{'a': 5}) }}"
+    assert ChatTemplate(chat_tokenizer(template)).prompt(talk("a", "b")) == "**2**35"
 
 
 def test_a_template_and_its_variables_can_be_given(tmp_path):

@@ -21,7 +21,7 @@ from modelling.layers import Groups
 from modelling.phases import LossPhase, Phase, buffers
 from modelling.phases.optimizer import OptimizerStore
 from modelling.phases.training import build_training
-from modelling.t5.training import T5Layout
+from modelling.t5.training import t5_layout
 from tests.modelling.harness import small_config
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ def program() -> dict[str, list]:
             return plain(spec, number, settings)
 
         patch.setattr(buffers, "activation_buffer", counted)
-        built = build_training(config, T5Layout)
+        built = build_training(config, t5_layout)
     owners = [name for name, entries in built.variables.items() if entries]
     return {**found, "owners": owners}
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime/src'}"}
 
 PROGRAM = """
-import json
+import json, time
 import numpy as np
 import popdist
 popdist.init()
@@ -42,6 +42,14 @@ with popxl.Session(ir, "cpu") as session:
     session.run({})
     value = session.read_variable_data(common)
 assert np.array_equal(value, 3 * np.arange(1000.0))
+
+mine = popdist.getInstanceIndex()
+popdist.tell(f"step {mine}" if mine else "")  # process 0 tells nothing
+others, end = [f"step {i}" for i in (1, 2) if i != mine], time.monotonic() + 60
+while list(popdist.others_work().values()) != others:
+    assert time.monotonic() < end, popdist.others_work()
+    time.sleep(0.1)
+assert all("(pid " in who for who in popdist.others_work())
 seen = popdist.gather([kept(), after.messages - before.messages, len(asked)])
 if popdist.getInstanceIndex() == 0:
     print(json.dumps(seen))

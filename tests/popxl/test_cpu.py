@@ -65,6 +65,10 @@ def test_an_error_reaches_the_caller_and_the_next_launch_is_right():
     assert [launch(lambda: (1,), [], LARGE) for _ in range(3)] == [(1,)] * 3
 
 
+def test_an_array_without_elements_has_no_bytes():
+    assert cpu.memory_of(jnp.zeros((0, 3))).shape == (0,)
+
+
 def test_memory_given_away_is_overwritten_after_everybody_has_read_it():
     slow = jax.jit(lambda x: jnp.sort(-x)[0])
     increase = jax.jit(lambda x: x + 1, donate_argnums=0)

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -554,6 +555,26 @@ def test_requests_that_the_kernel_cannot_begin_are_tried_again(tmp_path, monkeyp
     for found, wanted in zip(values_of(tmp_path, 2), values_of(None, 0), strict=True):
         np.testing.assert_array_equal(found, wanted)
     assert len(refused) > 3
+
+
+def test_a_session_says_for_how_long_the_disk_has_not_answered(tmp_path, monkeypatch):
+    ir, _ = program(ROWS)
+    usual, answers = os.pwritev, threading.Event()
+
+    def hangs(*args: object) -> int:
+        answers.wait()
+        return usual(*args)
+
+    with popxl.Session(ir, "cpu", disk=tmp_path) as session:
+        session._state.traffic.settle()
+        assert session.disk_traffic.waiting == 0
+        monkeypatch.setattr(os, "pwritev", hangs)
+        session.run()
+        time.sleep(0.2)
+        assert 0.1 < session.disk_traffic.waiting < 100
+        answers.set()
+        session._state.traffic.settle()
+        assert session.disk_traffic.waiting == 0
 
 
 def test_a_disk_that_stays_busy_is_an_error(tmp_path, monkeypatch):

@@ -166,6 +166,25 @@ def test_convolutions_count_a_multiply_add_for_each_weight_of_each_pixel():
     assert plan_of(ir).flops == 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_counts_its_products(fused):
+    """Forwards scores and output; backwards two for each, and the scores again if not kept."""
+    queries, keys, features, of_v = 128, 5, 7, 11
+    ir = popxl.Ir()
+    with ir.main_graph:
+        shapes = ((1, 2, queries, features), (1, 2, keys, features), (1, 2, keys, of_v))
+        q, k, v = (popxl.variable(np.zeros(shape, np.float32)) for shape in shapes)
+        graph = ir.create_graph(lambda *x: ops.attention(*x, scale=1.0, fused=fused), q, k, v)
+        grads = popxl.transforms.autodiff(graph)
+        info = ops.call_with_info(graph, q, k, v)
+        dy = popxl.constant(np.zeros((1, 2, queries, of_v), np.float32))
+        made = ops.call(grads.graph, dy, inputs_dict=grads.inputs_dict(info))
+        for t in (*info.outputs, *made):
+            ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
+    by_pair = (4 if fused else 3) * features + 3 * of_v
+    assert plan_of(ir).flops == 2 * 2 * queries * keys * by_pair
+
+
 def test_collectives_by_kind_and_group():
     ir = popxl.Ir(replication=8)
     with ir.main_graph:

@@ -32,6 +32,7 @@ def test_streams_are_made_from_specs_and_keep_order(ir):
     streams = InputStreams(words=((2, 3), popxl.int32), lr=own)
     assert streams.words.spec == popxl.TensorSpec((2, 3), popxl.int32)
     assert streams.words.tensor_id == "words"
+    assert repr(streams) == f"InputStreams(words={streams.words!r}, lr={own!r})"
     assert list(streams) == [streams.words, own]
     assert isinstance(OutputStreams(y=((), popxl.float32)).y, popxl.DeviceToHostStream)
 

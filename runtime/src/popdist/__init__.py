@@ -109,6 +109,17 @@ def traffic() -> dict[str, Traffic]:
     return {} if _joined is None else _joined.traffic()
 
 
+def tell(work: str) -> None:
+    """Let the others know what this process does, for `others_work`; within seconds."""
+    if _joined is not None:
+        _joined.working = work
+
+
+def others_work() -> dict[str, str]:
+    """What each of the others does, as far as it tells; by the process in words, with its host."""
+    return {} if _joined is None else _joined.others_work()
+
+
 def neighbours() -> int:
     """How many of the processes are on this host, with this one."""
     return 1 if _joined is None else _joined.neighbours

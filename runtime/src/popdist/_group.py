@@ -61,6 +61,7 @@ class Group:
         self._server: subprocess.Popen[str] | None = None
         self._alone = threading.Event()  # set when process 0 is the only one left
         self._words = b""  # a part of one from the door
+        self.working = ""  # what this process does
         _service.raise_descriptors()  # collectives connect each process to each other
         client, reached = self._connect(place)
         self._client, watching = Counted(client), Counted(client)
@@ -212,9 +213,21 @@ class Group:
         return {what: counted.traffic for what, counted in self._counted.items()}
 
     # ---- who is there ---------------------------------------------------------------------------
+    def others_work(self) -> dict[str, str]:
+        """What each other process does, as far as it says; by the process in words.
+
+        The service may be busy, or hang: to be called by a thread that may.
+        """
+        told = self._board.work()
+        return {
+            f"process {i} (pid {pid} on {host})": told[i]
+            for i, (host, pid, _) in enumerate(self.members)
+            if i in told and i != self.index
+        }
+
     def _watch(self) -> None:
         """Look who is there, again and again, and end this process with one that is gone."""
-        watcher = Watcher(self.count, self._board, self._ended, self._needing)
+        watcher = Watcher(self.count, self._board, self._ended, self._needing, lambda: self.working)
         before = time.monotonic()
         while not self._leaving.wait(LOOK):
             passed, before = time.monotonic() - before, time.monotonic()

@@ -50,6 +50,11 @@ class Board:
         found = self._client.key_value_dir_get(_STATUS)
         return {int(key.rpartition("/")[2]): word for key, word in found}
 
+    def work(self) -> dict[int, str]:
+        """What the main thread of each process does; of those that live and have said it."""
+        words = {index: word.partition(" ") for index, word in self.told().items()}
+        return {index: work for index, (beat, _, work) in words.items() if beat.isdigit() and work}
+
     def comes_first(self) -> bool:
         """Whether no process has asked this before. Who ends because of another asks once."""
         return bool(self._client.key_value_increment(_NAMED, 1) == 1)
@@ -64,6 +69,7 @@ class Watcher:
         board: Board,
         closed: Callable[[], set[int]],
         needing: Collection[object],
+        work: Callable[[], str] = str,
     ) -> None:
         """Know nothing yet.
 
@@ -71,7 +77,9 @@ class Watcher:
             count: of all processes.
             closed: gives those whose connection was closed since it was asked last.
             needing: not empty while this process can do nothing without all the others.
+            work: gives what its main thread does, for the others to read.
         """
+        self._work = work
         self._board, self._find_closed, self._needing = board, closed, needing
         self._heard = dict.fromkeys(range(count), ("", 0.0))
         self._closed: set[int] = set()
@@ -102,7 +110,7 @@ class Watcher:
         closed = self._find_closed()
         self._closed |= closed
         self._beat += 1
-        self._board.tell(str(self._beat))
+        self._board.tell(f"{self._beat} {self._work()}")
         # All that read all are the square of the processes: of many, each reads less often.
         if not closed and self._beat % (1 + len(self._heard) // _READERS):
             return None

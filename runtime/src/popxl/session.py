@@ -58,10 +58,11 @@ _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are mad
 
 
 class DiskTraffic(NamedTuple):
-    """Bytes of entries on disk."""
+    """Bytes of entries on disk; seconds for which the oldest request has been under way."""
 
     read: int
     written: int
+    waiting: float = 0.0
 
 
 class Session:
@@ -479,8 +480,8 @@ class Session:
 
     @property
     def disk_traffic(self) -> DiskTraffic:
-        """Bytes of entries that went to files and came from there, since the session was entered.
-        Not of PopXL.
+        """Bytes of entries that went to files and came from there, since the session was entered,
+        and how long the disk has not answered. Not of PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -490,7 +491,8 @@ class Session:
         traffic = self._state.traffic
         if traffic is None:
             return DiskTraffic(0, 0)
-        return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
+        scratch = traffic.scratch
+        return DiskTraffic(scratch.read, scratch.written, scratch.waiting)
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:

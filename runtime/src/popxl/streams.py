@@ -52,12 +52,6 @@ class Stream:
         """Unique name in the Ir."""
         return self._id
 
-    def __hash__(self) -> int:
-        return hash((id(self._ir), self._id))
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
     def __str__(self) -> str:
         return f"{type(self).__name__}[{self._id} {self.dtype!r} {self.shape}]"
 

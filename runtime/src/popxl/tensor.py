@@ -10,6 +10,7 @@ import numpy as np
 
 from popxl import context, dtypes
 from popxl._ir import operators
+from popxl._ir.host_array import INLINE_BYTES, held_once
 from popxl._ir.log import logger
 from popxl._ir.regions import regions
 from popxl._ir.sharding import MetaShape, shard_count, shard_elements
@@ -282,6 +283,16 @@ class _Initialised(Tensor):
 class Constant(_Initialised):
     """A tensor whose value never changes."""
 
+    @property
+    def _is_argument(self) -> bool:
+        """Whether executables take the value as an argument; else it is written into their code."""
+        return self._data.nbytes > INLINE_BYTES
+
+    @property
+    def _content(self) -> int:
+        """A key that large constants of the same data share: it is there once."""
+        return id(self._data)
+
 
 class Variable(_Initialised):
     """A tensor of the main graph whose value persists between runs of a session."""
@@ -367,7 +378,7 @@ def constant(
         dtype: element type; default: that of `data`, downcast from 64 to 32 bits.
         log2_scale, nan_on_overflow: for float8, see `popxl.utils.to_numpy`.
     """
-    array = to_numpy(data, dtype, downcast, True, log2_scale, nan_on_overflow)
+    array = held_once(to_numpy(data, dtype, downcast, False, log2_scale, nan_on_overflow))
     spec = TensorSpec(array.shape, dtypes.dtype.as_dtype(array.dtype))
     self: Constant = Constant._make(context.get_current_graph(), spec, name or "c")
     self._data = array

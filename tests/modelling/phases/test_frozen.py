@@ -12,7 +12,7 @@ from modelling.layers import Groups
 from modelling.phases import Phase, Settings
 from modelling.phases.training import TrainingProgram
 from tests.modelling.phases.test_phased_training import NAMES, train_torch
-from tests.modelling.phases.toy import ToyLayout, toy_config, toy_table
+from tests.modelling.phases.toy import toy_config, toy_layout, toy_table
 from tests.modelling.phases.toy_runs import STEPS, draw, feed, toy_session, weights_of
 
 FROZEN = [("w0",), ("scale",), ("w1", "w2"), ("w0", "scale")]
@@ -71,11 +71,11 @@ def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
     program, _ = toy_session(config, *draw()[:2], toy_table(*frozen))
     ir = popxl.Ir()
     with ir.main_graph:
-        layout = ToyLayout(Settings(config, Groups.current(1), toy_table(*frozen)))
+        layout = toy_layout(Settings(config, Groups.current(1), toy_table(*frozen)))
     written = stored(program)
     for name, variable in zip(NAMES, weights_of(program), strict=True):
         assert (variable._remote[0] in written) == (name not in frozen), name
-    for phase, w in ((layout.first, "w0"), (layout.rest, "w1")):
+    for phase, w in zip(layout.phases, ("w0", "w1"), strict=False):
         names = {"w": w, "scale": "scale"}
         check_phase(phase, [name for name, weight in names.items() if weight not in frozen])
 

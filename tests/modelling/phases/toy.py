@@ -11,13 +11,10 @@ from config.sections import LearningRate as Rate
 from modelling.phases import (
     ActivationBuffers,
     InputBuffers,
+    Layout,
     LossPhase,
     Phase,
-    Port,
     Settings,
-    StepInputs,
-    stack_backward,
-    stack_forward,
 )
 from modelling.weights import Row, Weight, WeightTable
 from popxl import ops
@@ -48,40 +45,18 @@ class Loss(addons.Module):
         return ops.sum(error * error) * weight
 
 
-class ToyLayout:
-    """See `modelling.phases.training.Layout`."""
-
-    def __init__(self, settings: Settings) -> None:
-        batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
-        spec, scalar = (
-            popxl.TensorSpec((batch, WIDTH), popxl.float32),
-            popxl.TensorSpec((), popxl.float32),
-        )
-        self.inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
-        rows = ActivationBuffers.create(spec, layers, settings)
-
-        def row(offset: int) -> Port:
-            return Port(spec, rows.value(offset), rows.grad(offset))
-
-        self.first = Phase("first", Layer(), {"x": Port(spec, self.inputs["x"])}, row(0), settings)
-        lent = {"scale": self.first}
-        self.rest = Phase("rest", Layer(), {"x": row(0)}, row(1), settings, layers - 1, lent)
-        ends = {
-            "x": row(layers - 1),
-            "y": Port(spec, self.inputs["y"]),
-            "weight": Port(scalar, self.inputs["weight"]),
-        }
-        self.head = LossPhase("head", Loss(), ends, settings)
-        self.phases = [self.first, self.rest, self.head]
-
-    def forward(self, step: StepInputs) -> None:
-        self.first.forward(popxl.constant(0, popxl.int32), step)
-        stack_forward(self.rest, step)
-
-    def backward(self, step: StepInputs) -> popxl.Tensor:
-        zero = popxl.constant(0, popxl.int32)
-        squares = stack_backward(self.rest, self.head.backward(zero, step), step)
-        return squares + self.first.backward(zero, step)
+def toy_layout(settings: Settings) -> Layout:
+    """The first layer, which lends its scale, the others and the loss."""
+    batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
+    spec, scalar = (popxl.TensorSpec(shape, popxl.float32) for shape in ((batch, WIDTH), ()))
+    inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
+    row = ActivationBuffers.create(spec, layers, settings).port
+    first = Phase("first", Layer(), inputs.ports(["x"]), row(0), settings)
+    lent = {"scale": first}
+    rest = Phase("rest", Layer(), {"x": row(0)}, row(1), settings, layers - 1, lent)
+    ends = {"x": row(layers - 1)} | inputs.ports(["y", "weight"])
+    head = LossPhase("head", Loss(), ends, settings)
+    return Layout(inputs, [(phase, range(phase.entries)) for phase in (first, rest, head)])
 
 
 def toy_table(*frozen: str) -> WeightTable:

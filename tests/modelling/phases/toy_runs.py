@@ -11,7 +11,7 @@ from config.sections import RunConfig
 from data.samples import Batch
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.weights import WeightTable
-from tests.modelling.phases.toy import WIDTH, ToyLayout
+from tests.modelling.phases.toy import WIDTH, toy_layout
 
 STEPS, SAMPLES, RATE = 4, 8, 1e-2
 
@@ -53,7 +53,7 @@ def toy_session(
     table: WeightTable | None = None,
 ) -> tuple[TrainingProgram, popxl.Session]:
     """The program of a configuration, compiled, with these weights."""
-    program = build_training(config, ToyLayout, table=table)
+    program = build_training(config, toy_layout, table=table)
     session = popxl.Session(program.ir, "cpu")
     session.write_variables_data(dict(zip(weights_of(program), [*weights, scale], strict=True)))
     return program, session

@@ -25,7 +25,7 @@ import numpy as np
 from popxl import dtypes
 from popxl._compat.options import MEANINGFUL
 from popxl._ir.opdef import registry
-from popxl._schedule.segment import Segment, facts_of, is_argument
+from popxl._schedule.segment import Segment, facts_of
 from popxl.graph import Graph
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.streams import Stream
@@ -150,7 +150,8 @@ class _Text:
         return self._numbers.setdefault((kind, thing), len(self._numbers))
 
     def tensor(self, t: Tensor) -> str:
-        return f"%{self._number('tensor', t)}"
+        shared = isinstance(t, Constant) and t._is_argument
+        return f"%{self._number('tensor', t._content if shared else t)}"
 
     def value(self, v: Value) -> str:
         t = v.tensor
@@ -163,7 +164,7 @@ class _Text:
 
     @staticmethod
     def _data(t: Constant) -> str:
-        return "argument" if is_argument(t) else _array(t._data)
+        return "argument" if t._is_argument else _array(t._data)
 
     def node(self, node: Node) -> str:
         ins, outs = self.values(node.inputs), self.values(node.outputs)

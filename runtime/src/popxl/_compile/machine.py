@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from popxl._analysis.functional import Functional, Node, PureRegion, Value
     from popxl._ir.op import Op
     from popxl.streams import Stream
-    from popxl.tensor import Tensor, TensorSpec
+    from popxl.tensor import TensorSpec
 
 
 PART = "part"  # marks the labels of parts among the scopes that JAX knows ops by
@@ -37,7 +37,7 @@ class Machine:
     Attributes:
         streams: data of each stream on this replica, (transfers, *shape).
         positions: the next transfer of each stream.
-        constants: values of the constants that are arguments of the segment.
+        constants: values of the constants that are arguments of the segment, by `_content`.
         checks: ops whose rules on values are checked, with a number from 1 for each.
         fault: number of the first op that broke its rule; 0: none did.
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
@@ -47,7 +47,7 @@ class Machine:
 
     streams: dict[Stream, jax.Array] = field(default_factory=dict)
     positions: dict[Stream, Any] = field(default_factory=dict)
-    constants: dict[Tensor, jax.Array] = field(default_factory=dict)
+    constants: dict[int, jax.Array] = field(default_factory=dict)
     checks: Mapping[Op, int] = field(default_factory=dict)
     fault: Any = 0
     seed: Any = None
@@ -108,7 +108,7 @@ class Machine:
             return values[value]
         # Never kept: an array made while tracing a loop body must not be used outside it.
         t: Any = value.tensor
-        given = self.constants.get(t)
+        given = self.constants.get(t._content)
         return jnp.asarray(device_view(t._data)) if given is None else given
 
     def execute(self, node: Node, values: dict[Value, jax.Array]) -> None:

@@ -31,7 +31,8 @@ def replica_function(segment: Segment) -> Any:
         machine = Machine(checks=facts_of(segment).checks)
         machine.streams.update(zip(segment.streams, take(len(segment.streams)), strict=True))
         machine.positions.update(zip(segment.streams, take(len(segment.streams)), strict=True))
-        machine.constants.update(zip(segment.constants, take(len(segment.constants)), strict=True))
+        contents = [c._content for c in segment.constants]
+        machine.constants.update(zip(contents, take(len(contents)), strict=True))
         if segment.is_checked:
             (machine.fault,) = take(1)
         if segment.is_rounded:

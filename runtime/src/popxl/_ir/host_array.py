@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from popxl import dtypes
+
+INLINE_BYTES = 4096  # constants up to this size are written into the code of executables
+_HELD: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
 
 
 def host_array(x: Any) -> np.ndarray:
@@ -26,3 +31,19 @@ def host_array(x: Any) -> np.ndarray:
 def device_view(x: np.ndarray) -> np.ndarray:
     """Host data in the dtype that the device uses (float8 is a record on the host)."""
     return x.view(dtypes.dtype.as_dtype(x.dtype).as_jax()) if x.dtype.names else x
+
+
+def held_once(array: np.ndarray) -> np.ndarray:
+    """A copy for a constant; large constants of equal bytes share one, which is read-only. A memory
+    map is the user's storage, and stays as it is."""
+    if isinstance(array, np.memmap):
+        return array
+    if array.nbytes <= INLINE_BYTES:
+        return array.copy()
+    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8)).digest()
+    key = array.dtype, array.shape, digest
+    held = _HELD.get(key)
+    if held is None:
+        held = _HELD[key] = array.copy()
+        held.flags.writeable = False
+    return held

@@ -72,7 +72,6 @@ class OpDef:
             how its float32 result is rounded to the dtype of the first input.
         maxima: inputs whose "gradient" is no derivative but the largest of something observed: of
             several for one tensor, the largest is taken, and not the sum.
-        flops: `flops(op) -> int`: floating-point operations of one execution.
         tags: words for tools, such as "elementwise", "collective".
         home: module that defined it; ops of other packages are cached by what they lower to.
     """
@@ -90,7 +89,6 @@ class OpDef:
     check: RuntimeCheck | None = None
     rounds: bool = False
     maxima: tuple[int, ...] = ()
-    flops: Callable[[Op], int] | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
     home: str = ""
 

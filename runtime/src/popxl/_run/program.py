@@ -194,10 +194,10 @@ class Program:
 
     # ---- running --------------------------------------------------------------------------------
     @cached_property
-    def _constants(self) -> Mapping[Any, jax.Array]:
+    def _constants(self) -> Mapping[int, jax.Array]:
         whole = replicated(self.mesh)
-        used = dict.fromkeys(c for s in self.schedule.segments for c in s.constants)
-        return {c: put(device_view(c._data), whole) for c in used}
+        used = {c._content: c._data for s in self.schedule.segments for c in s.constants}
+        return {content: put(device_view(data), whole) for content, data in used.items()}
 
     def _number(self, value: int, spec: TensorSpec) -> jax.Array:
         """A number of the host on the devices; numbers come again, so they are kept."""

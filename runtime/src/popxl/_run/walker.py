@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from popxl._storage.moving import Direct
     from popxl._storage.transit import Transit
     from popxl.streams import Stream
-    from popxl.tensor import Constant
 
 
 @dataclass
@@ -49,14 +48,14 @@ class Globals:
     Attributes:
         streams: data of each stream, (replicas * transfers, *shape).
         positions: the next transfer of each stream, (replicas,).
-        constants: large constants on the devices.
+        constants: large constants on the devices, by `Constant._content`.
         fault: number of the first op that broke its rule on each replica, or None.
         seed: of random rounding, or None.
     """
 
     streams: dict[Stream, jax.Array]
     positions: dict[Stream, jax.Array]
-    constants: Mapping[Constant, jax.Array]
+    constants: Mapping[int, jax.Array]
     fault: jax.Array | None = None
     seed: jax.Array | None = None
 
@@ -133,7 +132,7 @@ class Walker:
             arguments[i] = self._number(arguments[i], segment.args[i].spec)
         arguments += [shared.streams[s] for s in segment.streams]
         arguments += [shared.positions[s] for s in segment.streams]
-        arguments += [shared.constants[c] for c in segment.constants]
+        arguments += [shared.constants[c._content] for c in segment.constants]
         if segment.is_checked:
             arguments.append(shared.fault)
         if segment.is_rounded:

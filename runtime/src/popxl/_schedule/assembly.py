@@ -63,7 +63,7 @@ class _Piece:
         args, results: slots of the values that it takes and returns.
         made: values that its nodes make.
         waiting: stores that follow it.
-        nbytes: of entries loaded for it.
+        nbytes, entries: loaded for it.
         updates: random roundings before it.
         run: its step, once it is closed; it may still be asked for results.
     """
@@ -74,6 +74,7 @@ class _Piece:
     made: set[Value] = field(default_factory=set)
     waiting: list[Store] = field(default_factory=list)
     nbytes: int = 0
+    entries: int = 0
     updates: int = 0
     run: Run | None = None
 

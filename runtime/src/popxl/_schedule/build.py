@@ -2,7 +2,7 @@
 
 Device nodes between host-executed ones are grouped: a load moves in front of the open segment, a
 store waits until it is closed. So a segment is closed only where the host has to wait for it, where
-a buffer is loaded from after it was stored to, or where more than `_BYTES` were loaded for it.
+a buffer is loaded from after it was stored to, or where `_BYTES` or `_ENTRIES` were loaded for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 _BYTES = 32 * 2**20  # of entries loaded for one segment
+_ENTRIES = 256  # that are loaded for one segment: XLA's time grows with the square of arguments
 
 
 def build_schedule(ir: Ir) -> Schedule:
@@ -194,9 +195,11 @@ class _Builder:
         """Close the open segment if it has enough entries already."""
         nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
         piece = self._assembly.open
-        if piece.segment.nodes and piece.nbytes + nbytes > _BYTES:
+        is_full = piece.nbytes + nbytes > _BYTES or piece.entries >= _ENTRIES
+        if piece.segment.nodes and is_full:
             self._assembly.close()
         self._assembly.open.nbytes += nbytes
+        self._assembly.open.entries += 1
 
     def _load(self, node: Node) -> None:
         buffer, (value,) = node.attrs["buffer"], node.outputs

@@ -14,8 +14,9 @@ knows nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -62,14 +63,14 @@ class _Donor:
     """
     Attributes:
         memory: where the value of a slot may be.
-        sharing: slots that may be in it.
+        latest: of the slots that may be in it, the two that are used last, the last one first.
         gone: memory of the routine's that was donated, or that an entry has from now on.
     """
 
     routine: Routine
     candidates: frozenset[int]
     memory: dict[Slot, frozenset[Memory]] = field(default_factory=dict)
-    sharing: dict[Memory, list[Slot]] = field(default_factory=dict)
+    latest: dict[Memory, list[Slot]] = field(default_factory=dict)
     last_use: dict[Slot, int] = field(default_factory=dict)
     gone: set[Memory] = field(default_factory=set)
 
@@ -84,20 +85,19 @@ class _Donor:
         for i, step in enumerate(routine.steps):
             self._step(i, step, updating)
         routine.consumed = frozenset(i for kind, i in self.gone if kind == "input")
-        routine.memory = tuple(
-            frozenset(("entry", m) if m in self.gone else m for m in self.memory.get(slot, ()))
-            for slot in routine.outputs
-        )
-        together = {s: set[Slot]().union(*(self.sharing[m] for m in self.memory[s]))
-                    for s in self.memory}  # fmt: skip
-        routine.sharing = {slot: slots for slot, slots in together.items() if len(slots) > 1}
+        self._share()
+        _note_buffers(routine)
         self._free()
 
     def _place(self, slot: Slot, memory: Iterable[Memory]) -> None:
         if slot in self.routine.specs:
             self.memory[slot] = frozenset(memory)
             for m in self.memory[slot]:
-                self.sharing.setdefault(m, []).append(slot)
+                slots = [*self.latest.get(m, ()), slot]
+                self.latest[m] = sorted(slots, key=self._used, reverse=True)[:2]
+
+    def _used(self, slot: Slot) -> int:
+        return self.last_use.get(slot, -1)
 
     # ---- whose memory, and until when -----------------------------------------------------------
     def _is_ours(self, slot: Slot) -> bool:
@@ -109,9 +109,9 @@ class _Donor:
     def _is_dead(self, slot: Slot, index: int, uses: Counter[Slot]) -> bool:
         """Whether step `index` is the last to use the memory, and uses it once."""
         return uses[slot] == 1 and self.last_use[slot] == index and not any(
-            other != slot and self.last_use.get(other, -1) >= index
+            other != slot and self._used(other) >= index
             for m in self.memory[slot]
-            for other in self.sharing[m]
+            for other in self.latest[m]
         )  # fmt: skip
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -202,6 +202,30 @@ class _Donor:
         return found
 
     # ---- the end --------------------------------------------------------------------------------
+    def _share(self) -> None:
+        """Say in which memory outputs are, and until when and as which outputs memory is used.
+
+        What no output tells apart is one memory: branches in branches would double it each time.
+        """
+        routine = self.routine
+        holders: dict[Memory, list[int]] = {}
+        for k, slot in enumerate(routine.outputs):
+            for m in self.memory.get(slot, ()):
+                holders.setdefault(m, []).append(k)
+
+        def outside(m: Memory) -> Memory:
+            kind = "entry" if m in self.gone else m[0]
+            return m if kind == "input" else (kind, tuple(holders[m]))
+
+        routine.memory = tuple(
+            frozenset(map(outside, self.memory.get(slot, ()))) for slot in routine.outputs
+        )
+        routine.until = {s: max(map(self._used, [s, *(self.latest[m][0] for m in memory)]))
+                         for s, memory in self.memory.items()}  # fmt: skip
+        end = len(routine.steps)
+        routine.kept = {s: sorted({k for m in self.memory[s] for k in holders.get(m, ())})
+                        for s, until in routine.until.items() if until == end}  # fmt: skip
+
     def _free(self) -> None:
         """Let each step free what is not needed after it."""
         known = set(self.routine.start)
@@ -233,37 +257,33 @@ def _updating_loads(routine: Routine) -> dict[Slot, Load]:
             if load is not None and load.at == step.at:
                 found[load.out] = load
         for passed in calls(step):
-            for buffer in _touched(passed.routine):
+            for buffer in passed.routine.touched:
                 pending.pop(buffer, None)
     return found
 
 
-def copy_borrowed_entries(routines: Iterable[Routine]) -> None:
+def copy_borrowed_entries(routines: Sequence[Routine]) -> None:
     """Let loads and stores make copies where a load of the buffer donates its entry while the value
     is still needed: both may be the same entry.
 
     Args:
         routines: those that others call come first.
     """
-    routines = list(routines)
-    donating = {r: _donated(r) for r in routines}
-    anywhere = set().union(*donating.values())
+    anywhere = set().union(*(r.donating for r in routines))
     returned: dict[Routine, list[tuple[int, Load | Store]]] = {}
     for routine in routines:
-        returned[routine] = found = []
-        last = {s: i for i, step in enumerate(routine.steps) for s in step.reads()}
+        returned[routine] = []
+        donations: dict[RemoteBuffer, list[int]] = {}  # steps that donate entries, in order
+        for i, step in enumerate(routine.steps):
+            for buffer in _donated_by(step):
+                donations.setdefault(buffer, []).append(i)
         for i, step in enumerate(routine.steps):
             for slot, moved in _shared(step, returned):
                 if moved.copies or moved.buffer not in anywhere:
                     continue
-                same = routine.sharing.get(slot, {slot})
-                until = max(last.get(s, i) for s in same)
-                outputs = [k for k, s in enumerate(routine.outputs) if s in same]
-                if outputs:
-                    until = len(routine.steps)
-                    found += [(k, moved) for k in outputs]
-                later = routine.steps[i + 1 : until + 1]
-                moved.copies = any(moved.buffer in _donated_by(other) for other in later)
+                returned[routine] += [(k, moved) for k in routine.kept.get(slot, ())]
+                later = donations.get(moved.buffer, [])
+                moved.copies = bisect_right(later, i) < bisect_right(later, routine.until[slot])
     for _, moved in returned[routines[-1]]:  # a later run may donate it
         moved.copies = True
 
@@ -292,23 +312,16 @@ def _shared(
     return found
 
 
-def _donated_by(step: Step) -> set[RemoteBuffer]:
+def _donated_by(step: Step) -> Set[RemoteBuffer]:
     if isinstance(step, Load) and step.donates:
         return {step.buffer}
-    return set().union(*(_donated(passed.routine) for passed in calls(step)))
+    return frozenset().union(*(passed.routine.donating for passed in calls(step)))
 
 
-def _donated(routine: Routine) -> set[RemoteBuffer]:
-    """Buffers whose entries `routine` donates, with all that it calls."""
-    return set().union(*map(_donated_by, routine.steps))
-
-
-def _touched(routine: Routine) -> set[RemoteBuffer]:
-    """Buffers that a routine loads from or stores to, with all that it calls."""
-    found: set[RemoteBuffer] = set()
-    for step in routine.steps:
-        if isinstance(step, (Load, Store)):
-            found.add(step.buffer)
-        for passed in calls(step):
-            found |= _touched(passed.routine)
-    return found
+def _note_buffers(routine: Routine) -> None:
+    """Say of a routine which buffers it touches, and of which it donates entries."""
+    steps = routine.steps
+    called = (passed.routine.touched for step in steps for passed in calls(step))
+    own = (step.buffer for step in steps if isinstance(step, (Load, Store)))
+    routine.touched = frozenset(own).union(*called)
+    routine.donating = frozenset().union(*map(_donated_by, steps))

@@ -9,7 +9,7 @@ the routine; a tensor that is changed in place moves on to another slot.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -240,7 +240,11 @@ class Routine:
         size: number of slots.
         consumed: inputs that the routine donates, or stores without a copy.
         memory: for each output the memory that it may be in (see `donation`).
-        sharing: for slots that are not alone in their memory, all that may be in it.
+        until: for each slot of an array the last step that may use its memory; an output's is used
+            after all steps.
+        kept: for each slot of an array the outputs that may be in its memory, if there are any.
+        touched: buffers that it loads from or stores to, with all that it calls.
+        donating: buffers whose entries it donates, with all that it calls.
     """
 
     title: str
@@ -252,7 +256,10 @@ class Routine:
     size: int
     consumed: frozenset[int] = frozenset()
     memory: tuple[frozenset[Any], ...] = ()
-    sharing: Mapping[Slot, Set[Slot]] = field(default_factory=dict)
+    until: Mapping[Slot, int] = field(default_factory=dict)
+    kept: Mapping[Slot, Sequence[int]] = field(default_factory=dict)
+    touched: frozenset[RemoteBuffer] = frozenset()
+    donating: frozenset[RemoteBuffer] = frozenset()
 
 
 @dataclass(eq=False)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from popxl._ir.op import Op
     from popxl.streams import Stream
 
-_INLINE_BYTES = 4096
 COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundings so far
 
 
@@ -84,11 +83,11 @@ class Segment:
 
     @cached_property
     def constants(self) -> list[Constant]:
-        """The constants that it takes as arguments, by being too large to write into the code."""
-        found: dict[Constant, None] = {}
+        """The constants that it takes as arguments, each content once."""
+        found: dict[int, Constant] = {}
         _collect_constants(self.nodes, found, set())
         _note_constants(self.results, found)
-        return list(found)
+        return list(found.values())
 
     @cached_property
     def updates(self) -> int:
@@ -136,18 +135,14 @@ def facts_of(segment: Segment) -> Facts:
     return segment.facts
 
 
-def is_argument(constant: Constant) -> bool:
-    """Whether a constant is passed as an argument, and not written into the code."""
-    return constant._data.nbytes > _INLINE_BYTES
-
-
-def _note_constants(values: Iterable[Value], found: dict[Constant, None]) -> None:
-    tensors = (v.tensor for v in values if v.node is None)
-    found.update((t, None) for t in tensors if isinstance(t, Constant) and is_argument(t))
+def _note_constants(values: Iterable[Value], found: dict[int, Constant]) -> None:
+    for t in (v.tensor for v in values if v.node is None):
+        if isinstance(t, Constant) and t._is_argument:
+            found.setdefault(t._content, t)
 
 
 def _collect_constants(
-    nodes: Iterable[Node], found: dict[Constant, None], seen: set[Functional]
+    nodes: Iterable[Node], found: dict[int, Constant], seen: set[Functional]
 ) -> None:
     """Note the constants that nodes read, and the graphs that they run."""
     for node in nodes:

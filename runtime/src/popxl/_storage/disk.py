@@ -24,15 +24,16 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import google_crc32c
 import numpy as np
 
+from popdist._service import raise_descriptors
 from popxl.errors import DiskError
 
 ALIGNED = 4096
@@ -49,7 +50,6 @@ THREADS = 4
 PATIENCE = 60.0
 """Seconds for which a request is tried again that the kernel cannot begin yet (EAGAIN)."""
 
-_DESCRIPTORS = 2**16  # each buffer on disk takes one
 _NAME = "popxl-scratch"
 _LOCK = "lock"
 
@@ -141,6 +141,7 @@ class Scratch:
         self.memory = Memory(kept)
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
         self._count, self._users, self._local = 0, 0, threading.local()
+        self._begun: dict[int, float] = {}  # requests under way: thread to monotonic time
         self._counting = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,7 @@ class Scratch:
             if left.name != _LOCK:
                 with suppress(OSError):
                     left.unlink()
-        _raise_limit_of_descriptors()
+        raise_descriptors()  # each buffer on disk takes one
         self.direct = self._allows_direct()
 
     def _allows_direct(self) -> bool:
@@ -215,6 +216,21 @@ class Scratch:
         with self._counting:
             self.read += read
             self.written += written
+
+    @contextmanager
+    def under_way(self) -> Iterator[float]:
+        """A context for a request of this thread; gives the monotonic time."""
+        now = self._begun[threading.get_ident()] = time.monotonic()
+        try:
+            yield now
+        finally:
+            del self._begun[threading.get_ident()]
+
+    @property
+    def waiting(self) -> float:
+        """Seconds for which the oldest request has been under way."""
+        now = time.monotonic()
+        return max((now - begun for begun in list(self._begun.values())), default=0.0)
 
     def staging(self) -> np.ndarray:
         """This thread's bytes for a request."""
@@ -318,7 +334,17 @@ class ScratchFile:
 
     def _all(self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int) -> None:
         """One request; the kernel may do it in several parts, or later."""
-        start, left, end = at, list(parts), time.monotonic() + PATIENCE
+        with self._scratch.under_way() as begun:
+            self._parts(do, parts, at, begun + PATIENCE)
+        if not self._scratch.direct:
+            os.posix_fadvise(
+                self._file, at, sum(part.size for part in parts), os.POSIX_FADV_DONTNEED
+            )
+
+    def _parts(
+        self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int, end: float
+    ) -> None:
+        left = list(parts)
         while left:
             try:
                 count = do(self._file, left, at)
@@ -334,11 +360,6 @@ class ScratchFile:
                 count -= left.pop(0).size
             if count:
                 left[0] = left[0][count:]
-        if not self._scratch.direct:
-            self._uncached(start, at - start)
-
-    def _uncached(self, offset: int, nbytes: int) -> None:
-        os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
         folder = self._scratch.place
@@ -367,14 +388,6 @@ def _shown(nbytes: int) -> str:
     """Bytes in a unit that fits."""
     power = min(next(i for i in range(9) if nbytes < 999.5 * 1000**i), 4)
     return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _raise_limit_of_descriptors() -> None:
-    """Let the process open as many files as it may, within reason."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _allocate(descriptor: int, nbytes: int) -> None:

@@ -19,22 +19,10 @@ Pair = tuple[Tensor, Tensor]
 _MANY = 2**20  # scores of a head, from which they are not held at once
 
 
-def _flops(op: Op) -> int:
-    q, _, v = op.inputs[:3]
-    scores = op.outputs[1].nelms
-    return 2 * scores * (q.shape[-1] + v.shape[-1])
-
-
-def _grads_flops(op: Op) -> int:
-    _, q, _, v = op.inputs[:4]
-    return 4 * op.outputs[3].nelms * (q.shape[-1] + v.shape[-1])
-
-
 _GRADS = define(
     "attention_grads",
     attention_grads,
     grad=NoGrad("second derivatives of attention are not supported"),
-    flops=_grads_flops,
 )
 
 
@@ -55,7 +43,7 @@ def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> tuple[Any, .
     return attention_of(q, k, v, *rest, settings=Settings(**attrs))
 
 
-_ATTENTION = define("attention", _attention, grad=_attention_grad, flops=_flops)
+_ATTENTION = define("attention", _attention, grad=_attention_grad)
 
 
 def attention(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +10,6 @@ from jax import lax
 
 from popxl import dtypes
 from popxl._analysis.infer import abstract_outputs
-from popxl._ir.op import Op
 from popxl._ir.opdef import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, is_float8
@@ -28,15 +26,6 @@ from popxl.ops.float8_143_152 import SCALE_CHECK, check_float8, check_scale, tim
 from popxl.tensor import Tensor, TensorSpec
 
 _FLOAT8 = NoGrad("float8 convolutions are for inference")
-
-
-def _flops(op: Op) -> int:
-    """Two for each output element and each weight that reaches it."""
-    return 2 * op.outputs[0].nelms * math.prod(op.inputs[1].shape[1:])
-
-
-def _transpose_flops(op: Op) -> int:
-    return 2 * op.inputs[0].nelms * math.prod(op.inputs[1].shape[1:])
 
 
 # ---- meaning ------------------------------------------------------------------------------------
@@ -94,16 +83,13 @@ def _scaled(fn: Any) -> Any:
     return lower
 
 
-_CONV = define("conv", _conv, dtypes="same", flops=_flops)
-_CONV_SCALED = define(
-    "conv_pow2scaled", _scaled(_conv), grad=_FLOAT8, check=SCALE_CHECK, flops=_flops
-)
+_CONV = define("conv", _conv, dtypes="same")
+_CONV_SCALED = define("conv_pow2scaled", _scaled(_conv), grad=_FLOAT8, check=SCALE_CHECK)
 _TRANSPOSE = define(
     "conv_transpose",
     _conv_transpose,
     infer=lambda *specs, **attrs: _infer_transpose(*specs, **attrs),
     dtypes="same",
-    flops=_transpose_flops,
 )
 _TRANSPOSE_SCALED = define(
     "conv_transpose_pow2scaled",
@@ -111,7 +97,6 @@ _TRANSPOSE_SCALED = define(
     infer=lambda *specs, **attrs: _infer_transpose(*specs, **attrs),
     grad=_FLOAT8,
     check=SCALE_CHECK,
-    flops=_transpose_flops,
 )
 
 

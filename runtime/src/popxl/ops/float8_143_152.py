@@ -15,7 +15,7 @@ from popxl._ir.opdef import RuntimeCheck, define
 from popxl.ops._args import hint
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating, is_float8
-from popxl.ops.linalg import matmul_flops, matmul_grads
+from popxl.ops.linalg import matmul_grads
 from popxl.ops.placement import init
 from popxl.tensor import Tensor
 
@@ -144,9 +144,7 @@ def _matmul_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [*matmul_grads(ctx, op, scaled, unscaled), None]
 
 
-_MATMUL = define(
-    "matmul_pow2scaled", _matmul, grad=_matmul_grad, check=SCALE_CHECK, flops=matmul_flops
-)
+_MATMUL = define("matmul_pow2scaled", _matmul, grad=_matmul_grad, check=SCALE_CHECK)
 
 
 def matmul_pow2scaled(

@@ -187,19 +187,10 @@ def _linear_grads(
     return (dx, dw) if rule is not None else (dx, dw, jnp.stack([*amaxes, amax]))
 
 
-def _flops(op: Op) -> int:
-    return 2 * op.outputs[0].nelms * op.inputs[1].shape[0]
-
-
-def _grads_flops(op: Op) -> int:
-    return 4 * op.inputs[0].nelms * op.inputs[2].shape[0]
-
-
 _LINEAR_GRADS = define(
     "fp8_linear_grads",
     _linear_grads,
     grad=NoGrad("second derivatives of FP8 products are not supported"),
-    flops=_grads_flops,
 )
 
 
@@ -215,8 +206,8 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
     return [g if ctx.needs(op, i) else None for i, g in enumerate(found)]
 
 
-_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, flops=_flops, maxima=(2,))
-_LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad, flops=_flops)
+_LINEAR = define("fp8_linear", _linear, grad=_linear_grad, maxima=(2,))
+_LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad)
 
 
 def linear(

@@ -275,7 +275,6 @@ _GRADS = define(
     "fused_attention_grads",
     _grads,
     grad=NoGrad("second derivatives of attention are not supported"),
-    flops=lambda op: _grads_flops([t.shape for t in op.inputs]),
 )
 
 
@@ -290,5 +289,4 @@ FUSED_ATTENTION = define(
     "fused_attention",
     _attention,
     grad=_grad,
-    flops=lambda op: _flops([t.shape for t in op.inputs]),
 )

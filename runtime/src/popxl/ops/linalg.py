@@ -33,11 +33,6 @@ def _matmul(
     return result.astype(a.dtype if output_type is None else output_type.as_jax())
 
 
-def matmul_flops(op: Op) -> int:
-    """A multiplication and an addition for each element of the contracted axis and the result."""
-    return 2 * op.outputs[0].nelms * op.inputs[0].shape[-1]
-
-
 def _matmul_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     dc = dy if dy.dtype is op.inputs[0].dtype else cast(dy, op.inputs[0].dtype)
     return matmul_grads(ctx, op, dc, ctx.fwd)
@@ -76,7 +71,7 @@ def _swapped(t: Tensor) -> Tensor:
     return transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
 
 
-_MATMUL = define("matmul", _matmul, grad=_matmul_grad, dtypes="same", flops=matmul_flops)
+_MATMUL = define("matmul", _matmul, grad=_matmul_grad, dtypes="same")
 
 
 _PARTIALS = {"": None, "half": dtypes.float16, "float": dtypes.float32}

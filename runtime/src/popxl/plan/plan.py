@@ -11,7 +11,7 @@ from popxl._analysis.effects import program_effects
 from popxl._run.program import Program, facts_of_program
 from popxl._schedule.build import build_schedule
 from popxl._schedule.schedule import Schedule
-from popxl._schedule.segment import Segment, is_argument
+from popxl._schedule.segment import Segment
 from popxl.ir import Ir
 from popxl.plan.flow import Flow
 from popxl.plan.rates import Rates
@@ -126,12 +126,12 @@ def storage_of(ir: Ir) -> Storage:
     """What the program of `ir` stores as long as it is there: the quick part of `plan_of`."""
     effects = program_effects(ir)
     on_device = ir.main_graph._resident
-    constants = [c for graph in ir._graphs for c in graph.constants if is_argument(c)]
+    constants = {c._content: c for graph in ir._graphs for c in graph.constants if c._is_argument}
     buffers = list(_buffers(ir))
     resident = sum(_entry(b) * len(b.residents) for b in buffers)
     on_disk = sum(_entry(b) * min(b.on_disk, b.entries) for b in buffers)
     return Storage(
-        variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants))
+        variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants.values()))
         + resident,
         streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
         remote=sum(_entry(b) * b.entries for b in buffers) - resident - on_disk,

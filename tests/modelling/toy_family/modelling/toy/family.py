@@ -16,7 +16,7 @@ from modelling.generation import (
     what_was_read,
 )
 from modelling.layers import Embeddings, Layers
-from modelling.phases import DecoderOnlyLayout, Settings
+from modelling.phases import Layout, Settings, decoder_only_layout
 from modelling.spec import ModelFamily
 from modelling.toy.block import Block, Head
 from modelling.toy.config_json import from_config_json, to_config_json
@@ -24,9 +24,11 @@ from modelling.toy.weights import weight_table
 from popxl import Tensor, TensorSpec
 
 
-def toy_layout(settings: Settings) -> DecoderOnlyLayout:
-    """See `modelling.phases.training.Layout`."""
-    return DecoderOnlyLayout(settings, Block(), Head(settings.config))
+def toy_layout(settings: Settings) -> Layout:
+    """See `modelling.phases.decoder_only_layout`."""
+    config = settings.config
+    layers = Layers([Block()], [0] * config.model.layers)
+    return decoder_only_layout(settings, Embeddings(config), layers, Head(config))
 
 
 class ToyGenerator:

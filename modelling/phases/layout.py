@@ -1,0 +1,106 @@
+"""A model's phases, and the order in which a step runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import popxl
+from modelling.phases.buffers import InputBuffers, over_layers
+from modelling.phases.loss_phase import LossPhase
+from modelling.phases.phase import Phase
+from modelling.phases.step import StepInputs, Update
+
+
+def _nothing() -> None:
+    """There are no further gradients to begin."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a family provides: its phases, built in the current Ir.
+
+    Attributes:
+        inputs: of a step.
+        order: phases, and which of their layers run forwards then; backwards it is the opposite.
+            One that keeps variables comes before those that borrow them, the loss is the last.
+        begin: lets further gradients than those of variables be zero, before the backward phases.
+    """
+
+    inputs: InputBuffers
+    order: Sequence[tuple[Phase, range]]
+    begin: Callable[[], None] = _nothing
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """All phases, each once, in the order of their first layers."""
+        return list(dict.fromkeys(phase for phase, _ in self.order))
+
+    @property
+    def head(self) -> LossPhase:
+        """The phase of the loss."""
+        head = self.order[-1][0]
+        assert isinstance(head, LossPhase)
+        return head
+
+    def forward(self, step: StepInputs) -> None:
+        """All phases forwards, without the loss in training."""
+        for phase, rows in self.order:
+
+            def body(
+                row: popxl.Tensor, *given: popxl.Tensor, phase: Phase = phase
+            ) -> list[popxl.Tensor]:
+                phase.forward(row, step.of(given))
+                return []
+
+            _over(phase, rows, body, (), step)
+
+    def backward(self, step: StepInputs) -> popxl.Tensor:
+        """All phases backwards, the loss first.
+
+        Returns:
+            This replica's part of the sum of squares of all gradients, float32 scalar.
+        """
+        for phase in self.phases:
+            phase.begin_gradients()
+        self.begin()
+        squares = self.head.backward(popxl.constant(0, popxl.int32), step)
+        for phase, rows in self.order[-2::-1]:
+
+            def body(
+                row: popxl.Tensor,
+                squares: popxl.Tensor,
+                *given: popxl.Tensor,
+                phase: Phase = phase,
+            ) -> list[popxl.Tensor]:
+                return [squares + phase.backward(row, step.of(given))]
+
+            (squares,) = _over(phase, rows[::-1], body, [squares], step)
+        return squares
+
+    def update(self, update: Update) -> None:
+        """The optimizer's update of all layers."""
+        for phase in self.phases:
+
+            def body(
+                row: popxl.Tensor, *given: popxl.Tensor, phase: Phase = phase
+            ) -> list[popxl.Tensor]:
+                phase.update(row, Update(*given))
+                return []
+
+            if phase.optimizer is not None and phase.keeps_variables:
+                over_layers(range(phase.entries), body, (), update.tensors)
+
+
+def _over(
+    phase: Phase,
+    rows: range,
+    body: Callable[..., list[popxl.Tensor]],
+    carried: Sequence[popxl.Tensor],
+    step: StepInputs,
+) -> list[popxl.Tensor]:
+    """Run layers of a phase in a loop of the program, or the only one as it is."""
+    if phase.entries == 1:
+        return body(popxl.constant(0, popxl.int32), *carried, *step.tensors)
+    return over_layers(rows, body, carried, step.tensors)

@@ -1,0 +1,116 @@
+"""What large programs cost: work grows in proportion to a program, not faster.
+
+Work is counted in calls of Python functions, which no other process disturbs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import popxl
+from popxl import ops
+from popxl._schedule.build import build_schedule
+from tests.popxl.programs import graph_of, run_ir, store
+
+SPEC, FLAG = popxl.TensorSpec((2,), popxl.float32), popxl.TensorSpec((), popxl.bool)
+
+
+def _work(function: Callable[[], object]) -> int:
+    """Calls of Python functions, generators that go on included."""
+    count = 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def _buffer(entries: int = 1) -> popxl.RemoteBuffer:
+    return popxl.remote_buffer((2,), popxl.float32, entries)
+
+
+def _x() -> popxl.Variable:
+    return popxl.variable(np.ones(2, np.float32))
+
+
+def conditionals_in_depth(n: int) -> None:
+    buffer, flag = _buffer(), popxl.variable(True)
+    graph = graph_of(lambda x, c: x + ops.remote_load(buffer, 0), SPEC, FLAG)
+    for _ in range(n):
+
+        def body(x, c, graph=graph):
+            (y,) = ops.conditional(c, graph, graph, [x, c], [x, c])
+            ops.remote_store(buffer, 0, y)
+            return y
+
+        graph = graph_of(body, SPEC, FLAG)
+    store(ops.call(graph, _x(), flag)[0])
+
+
+def loads_beside_an_update_in_place(n: int) -> None:
+    buffer, total = _buffer(n), _x()
+    entry = ops.remote_load(buffer, 0)
+    ops.add_(entry, total)
+    ops.remote_store(buffer, 0, entry)
+    for i in range(1, n):
+        total = total + ops.remote_load(buffer, i)
+    store(total)
+
+
+@pytest.mark.parametrize(
+    ("write", "n"),
+    [
+        (conditionals_in_depth, 8),
+        (loads_beside_an_update_in_place, 100),
+    ],
+)
+def test_twice_the_program_is_twice_the_work(write, n):
+    def work(n: int) -> int:
+        def whole() -> None:
+            ir = popxl.Ir()
+            with ir.main_graph:
+                write(n)
+            build_schedule(ir)
+
+        return _work(whole)
+
+    work(2)  # what is made once
+    assert work(2 * n) < 2.2 * work(n)
+
+
+@pytest.mark.parametrize("kind", [popxl.Tensor, popxl.Graph, popxl.Ir, popxl.HostToDeviceStream])
+def test_what_lists_of_thousands_hold_is_compared_without_python(kind):
+    assert (kind.__eq__, kind.__hash__) == (object.__eq__, object.__hash__)
+
+
+def test_no_segment_takes_more_entries_than_xla_compiles_fast():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        loads_beside_an_update_in_place(1000)
+    schedule = build_schedule(ir)
+    assert max(len(segment.args) for segment in schedule.segments) < 300
+
+
+@pytest.mark.parametrize("reads_buffer", [False, True])
+def test_calls_may_be_nested_deeply(reads_buffer):
+    depth = 250
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = _buffer()
+        popxl.remote_variable(np.full(2, 0.5, np.float32), buffer)
+        graph = graph_of(lambda x: x + (ops.remote_load(buffer, 0) if reads_buffer else 0.5), SPEC)
+        for _ in range(depth):
+            graph = graph_of(lambda x, graph=graph: ops.call(graph, x)[0] + 1, SPEC)
+        out = store(ops.call(graph, _x())[0])
+    (y,) = run_ir(ir, [out])
+    assert y.tolist() == [depth + 1.5] * 2
