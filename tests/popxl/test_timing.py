@@ -7,6 +7,8 @@ import pytest
 
 import popxl
 from popxl import ops
+from popxl.errors import popart_exception
+from tests.popxl.programs import store
 
 LAYERS, RUNS = 3, 2
 
@@ -87,3 +89,12 @@ def test_apart_a_segment_has_the_time_of_its_work():
             assert seconds > flops / 20e12  # no CPU is faster
             shares.append(seconds / timing.seconds)
     assert max(shares) > 0.5
+
+
+def test_a_session_is_measured_once_at_a_time(ir):
+    store(ops.identity(popxl.variable(1.0)))
+    with popxl.Session(ir) as session, session.timing() as timing:
+        with pytest.raises(popart_exception, match="measured already"), session.timing():
+            pass
+        session.run()
+    assert timing.programs == 1
