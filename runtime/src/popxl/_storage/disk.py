@@ -208,12 +208,14 @@ class Scratch:
             if self._users:
                 return
             self._closing = True
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._locked)
-        with self._opening:
-            del self._opened[self.place, self._process]
-        self._closed.set()
+        try:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._locked)
+            with self._opening:
+                del self._opened[self.place, self._process]
+            self._closed.set()
 
     def file(self, nbytes: int) -> ScratchFile:
         """A new file with room for so many bytes.
