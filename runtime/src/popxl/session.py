@@ -292,7 +292,12 @@ class Session:
             apart: wait for each step of the schedule before the next is asked for. Then what is
                 seen is each step's own time, while nothing overlaps; else it is the host's time
                 for asking and waiting, as the program runs.
+
+        Raises:
+            popart_exception: the session is measured already.
         """
+        if self._program.timing is not None:
+            raise popart_exception("timing: the session is measured already: leave that one first")
         timing = Timing(apart or is_on(STEPWISE))
         self._program.timing = timing
         try:
@@ -327,7 +332,7 @@ class Session:
 
     # ---- variables: host <-> device -------------------------------------------------------------
     def weights_from_host(self) -> None:
-        """Load the variables from the host to the devices.
+        """Load the variables from the host to the devices, in the place of what these hold.
 
         Raises:
             ValueError: the session is not attached.
@@ -361,14 +366,17 @@ class Session:
         self._values.check_complete(what)
         if self._state is None:
             raise popart_exception(
-                f"{what}: a run stopped in the middle, and took the program's state along: call "
-                "weights_from_host, which begins anew with the host's values"
+                f"{what}: a run or weights_from_host stopped in the middle, and took the program's "
+                "state along: call weights_from_host, which begins anew with the host's values"
             )
 
     def _upload(self, what: str) -> None:
         self._values.check_complete(what)
-        self._state = device_variables.upload(self._program, self._values, self._disk)
+        traffic = device_variables.disk_traffic(self._program, self._disk)
+        self._program.settle()
         self._values.stale.clear()
+        self._state = None  # before what takes its place; the folder stays open meanwhile
+        self._state = device_variables.upload(self._program, self._values, traffic)
 
     def _download(self, variables: Iterable[Variable]) -> None:
         """Update the host arrays of `variables` from the devices."""
