@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
+from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -25,6 +26,7 @@ from popxl._analysis.verify import (
 from popxl._compat.handles import DeviceInfo, SessionHandle
 from popxl._compile.cache import Startup as Startup
 from popxl._compile.cache import Stopwatch
+from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import replica_mesh, replicated
 from popxl._run import device_variables
@@ -101,7 +103,8 @@ class Session:
         self._was_attached_stack: list[bool] = []
         self._set_device(DeviceInfo())
         self._pb_session = SessionHandle(self)
-        self._state: State | None = None
+        self._held: State | None = None
+        self._turn = Lock()  # of the thread that runs the program
         self._values = HostValues(ir)
         self._changes = ir._changes
         self._seed_random_numbers(0)
@@ -141,6 +144,17 @@ class Session:
     @property
     def _replicas(self) -> int:
         return self.ir.replication_factor
+
+    @property
+    def _state(self) -> State | None:
+        """What the program holds on the devices, in the process that brought it there."""
+        if self._held is not None:
+            forks.check_not_forked()
+        return self._held
+
+    @_state.setter
+    def _state(self, state: State | None) -> None:
+        self._held = state
 
     @property
     def is_attached(self) -> bool:
@@ -214,10 +228,17 @@ class Session:
         Raises:
             ValueError: also if an output array is missing or has the wrong shape or dtype.
         """
-        self._check_attached("run")
-        timing = self._program.timing
-        with nullcontext() if timing is None else timing.program():
-            self._run(inputs, outputs, downcast_inputs)
+        if not self._turn.acquire(blocking=False):
+            raise popart_exception(
+                "run: the session runs already, in another thread: give each thread a session"
+            )
+        try:
+            self._check_attached("run")
+            timing = self._program.timing
+            with nullcontext() if timing is None else timing.program():
+                self._run(inputs, outputs, downcast_inputs)
+        finally:
+            self._turn.release()
 
     def _run(
         self,
@@ -503,6 +524,7 @@ class Session:
 
     def _attach(self) -> None:
         if not self.is_attached:
+            forks.check_not_forked()
             self._ensure_compiled()
             self._upload("the session cannot be entered")
 
@@ -512,7 +534,7 @@ class Session:
         device._sessions.add(self)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
-        if self._was_attached_stack.pop():
+        if self._was_attached_stack.pop() or forks.is_forked():
             return
         brings_back = self.weights_to_host_on_exit and self._values.read_only is None
         try:

@@ -52,6 +52,7 @@ PATIENCE = 60.0
 
 _NAME = "popxl-scratch"
 _LOCK = "lock"
+_POOL = "popxl-disk"  # what the names of its threads begin with
 
 
 def _aligned(nbytes: int) -> int:
@@ -123,6 +124,8 @@ class Scratch:
     """
 
     _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
+    _opening: ClassVar[threading.RLock] = threading.RLock()
+    """Of these, and of how many use each; the garbage collector may close one meanwhile."""
 
     def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
         """Make the folder if it is not there, and throw away what the last run left in it: its host
@@ -135,14 +138,14 @@ class Scratch:
         Raises:
             DiskError: another process uses the folder, or it cannot be written.
         """
-        self.place = folder
+        self.place, self._process = folder, process
         self.folder = folder / f"{_NAME}-{process}"
         self.read = self.written = 0
         self.memory = Memory(kept)
-        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
+        self.pool = ThreadPoolExecutor(THREADS, _POOL)
         self._count, self._users, self._local = 0, 0, threading.local()
         self._begun: dict[int, float] = {}  # requests under way: thread to monotonic time
-        self._counting = threading.Lock()
+        self._counting, self._closing, self._closed = threading.Lock(), False, threading.Event()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -155,12 +158,16 @@ class Scratch:
             raise DiskError(
                 f"the disk folder {folder} is in use by another run: give each run its own"
             ) from error
-        for left in self.folder.iterdir():
-            if left.name != _LOCK:
-                with suppress(OSError):
-                    left.unlink()
-        raise_descriptors()  # each buffer on disk takes one
-        self.direct = self._allows_direct()
+        try:
+            for left in self.folder.iterdir():
+                if left.name != _LOCK:
+                    with suppress(OSError):
+                        left.unlink()
+            raise_descriptors()  # each buffer on disk takes one
+            self.direct = self._allows_direct()
+        except OSError as error:
+            os.close(self._locked)
+            raise _error(f"the disk folder {folder} cannot be cleared", error) from error
 
     def _allows_direct(self) -> bool:
         flag = getattr(os, "O_DIRECT", 0)
@@ -186,22 +193,34 @@ class Scratch:
     def opened(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
         """The folder, which several programs of a process share. Each closes it once."""
         key = Path(folder).absolute(), process
-        found = cls._opened.get(key)
-        if found is None:
-            found = cls._opened[key] = cls(*key)
-        found._users += 1
-        return found
+        while True:
+            with cls._opening:
+                scratch = cls._opened.get(key)
+                if scratch is None:
+                    scratch = cls._opened[key] = cls(*key)
+                if not scratch._closing:
+                    scratch._users += 1
+                    return scratch
+            scratch._closed.wait()
 
     def close(self) -> None:
         """Remove the files, when nobody uses the folder any more."""
-        self._users -= 1
-        if self._users > 0:
-            return
-        for key in [key for key, scratch in self._opened.items() if scratch is self]:
-            del self._opened[key]
+        with self._opening:
+            self._users -= 1
+            if self._users > 0 or self._closing:
+                return
+            self._closing = True
         self.pool.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._locked)
+        with self._opening:
+            self._opened.pop((self.place, self._process), None)
+        self._closed.set()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is asked in a thread of `pool`."""
+        return threading.current_thread().name.startswith(_POOL)
 
     def file(self, nbytes: int) -> ScratchFile:
         """A new file with room for so many bytes.
