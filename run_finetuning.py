@@ -31,8 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.choices import with_choices
     from planning.needs import finetuning_needs
     from run.loop import finetune
+    from run.mirror import restore_from_mirror
 
     given, loaded = line.options, Loaded()
+    if not (given.fresh or is_planned(given)):
+        restore_from_mirror(line.config)
     line = with_choices(
         line,
         ("train",),

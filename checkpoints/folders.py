@@ -30,6 +30,8 @@ from files.shown import shown_path
 from files.writing import sync, write_synced, writing
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
+DRAFT = ".draft-"
+"""What the name of a step that is being written begins with."""
 _SEEN = 10.0  # seconds
 _DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
 _LEFT = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.shared-[0-9a-f]{8}")
@@ -50,15 +52,17 @@ def step_folders(directory: Path) -> list[StepFolder]:
     try:
         if not directory.is_dir():
             return []
-        folders = [path for path in directory.iterdir() if path.is_dir()]
-        matches = [(_NAME.fullmatch(path.name), path) for path in folders]
+        steps = [step_folder(path) for path in directory.iterdir() if path.is_dir()]
     except OSError as error:
         reason = error.strerror
         raise CheckpointError(f"cannot read {shown_path(directory)}: {reason}") from error
-    return sorted(
-        (StepFolder(int(match[1]), int(match[2]), path) for match, path in matches if match),
-        reverse=True,
-    )
+    return sorted(filter(None, steps), reverse=True)
+
+
+def step_folder(path: Path) -> StepFolder | None:
+    """The step whose folder has this name; None: it is the name of none."""
+    match = _NAME.fullmatch(path.name)
+    return match and StepFolder(int(match[1]), int(match[2]), path)
 
 
 def check_shared(directory: Path) -> None:
@@ -114,7 +118,14 @@ def new_step_folder(directory: Path, step: int) -> Iterator[Path]:
     """
     saved = step_folders(directory)
     name = f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
-    draft = directory / f".draft-{name}"
+    with named_draft(directory, name) as draft:
+        yield draft
+
+
+@contextmanager
+def named_draft(directory: Path, name: str) -> Iterator[Path]:
+    """As `new_step_folder`, for a step whose name is known."""
+    draft = directory / f"{DRAFT}{name}"
     draft.mkdir()
     try:
         yield draft

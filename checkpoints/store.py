@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
@@ -16,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from checkpoints.errors import (
     OtherFormatError,
 )
 from checkpoints.folders import (
+    DRAFT,
     StepFolder,
     appears,
     new_step_folder,
@@ -88,6 +90,21 @@ class Checkpoint:
         _set_aside[self.path.absolute()] = reason
 
 
+class Saved(NamedTuple):
+    """A step that is on disk.
+
+    Attributes:
+        path: its folder; process 0 alone knows it.
+        seconds: from the call of `save` on.
+        time: when it was complete, in seconds since 1970.
+    """
+
+    step: int
+    path: Path | None
+    seconds: float
+    time: float
+
+
 class CheckpointStore:
     """Saves and loads the steps of one run. One run at a time may save in a directory.
 
@@ -119,6 +136,9 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
         self._has_saved = False
         self._shares = ShardAssigner()
+        self.saved: Saved | None = None
+        """The last step that this wrote; the thread that writes sets it."""
+        self._written: Path | None = None
 
     def save(
         self,
@@ -151,6 +171,7 @@ class CheckpointStore:
                 Older checkpoints are intact then.
             TypeError, ValueError: if tensors or metadata are of a kind that cannot be saved.
         """
+        begun = time.monotonic()
         if CheckpointStore._latest is not None:
             futures.wait([CheckpointStore._latest])
         self.wait()
@@ -163,10 +184,10 @@ class CheckpointStore:
         else:
             own, is_copy = partial(own_share, tensors), False
         if wait:
-            self._write(manifest, own)
+            self._write(manifest, own, begun)
             return
         copies = {name: array if is_copy else array.copy() for name, array in own()}
-        self._pending = self._writer.submit(self._write, manifest, copies.items)
+        self._pending = self._writer.submit(self._write, manifest, copies.items, begun)
         CheckpointStore._latest = self._pending
 
     def check_space(self, step: int | None, needed: int) -> None:
@@ -297,16 +318,22 @@ class CheckpointStore:
                 )
 
     def _write(
-        self, manifest: Manifest, tensors: Callable[[], Iterable[tuple[str, np.ndarray]]]
+        self,
+        manifest: Manifest,
+        tensors: Callable[[], Iterable[tuple[str, np.ndarray]]],
+        begun: float,
     ) -> None:
         """Write a step; try again where that fails.
 
         Args:
             manifest: without records of the tensors, and with the texts themselves.
             tensors: gives what this process stores.
+            begun: when the save began, by the monotonic clock.
         """
         what = f"cannot save step {manifest.step} in {shown_path(self._directory)}"
         save_with_retries(lambda: self._write_once(manifest, tensors()), what)
+        seconds = time.monotonic() - begun
+        self.saved = Saved(manifest.step, self._written, seconds, time.time())
         if self._to_keep is not None and popdist.getInstanceIndex() == 0:
             self._remove_older(self._to_keep)
 
@@ -348,6 +375,7 @@ class CheckpointStore:
             self._has_saved = True
         with new_step_folder(self._directory, step) as folder:
             yield folder
+            self._written = self._directory / folder.name.removeprefix(DRAFT)
 
     def _write_share(
         self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]]

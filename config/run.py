@@ -16,6 +16,7 @@ from config.errors import ConfigError, nearest
 from config.metrics import METRICS, MetricName
 from config.optimizer_state import OPTIMIZERS, Adafactor, OptimizerRecord, Slot
 from config.values import (
+    Address,
     BeamCount,
     Fraction,
     NonNegativeFloat,
@@ -246,6 +247,9 @@ class Checkpoint(Section):
     save: PathText | None = None
     """Directory to save checkpoints in."""
 
+    mirror: Address | None = None
+    """Address, such as s3://bucket/run, that saved steps are copied to behind the run."""
+
     steps: PositiveInt | None = None
     """Save every so many optimizer steps. null: as `minutes` says."""
 
@@ -267,6 +271,10 @@ class Checkpoint(Section):
 
     nonfinite: bool = False
     """Load weights even if some are NaN or infinite."""
+
+    def validate(self) -> None:
+        if self.mirror is not None and self.save is None:
+            raise ConfigError("checkpoint.mirror copies what is saved: give --save a folder too")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ the one object that YAML, the command line and plain construction all check with
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -54,8 +55,10 @@ Probability = Annotated[
     float, Rule("a number from 0 up to, not including, 1", lambda value: 0 <= value < 1)
 ]
 
+Address = Annotated[str, Rule("an address such as s3://bucket/run", lambda v: is_address(v))]
 PathText = Annotated[str, Rule("text that can be a path or name", lambda value: _is_path(value))]
 
+_ADDRESS = re.compile("[a-z][a-z0-9+]*://.")
 _NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _WORDS: dict[str, Scalar] = {"true": True, "false": False}
 _NONE_WORDS = ("null", "none")
@@ -152,6 +155,11 @@ class ValueType:
         if isinstance(value, str) and not _is_unicode(value):
             return False
         return self.rule is None or self.rule.holds(value)
+
+
+def is_address(text: str) -> bool:
+    """Whether a text names a place in an object store."""
+    return _is_path(text) and _ADDRESS.match(text) is not None
 
 
 def _is_path(text: str) -> bool:

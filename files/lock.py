@@ -26,9 +26,12 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing into the folder, which is made if need be; what killed ones
     left there half written is deleted. A file system without locks does not stop them.
+
+    Args:
+        wait: until another process that writes into it has ended.
 
     Raises:
         InUseError: another process writes into it.
@@ -41,7 +44,7 @@ def locked(folder: Path) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(folder / FILE_NAME, flags, 0o666)
     try:
-        _take(descriptor, folder)
+        _take(descriptor, folder, wait)
         with writing("the folder", folder):
             remove_drafts(folder)
         yield
@@ -49,9 +52,9 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(descriptor: int, folder: Path) -> None:
+def _take(descriptor: int, folder: Path, wait: bool) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         holder = _holder(os.pread(descriptor, 4096, 0), folder / FILE_NAME)
         raise InUseError(

@@ -50,6 +50,17 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def single_records(self) -> tuple[Path, ...]:
+        """The files that a run on another machine goes on with."""
+        return self.config, self.sessions, self.metrics
+
+    @property
+    def records(self) -> list[Path]:
+        """Those that are there, and the tokenizer's."""
+        kept = self.tokenizer.iterdir() if self.tokenizer.is_dir() else ()
+        return [path for path in (*self.single_records, *kept) if path.is_file()]
+
+    @property
     def loss_curve(self) -> Path:
         """The picture of them."""
         return self.path / "loss_curve.png"

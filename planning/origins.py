@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import CheckpointError
 from checkpoints.folders import step_folders
 from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.remote import fetched, local_save
 from checkpoints.store import has_checkpoint
 from config.base import Section, field_annotations, is_section
 from config.errors import ConfigError, UserError
 from config.families import FAMILIES, kinds
 from config.presets import merge, preset_data
+from config.sections import RunConfig
+from config.values import is_address
 from data.tokens import kept_tokenizer
 from files.json_files import Fields
 from files.run_folder import CONFIG, RunFolder
@@ -39,9 +43,22 @@ class SavedOrModel:
             UserError: there is no Hugging Face model either. Raised here, so that errors of the
                 default preset do not hide it.
         """
+        load = fetched(load)
         if not has_checkpoint(load) and load != RANDOM:
             local_model(load, [MODEL_CONFIG])
         return self.run(load)
+
+    def placed(self, config: RunConfig) -> RunConfig:
+        """`--load` of an address becomes a folder with what is there, and `--save` a folder whose
+        mirror it is."""
+        given = config.checkpoint
+        load = None if given.load is None else fetched(given.load)
+        if given.save is None or not is_address(given.save):
+            return replace(config, checkpoint=replace(given, load=load))
+        if given.mirror is not None:
+            raise ConfigError("--save is an address, to which --checkpoint.mirror adds another one")
+        to = replace(given, load=load, save=local_save(given.save), mirror=given.save)
+        return replace(config, checkpoint=to)
 
     def run(self, folder: str) -> Mapping[str, Any] | None:
         """Like `saved`, for a folder that need not be there."""
@@ -111,7 +128,7 @@ class SavedOrModel:
     def _begun(self, name: str, folder: str) -> Mapping[str, Any] | None:
         """What the run in a folder knows of the model that it began with; None if that is another
         one."""
-        _, begun = self._newest(folder)
+        _, begun = self._newest(local_save(folder))
         if begun.get("checkpoint", {}).get("load") != name:
             return None
         task = {n: begun["data"][n] for n in ("tokenizer", *TASK_FIELDS) if n in begun["data"]}

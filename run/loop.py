@@ -13,6 +13,7 @@ from typing import Any
 import popdist
 from checkpoints import has_checkpoint, load_checkpoint
 from checkpoints.folders import check_shared, remove_run
+from checkpoints.remote import RemoteRun
 from config.agreement import agree, agree_on_run
 from config.errors import ConfigError, UserError
 from config.sections import RunConfig
@@ -38,6 +39,7 @@ from run.options import RunOptions
 from run.profile import Profile, profiled_runs
 from run.records.metrics import SAMPLES
 from run.records.progress import VALIDATION
+from run.records.prometheus_page import PrometheusPage
 from run.records.record_files import check_records
 from run.records.recorder import Recorder, Silence
 from run.records.wandb_log import check_mode
@@ -96,6 +98,8 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
     check_iterations(config)
     if options.wandb:
         check_mode()
+    if options.metrics_port is not None and is_first_process():
+        PrometheusPage(options.metrics_host, options.metrics_port).close()
     check_records(folder)
     if config.checkpoint.save is not None:
         check_folder("checkpoints to", config.checkpoint.save)
@@ -189,6 +193,8 @@ class _Run:
         config, options = self.config, self.options
         if options.fresh and config.checkpoint.save is not None and is_first_process():
             remove_run(RunFolder(Path(config.checkpoint.save)))
+            if config.checkpoint.mirror is not None:
+                RemoteRun(config.checkpoint.mirror).remove()
         with ExitStack() as stack:
             stop = stack.enter_context(StopSignal())
             records = self._records()
@@ -208,9 +214,8 @@ class _Run:
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
-            disk = lambda: self.model.session.disk_traffic.waiting  # noqa: E731
-            stalls = stack.enter_context(Stalls(options.stall, disk, lambda: stop.received))
-            last = self._loop(records, checkpoints, profile, stop, stalls)
+            with Stalls(options.stall, self._disk_waits, lambda: stop.received) as stalls:
+                last = self._loop(records, checkpoints, profile, stop, stalls)
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
                 record = RunRecord(config.to_dict(), step, self.folder)
@@ -224,6 +229,9 @@ class _Run:
         if config.checkpoint.save is not None:
             text += ": the same command continues it"
         return Interrupted(signal.Signals[stop.name], text)
+
+    def _disk_waits(self) -> float:
+        return self.model.session.disk_traffic.waiting
 
     def _to_export(self, last: int) -> tuple[int, Arrays]:
         """The best weights if they are kept, else the last ones, and their step."""
@@ -286,14 +294,15 @@ class _Run:
                     gradient_norm=result.gradient_norm,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
-                    **(validation if s == step - 1 else {}),
+                    **(validation | checkpoints.facts() if s == step - 1 else {}),
                 )
             if self.skipped.too_many:
                 break
             stalls.at("save", f"the save of step {step}", is_storage=True)
             checkpoints.after(step)
         stalls.at("save", f"the last save, of step {step}", is_storage=True)
-        checkpoints.finish(step)
+        if checkpoints.finish(step):
+            records.saved(step, checkpoints.facts())
         if self.skipped.too_many:
             raise self.skipped.error(checkpoints.kept)
         if stop.finished:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from terminal.parser import EXPORT, count_option, path_option
+from terminal.parser import EXPORT, count_option, path_option, port_option
 
 
 def _flag(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
@@ -62,6 +62,19 @@ class RunOptions:
         metavar="N",
         type=count_option,
         help="print N samples as tokens, with what is learned of them, before anything is compiled",
+    )
+    metrics_port: int | None = _flag(
+        "--metrics.port",
+        metavar="PORT",
+        type=port_option,
+        help="serve the values of the last step to Prometheus; /metrics of this port",
+    )
+    metrics_host: str = _flag(
+        "--metrics.host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address of this machine to serve them at; 127.0.0.1, by default, is reached from "
+        "this machine alone",
     )
     profile: int | None = _flag(
         "--profile",

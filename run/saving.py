@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import popdist
 from checkpoints import CheckpointError, CheckpointStore
-from checkpoints.store import SHARD_BYTES
+from checkpoints.store import SHARD_BYTES, Saved
 from config.sections import RunConfig
 from data.batches import Loader
 from data.tokens import Tokenizer, keep_tokenizer
@@ -21,6 +21,7 @@ from files.yaml_files import yaml_text
 from modelling.spec import ModelFamily
 from modelling.weights import Arrays, nbytes_of
 from run.best import Best
+from run.mirror import Mirror
 from run.skipped_steps import SkippedSteps
 from run.start import MODEL
 from sessions.training import FineTuning
@@ -67,6 +68,14 @@ class Checkpoints:
         self._pending: int | None = None  # the one that is being written
         self._failures = 0  # saves in a row that could not be written
         self._last = time.monotonic()  # seconds, when the last one began
+        self._stalls: dict[int, float] = {}  # seconds that training waited for the save of a step
+        self._bytes = 0  # of the tensors of a step
+        self._mirror = (
+            Mirror(settings.mirror, settings.to_keep)
+            if settings.mirror is not None and is_first_process()
+            else None
+        )
+        self._told: Saved | None = None  # the last save that `facts` has told of
 
     @property
     def step(self) -> int:
@@ -102,24 +111,50 @@ class Checkpoints:
         """
         if self._store is None:
             return
+        begun = time.monotonic()
         self._collect()
         try:
             self._save(step, wait=not self._copies)
         except CheckpointError as error:
             self._lose(error)
+        self._stalls[step] = time.monotonic() - begun
 
-    def finish(self, step: int) -> None:
+    def facts(self) -> dict[str, float]:
+        """What process 0 records of saves with a step: the last one that is on disk, when it was
+        complete and, once, how long it took, how long training waited for it, and its bytes.
+
+        What is new is handed to the mirror.
+        """
+        saved = None if self._store is None else self._store.saved
+        if saved is None or not is_first_process():
+            return {}
+        facts: dict[str, float] = {"saved_step": saved.step, "saved_time": round(saved.time, 3)}
+        if saved is not self._told:
+            facts |= {"save_seconds": saved.seconds, "save_bytes": self._bytes}
+            facts["save_stall_seconds"] = self._stalls.pop(saved.step, saved.seconds)
+            self._told = saved
+            if self._mirror is not None and saved.path is not None:
+                self._mirror.add(saved.step, saved.path)
+        if self._mirror is not None and self._mirror.step is not None:
+            facts["mirrored_step"] = self._mirror.step
+        return facts
+
+    def finish(self, step: int) -> bool:
         """Save the last step, if it is not saved yet.
+
+        Returns:
+            Whether `facts` has something new.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         if self._store is None:
-            return
+            return False
         with suppress(CheckpointError):  # this save takes the place of the one that failed
             self._collect()
         if self._saved != step:
             self._save(step, wait=True)
+        return self._store.saved is not self._told
 
     def _save(self, step: int, wait: bool) -> None:
         assert self._store is not None
@@ -127,6 +162,7 @@ class Checkpoints:
         tensors = self._model.tensors(self._config.checkpoint.save_optimizer)
         texts = {CONFIG: yaml_text(self._config.to_dict())}
         self._prepare(step, tensors)
+        self._bytes = nbytes_of(tensors)
         self._store.save(step, tensors, self._metadata(), wait, texts)
         if wait:
             self._saved, self._failures = step, 0
@@ -205,7 +241,8 @@ class Checkpoints:
         every = [f"{settings.steps} steps"] if settings.steps is not None else []
         every += [f"{settings.minutes:g} minutes"] if settings.minutes is not None else []
         when = f"every {' and every '.join(every)}, and " if every else ""
-        say(f"saving {when}at the end in {settings.save}: {shown_bytes(nbytes_of(tensors))} each")
+        to = f"{settings.save}, copied to {settings.mirror}" if settings.mirror else settings.save
+        say(f"saving {when}at the end in {to}: {shown_bytes(nbytes_of(tensors))} each")
 
     def __enter__(self) -> Self:
         return self
@@ -213,3 +250,6 @@ class Checkpoints:
     def __exit__(self, *exc: object) -> None:
         if self._store is not None:
             self._store.close()
+        if self._mirror is not None:
+            self.facts()  # which hands it the last step
+            self._mirror.wait()

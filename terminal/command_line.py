@@ -40,6 +40,10 @@ class Origins(Protocol):
         """The configuration of the run that `--load` names, or None if that is no run."""
         ...
 
+    def placed(self, config: RunConfig) -> RunConfig:
+        """A configuration with folders in place of the addresses of an object store."""
+        ...
+
     def with_model(
         self, name: str, data: Mapping[str, Any] | None, save: str | None = None
     ) -> Mapping[str, Any]:
@@ -116,8 +120,9 @@ def read_command_line(
     parsed = vars(parser.parse_args(spell_flags(given, config_class, flags)))
     overrides = placed(with_search(field_overrides(parsed, config_class), data))
     whole = merge(with_length(data), overrides)
+    config = config_class.from_dict(with_some_batch(whole, overrides) if is_open else whole)
     return CommandLine(
-        config=config_class.from_dict(with_some_batch(whole, overrides) if is_open else whole),
+        config=config if origins is None else origins.placed(config),
         preset=preset,
         options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
         given=frozenset(flattened(overrides)) if is_open else None,

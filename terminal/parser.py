@@ -9,6 +9,8 @@ from config.errors import ConfigError
 from config.values import PathText, ValueType
 from files.shown import shown_name
 
+LAST_PORT = 2**16 - 1
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that leaves the ending of the program to `entry_point`."""
@@ -38,6 +40,14 @@ def count_option(text: str) -> int:
     number = int(text) if text.isdecimal() and len(text) < 10 else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {shown_name(text)}")
+    return number
+
+
+def port_option(text: str) -> int:
+    """The type of an option that is a port."""
+    number = count_option(text)
+    if number > LAST_PORT:
+        raise argparse.ArgumentTypeError(f"must be a port, 1 to {LAST_PORT}, not {number}")
     return number
 
 

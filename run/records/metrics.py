@@ -75,7 +75,8 @@ class MetricsFile:
 
 
 def read_metrics(path: Path, names: Collection[str] | None = None) -> list[Row]:
-    """The rows of a file, none if it does not exist; damaged lines are skipped.
+    """The rows of a file, none if it does not exist; damaged lines are skipped, and
+    those of one step, such as what is known of the last save, are one row.
 
     Args:
         names: of the values to keep in memory; None: all.
@@ -83,10 +84,12 @@ def read_metrics(path: Path, names: Collection[str] | None = None) -> list[Row]:
     Raises:
         OSError: the file is there, but cannot be read.
     """
-    rows = (row for row, _ in _lines(path) if row is not None)
-    if names is None:
-        return list(rows)
-    return [{name: row[name] for name in names if name in row} for row in rows]
+    steps: dict[float, Row] = {}
+    for row, _ in _lines(path):
+        if row is not None:
+            kept = row if names is None else {name: row[name] for name in names if name in row}
+            steps.setdefault(row["step"], {}).update(kept)
+    return list(steps.values())
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:

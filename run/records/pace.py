@@ -77,6 +77,7 @@ def pace(throughput: Throughput, tokens: float | None, use: Utilisation) -> dict
     samples, steps = throughput.samples_per_second, throughput.steps_per_second
     if samples is not None and steps is not None:
         row["samples_per_second"] = samples
+        row["seconds_per_step"] = 1 / steps
         if tokens is not None:
             row["tokens_per_second"] = tokens * steps
         if use.flops_per_step and use.peak_flops:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Protocol, Self
 
 from config.sections import RunConfig
 from files.run_folder import RunFolder
 from files.shown import shown_name
 from run.options import RunOptions
-from run.records.metrics import Sample
+from run.records.metrics import Row, Sample
 from run.records.pace import Throughput, Utilisation, pace
 from run.records.progress import Progress
+from run.records.prometheus_page import PrometheusPage
 from run.records.record_files import RecordFiles
 from run.records.run_json import Session
 from run.records.tensorboard_log import TensorBoardLog
@@ -38,10 +40,25 @@ class Lenient:
                 say(f"warning: {what} is not written, the run goes on: {shown_name(reason, 200)}")
 
 
+class Log(Protocol):
+    """Where values go besides the run's directory."""
+
+    def log(self, row: Row, samples: Sequence[Sample] = ()) -> None:
+        """Take the values of a step."""
+        ...
+
+    def close(self, failed: bool = False) -> None:
+        """End it; `failed`: the run ends with an error."""
+        ...
+
+
 class Silence:
     """A recorder that writes nothing: that of all but the first of several processes."""
 
     def step(self, step: int, **values: object) -> None:
+        """Record nothing."""
+
+    def saved(self, step: int, facts: Row) -> None:
         """Record nothing."""
 
     def __enter__(self) -> Self:
@@ -76,10 +93,15 @@ class Recorder:
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
         session = Session(first_step, options.command, hardware)
         self._folder, self._files = folder, RecordFiles(folder, config, session)
-        self._wandb = WandbLog(config, options.wandb_name, folder.path) if options.wandb else None
-        self._tensorboard = (
-            TensorBoardLog(folder.tensorboard, first_step) if options.tensorboard else None
-        )
+        self._logs: dict[str, Log] = {}
+        if options.wandb:
+            self._logs["Weights & Biases"] = WandbLog(config, options.wandb_name, folder.path)
+        if options.tensorboard:
+            self._logs["TensorBoard's log"] = TensorBoardLog(folder.tensorboard, first_step)
+        if options.metrics_port is not None:
+            self._logs["Prometheus's page"] = PrometheusPage(
+                options.metrics_host, options.metrics_port
+            )
         self._use = use or Utilisation()
         self._throughput = Throughput(config.training.global_batch_size)
         self._progress = Progress(config.training.steps, self._throughput, first_step)
@@ -108,15 +130,23 @@ class Recorder:
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         row |= {name: float(value) for name, value in more.items()}
         row |= pace(self._throughput, tokens, self._use)
+        self._progress.update(row)
+        self._log(row, samples)
+
+    def saved(self, step: int, facts: Row) -> None:
+        """Report the save after the last step.
+
+        Args:
+            facts: what `run.saving` knows of it.
+        """
+        self._log({"step": step, "time": round(time.time(), 3)} | facts)
+
+    def _log(self, row: Row, samples: Sequence[Sample] = ()) -> None:
         with self._lenient.best_effort(self._folder.metrics.name):
             self._files.log(row, samples)
-        self._progress.update(row)
-        if self._wandb:
-            with self._lenient.best_effort("Weights & Biases"):
-                self._wandb.log(row, samples)
-        if self._tensorboard:
-            with self._lenient.best_effort("TensorBoard's log"):
-                self._tensorboard.log(row, samples)
+        for name, log in self._logs.items():
+            with self._lenient.best_effort(name):
+                log.log(row, samples)
 
     def __enter__(self) -> Self:
         return self
@@ -126,9 +156,6 @@ class Recorder:
         self._progress.close()
         with self._lenient.best_effort("the loss curve"):
             self._files.draw(self._title)
-        if self._wandb:
-            with self._lenient.best_effort("Weights & Biases"):
-                self._wandb.close(failed=kind is not None)
-        if self._tensorboard:
-            with self._lenient.best_effort("TensorBoard's log"):
-                self._tensorboard.close()
+        for name, log in self._logs.items():
+            with self._lenient.best_effort(name):
+                log.close(failed=kind is not None)

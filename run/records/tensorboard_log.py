@@ -40,7 +40,7 @@ class TensorBoardLog:
         if samples:
             self._writer.add_text(SAMPLES, _table(samples), step)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Write what is left."""
         self._writer.close()
 

@@ -138,6 +138,35 @@ def test_a_run_that_is_not_saved_says_so(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("no checkpoints are saved")
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_what_is_recorded_of_saves(background, tmp_path, monkeypatch):
+    clock, usual = [0.0], store.write_shard
+
+    def slowly(*args):
+        clock[0] += 7.0
+        usual(*args)
+
+    monkeypatch.setattr(store, "write_shard", slowly)
+    found = checkpoints(tmp_path, monkeypatch, clock, save=str(tmp_path))
+    found._copies = background
+    assert found.facts() == {}
+    found.save(5)
+    if background:
+        futures.wait([found._store._pending])
+    facts = found.facts()
+    assert facts["saved_step"] == 5
+    assert facts["save_seconds"] == 7.0
+    assert facts["save_bytes"] == 4000
+    if not background:
+        assert facts["save_stall_seconds"] == 7.0
+    later = found.facts()
+    assert later == {"saved_step": 5, "saved_time": facts["saved_time"]}
+    assert abs(later["saved_time"] - time.time()) < 100
+    assert found.finish(6)
+    assert found.facts()["saved_step"] == 6
+    assert not found.finish(6)
+
+
 def test_process_0_says_when_it_is_time(tmp_path, monkeypatch):
     """Clocks of hosts differ; a save that not all begin would wait for days."""
     clock = [0.0]

@@ -68,6 +68,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
         "gradient_norm",
         "samples_per_second",
         "tokens_per_second",
+        "seconds_per_step",
         "time",
         "peak_host_bytes",
     }

@@ -42,6 +42,7 @@ _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _JAX_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
+    "jax_disable_most_optimizations",
     "jax_enable_x64",
     "jax_numpy_dtype_promotion",
     "jax_threefry_partitionable",
@@ -83,7 +84,7 @@ def _machine(program: Target) -> Iterator[str]:
     yield f"processor {_processor()}"
     yield f"switches {sorted(program.platform.switches.items())}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
-    yield from (f"{name}={getattr(jax.config, name, None)}" for name in _JAX_SETTINGS)
+    yield from (f"{name}={jax.config.values.get(name)}" for name in _JAX_SETTINGS)
 
 
 @cache

@@ -21,8 +21,9 @@ from popxl._ir.host_array import device_view
 from popxl.errors import popart_exception
 
 if TYPE_CHECKING:
-    from popxl._analysis.functional import Functional, Node, PureRegion, Value
+    from popxl._analysis.functional import Functional, Node, Value
     from popxl._ir.op import Op
+    from popxl._ir.regions import Region
     from popxl.streams import Stream
     from popxl.tensor import TensorSpec
 
@@ -163,7 +164,9 @@ class Machine:
         results: dict[int | None, jax.Array] = dict(zip(region.outputs, outs, strict=True))
         return [results[i] for i in range(len(node.outputs))]
 
-    def _loop(self, region: PureRegion, given: list[jax.Array]) -> Sequence[jax.Array | None]:
+    def _loop(
+        self, region: Region[Functional], given: list[jax.Array]
+    ) -> Sequence[jax.Array | None]:
         """A call, or a `lax.fori_loop` that carries exactly what the graph changes."""
         graph = region.graph
         if region.count == 1:
@@ -187,12 +190,12 @@ class Machine:
         return [outs.get(k) for k in range(len(graph.outputs))]
 
     def _branch(
-        self, branches: Sequence[PureRegion], arrays: list[jax.Array]
+        self, branches: Sequence[Region[Functional]], arrays: list[jax.Array]
     ) -> Sequence[jax.Array]:
         """`lax.cond` between two graphs."""
         state = LoopState(self, [region.graph for region in branches])
 
-        def branch(region: PureRegion) -> Any:
+        def branch(region: Region[Functional]) -> Any:
             def run(saved: Any, arrays: Any) -> Any:
                 given = [arrays[at] for at in region.inputs if at is not None]
                 with state.entered(saved):

@@ -29,8 +29,10 @@ from popxl._compile.cache import SegmentCache
 from popxl._compile.platforms import platform_named
 from popxl._devices.mesh import global_shape, per_replica, replicated
 from popxl._ir.host_array import device_view
+from popxl._ir.log import is_set
 from popxl._run.exchange import numbers
-from popxl._run.timing import TimedWalker, Timing
+from popxl._run.step_log import logged
+from popxl._run.timing import Timer, Timing
 from popxl._run.walker import Globals, Walker
 from popxl._schedule.build import build_schedule
 from popxl._schedule.donation import is_exclusive
@@ -46,6 +48,7 @@ from popxl.errors import poplar_application_runtime_error
 if TYPE_CHECKING:
     from popxl._ir.op import Op
     from popxl._schedule.schedule import Routine, Schedule
+    from popxl._schedule.walk import Observer
     from popxl.ir import Ir
     from popxl.remote_buffer import RemoteBuffer
     from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -211,6 +214,8 @@ class Program:
 
     def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
         results = self._launcher(self.executables[segment], arguments, segment.nbytes)
+        if self._is_apart:
+            jax.block_until_ready(results)
         if segment.effects.impure:
             jax.block_until_ready(results)
             jax.effects_barrier()  # what it prints comes before what later segments print
@@ -233,13 +238,14 @@ class Program:
         shared = self._globals(inputs, seed)
         fetched, main = Fetched(), self.schedule.main
         moving = self._mover(state, fetched)
-        walker = self._walker(moving, shared, fetched)
+        observer = self._observer(moving)
+        walker = Walker(self._call, self._number, jnp.copy, moving, shared, fetched, observer)
         given = [state.variables.pop(v) for v in self.variables]
         changed = self.schedule.graph.changed
         kept = {v: x for i, (v, x) in enumerate(zip(self.variables, given, strict=True))
                 if i not in changed}  # fmt: skip
         with state.running(main, fetched):
-            slots = walker.routine(main, given)
+            slots = walker.run(main, given)
             moving.finish()
         self._moving = moving
         state.variables.update(kept)
@@ -253,13 +259,17 @@ class Program:
 
     def _mover(self, state: State, fetched: Fetched) -> Direct | Transit:
         window, main = self.schedule.window, self.schedule.main
-        if self.timing is not None and self.timing.apart and window is not None:
+        if self._is_apart and window is not None:
             window = 0
         return self.platform.moving(window, main, fetched, state.entries, self._in_flight)
 
-    def _walker(self, moving: Direct | Transit, shared: Globals, fetched: Fetched) -> Walker:
-        given = self._call, self._number, jnp.copy, moving, shared, fetched
-        return Walker(*given) if self.timing is None else TimedWalker(self.timing, *given)
+    def _observer(self, moving: Direct | Transit) -> Observer:
+        timer = iter if self.timing is None else Timer(self.timing, moving)
+        return (lambda steps: timer(logged(steps))) if is_set("POPXL_STEPS") else timer
+
+    @property
+    def _is_apart(self) -> bool:
+        return self.timing is not None and self.timing.apart
 
     def settle(self) -> None:
         """Wait until the devices have done what runs have asked for."""

@@ -304,7 +304,7 @@ def _routine_lines(routine: Routine, ahead: Mapping[Run, str]) -> Iterator[str]:
             yield f"  # {part or 'no part'}"
         if isinstance(step, Run) and step in ahead:
             yield f"  # {ahead[step]}"
-        yield f"  {_step_text(step, routine)}{_last_text(step)}"
+        yield f"  {step_text(step, routine.start)}{_last_text(step)}"
 
 
 def _last_text(step: Step) -> str:
@@ -315,9 +315,11 @@ def _slots(slots: Any) -> str:
     return ", ".join(f"%{s}" for s in slots if s is not None)
 
 
-def _step_text(step: Step, routine: Routine) -> str:
+def step_text(step: Step, known: Mapping[Slot, Index]) -> str:
+    """A step as text, with the numbers of slots where they are known."""
+
     def number(slot: Slot) -> str:
-        return str(routine.start[slot]) if slot in routine.start else f"%{slot}"
+        return str(known[slot]) if slot in known else f"%{slot}"
 
     match step:
         case Load():

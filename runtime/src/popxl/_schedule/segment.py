@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from popxl import dtypes
 from popxl._analysis.effects import Effects
-from popxl._analysis.functional import count_updates, effects_of
+from popxl._analysis.functional import count_updates, effects_of_nodes
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Segment:
     @cached_property
     def effects(self) -> Effects:
         """Streams it uses, checks, and whether it acts on the outside world."""
-        return effects_of(self.nodes)
+        return effects_of_nodes(self.nodes)
 
     @cached_property
     def streams(self) -> list[Stream]:

@@ -52,6 +52,7 @@ PATIENCE = 60.0
 
 _NAME = "popxl-scratch"
 _LOCK = "lock"
+_POOL = "popxl-disk"  # what the names of its threads begin with
 
 
 def _aligned(nbytes: int) -> int:
@@ -123,7 +124,8 @@ class Scratch:
     """
 
     _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
-    _opening = threading.RLock()  # of these, and of how many use each
+    _opening: ClassVar[threading.RLock] = threading.RLock()
+    """Of these, and of how many use each; the garbage collector may close one meanwhile."""
 
     def __init__(self, folder: Path, process: int = 0, kept: int = 2**28) -> None:
         """Make the folder if it is not there, and throw away what the last run left in it: its host
@@ -140,7 +142,7 @@ class Scratch:
         self.folder = folder / f"{_NAME}-{process}"
         self.read = self.written = 0
         self.memory = Memory(kept)
-        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="popxl-disk")
+        self.pool = ThreadPoolExecutor(THREADS, _POOL)
         self._count, self._users, self._local = 0, 0, threading.local()
         self._begun: dict[int, float] = {}  # requests under way: thread to monotonic time
         self._counting, self._closing, self._closed = threading.Lock(), False, threading.Event()
@@ -205,7 +207,7 @@ class Scratch:
         """Remove the files, when nobody uses the folder any more."""
         with self._opening:
             self._users -= 1
-            if self._users:
+            if self._users > 0 or self._closing:
                 return
             self._closing = True
         try:
@@ -214,8 +216,13 @@ class Scratch:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._locked)
             with self._opening:
-                del self._opened[self.place, self._process]
+                self._opened.pop((self.place, self._process), None)
             self._closed.set()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is asked in a thread of `pool`."""
+        return threading.current_thread().name.startswith(_POOL)
 
     def file(self, nbytes: int) -> ScratchFile:
         """A new file with room for so many bytes.

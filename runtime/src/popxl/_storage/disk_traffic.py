@@ -101,8 +101,15 @@ class Traffic:
             return cls._of.get(scratch) or cls._of.setdefault(scratch, cls(scratch))
 
     def close(self) -> None:
-        """The folder is used no more."""
+        """The folder is used no more.
+
+        The garbage collector may find that out in a thread of the disk, which cannot wait for
+        itself: then another does.
+        """
         if forks.is_forked():  # it is that of the process that goes on
+            return
+        if self.scratch.is_own_thread:
+            threading.Thread(target=self.close, name="popxl-close").start()
             return
         self.settle()
         self.scratch.close()

@@ -1,0 +1,268 @@
+"""A run in an object store, such as s3://bucket/run, which fsspec reaches.
+
+Its folders are those on disk. The manifest of a step is written last and deleted first: a step that
+has one is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from checkpoints.errors import CheckpointError, CheckpointWarning
+from checkpoints.folders import (
+    StepFolder,
+    named_draft,
+    remove_leftovers,
+    step_folder,
+    step_folders,
+)
+from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.tables import is_file_name
+from checkpoints.together import reason_of
+from config.values import is_address
+from files.lock import locked
+from files.run_folder import RunFolder
+from files.shown import shown_name, shown_path
+from files.writing import sync
+
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+_BLOCK = 2**24  # bytes
+
+
+class RemoteRun:
+    """What is stored under an address.
+
+    Every method raises CheckpointError where the store cannot be reached or refuses.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Find the program that reaches it; nothing is read yet.
+
+        Raises:
+            CheckpointError: there is none, or it is not installed.
+        """
+        from fsspec.core import url_to_fs
+
+        self.address = address.rstrip("/")
+        kind = address.split(":")[0]
+        options = {"auto_mkdir": True} if kind == "file" else {}
+        try:
+            self._store, root = url_to_fs(self.address, use_listings_cache=False, **options)
+        except ImportError as error:
+            package = _PACKAGES.get(kind)
+            advice = f"the package {package}: pip install {package}" if package else str(error)
+            raise CheckpointError(f"{shown_path(address)} needs {advice}") from error
+        except Exception as error:
+            raise self._unreachable(error) from error
+        self._root = Path(root)
+
+    def steps(self) -> list[StepFolder]:
+        """The steps that are whole, the last one saved first."""
+        return [s for s in self._folders() if self._exists(s.path / FILE_NAME)]
+
+    def put(self, step: Path, to_keep: int) -> None:
+        """Copy a step of a run from the disk, the run's records, and its best weights; then delete
+        all but so many steps."""
+        run = RunFolder(step.parent)
+        for file in run.records:
+            with self._reached():
+                self._store.put_file(str(file), str(self._root / file.relative_to(run.path)))
+        best = RemoteRun(f"{self.address}/{run.best.name}")
+        for _, _, path in step_folders(run.best)[:1]:
+            if all(path.name != there.path.name for there in best.steps()):
+                best._put(path, 1)
+        self._put(step, to_keep)
+
+    def fetch(self, directory: Path, newer_than: int = -1) -> Path | None:
+        """Bring the newest good step into a directory, with the run's records and best weights.
+
+        Args:
+            newer_than: the number of a step that need not be brought, nor those before it.
+
+        Returns:
+            Its folder; None: there is no such step. A step that is damaged is a warning.
+        """
+        if all(step.number <= newer_than for step in self.steps()):
+            return None
+        best = RunFolder(directory).best
+        RemoteRun(f"{self.address}/{best.name}")._fetch_newest(best)
+        self._fetch_records(directory)
+        return self._fetch_newest(directory, newer_than)  # last: what is brought half is not there
+
+    def fetch_step(self, directory: Path) -> Path | None:
+        """As `fetch`, where the address may also be that of one step."""
+        step = step_folder(self._root)
+        if step is None or not self._exists(self._root / FILE_NAME):
+            return self.fetch(directory)
+        run = RemoteRun(self.address.rpartition("/")[0])
+        run._fetch_records(directory)
+        try:
+            return run._fetch_step(step, directory)
+        except _DamageError as error:
+            raise CheckpointError(f"{shown_path(self.address)} is damaged: {error}") from error
+
+    def remove(self) -> None:
+        """Delete the steps of the run, its best weights and its records."""
+        folder = RunFolder(self._root)
+        for run in (self, RemoteRun(f"{self.address}/{folder.best.name}")):
+            for step in run._folders():
+                run._remove(step.path)
+        with self._reached():
+            for file in self._records():
+                self._store.rm_file(str(file))
+
+    # ---- one step -------------------------------------------------------------------------------
+    def _put(self, step: Path, to_keep: int) -> None:
+        target = self._root / step.name
+        with ExitStack() as stack:
+            # Open, so that the run may delete the step meanwhile.
+            files = {path.name: stack.enter_context(path.open("rb")) for path in step.iterdir()}
+            self._remove(target)
+            with self._reached():
+                for name in sorted(files, key=FILE_NAME.__eq__):
+                    with self._store.open(str(target / name), "wb") as copy:
+                        shutil.copyfileobj(files[name], copy, _BLOCK)
+        kept = [target, *(there.path for there in self.steps()[:to_keep])]
+        for there in self._folders():
+            if there.path not in kept:
+                self._remove(there.path)
+
+    def _fetch_newest(self, directory: Path, newer_than: int = -1) -> Path | None:
+        for step in self.steps():
+            if step.number <= newer_than:
+                break
+            try:
+                return self._fetch_step(step, directory)
+            except _DamageError as error:
+                damaged = f"step {step.step} in {shown_path(self.address)} is damaged ({error})"
+                warnings.warn(f"{damaged}: using one before", CheckpointWarning, stacklevel=2)
+        return None
+
+    def _fetch_step(self, step: StepFolder, directory: Path) -> Path:
+        """Copy a step to the disk, and compare it with its digests."""
+        with self._reached():
+            manifest = self._store.cat_file(str(step.path / FILE_NAME))
+            paths = [Path(path) for path in self._store.ls(str(step.path), detail=False)]
+        target = directory / step.path.name
+        if target.is_dir():
+            with suppress(OSError, _DamageError):
+                if (target / FILE_NAME).read_bytes() == manifest:
+                    _verify(target)
+                    return target
+            shutil.rmtree(target)  # damaged, or of another run that had this address
+        directory.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(directory)
+        with named_draft(directory, target.name) as draft:
+            names = [p.name for p in paths if is_file_name(p.name) and p.name != FILE_NAME]
+            with self._reached():
+                for name in names:
+                    self._store.get_file(str(step.path / name), str(draft / name))
+                    sync(draft / name)
+            (draft / FILE_NAME).write_bytes(manifest)
+            sync(draft / FILE_NAME)
+            _verify(draft)
+        return target
+
+    def _remove(self, step: Path) -> None:
+        with self._reached():
+            if self._exists(step / FILE_NAME):
+                self._store.rm_file(str(step / FILE_NAME))
+            if self._exists(step):
+                self._store.rm(str(step), recursive=True)
+
+    # ---- what is there --------------------------------------------------------------------------
+    def _folders(self) -> list[StepFolder]:
+        """Steps, whole or not, the last one saved first."""
+        with self._reached():
+            paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
+        return sorted(filter(None, (step_folder(Path(path)) for path in paths)), reverse=True)
+
+    def _fetch_records(self, directory: Path) -> None:
+        for file in self._records():
+            target = directory / file.relative_to(self._root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._reached():
+                self._store.get_file(str(file), str(target))
+
+    def _records(self) -> list[Path]:
+        folder = RunFolder(self._root)
+        with self._reached():
+            kept = self._store.find(str(folder.tokenizer)) if self._exists(folder.tokenizer) else []
+        single = [path for path in folder.single_records if self._exists(path)]
+        return [*single, *(p for p in map(Path, kept) if p.parent == folder.tokenizer)]
+
+    def _exists(self, path: Path | None = None) -> bool:
+        with self._reached():
+            return bool(self._store.exists(str(path or self._root)))
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:  # each store raises exceptions of its own
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> CheckpointError:
+        reason = shown_name(" ".join(reason_of(error).split()) or type(error).__name__, 120)
+        return CheckpointError(f"cannot copy to or from {shown_path(self.address)}: {reason}")
+
+
+class _DamageError(Exception):
+    """A step came from the store, and is not what was saved."""
+
+
+def _verify(step: Path) -> None:
+    """Read all of a step on disk. Raises _DamageError."""
+    try:
+        manifest = Manifest.read(step)
+        manifest.check_texts(step)
+        manifest.open(step).verify()
+    except CheckpointError as error:
+        raise _DamageError(str(error)) from error
+
+
+def fetched(load: str) -> str:
+    """A folder with what an address has, for who only reads it; other names as they are.
+
+    Raises:
+        CheckpointError: there is no good step.
+    """
+    if not is_address(load):
+        return load
+    run, name = RemoteRun(load), load.split("://")[1].strip("/").replace("/", "--")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "popxl" / name
+    with locked(cache, wait=True):
+        newest = run.fetch_step(cache)
+        for _, _, path in step_folders(cache):
+            if path != newest:
+                shutil.rmtree(path)  # which a reader has open
+    if newest is None:
+        raise CheckpointError(
+            f"no checkpoint in {shown_path(load)}: give an address that a run was saved to"
+        )
+    return str(newest)
+
+
+def local_save(save: str) -> str:
+    """Where the steps of a run lie on disk that is saved to an address; other names as they are."""
+    return str(Path("runs") / save.split("://")[1].strip("/")) if is_address(save) else save
+
+
+def restore(save: str, mirror: str) -> Path | None:
+    """Bring the newest step of a mirror into the folder of its run, if that has none so new.
+
+    Raises:
+        CheckpointError: the mirror cannot be reached.
+        InUseError: another run writes into the folder.
+    """
+    folder = Path(save)
+    with locked(folder):
+        here = step_folders(folder)
+        return RemoteRun(mirror).fetch(folder, here[0].number if here else -1)

@@ -1,0 +1,54 @@
+"""The values of the last step, for Prometheus to read, which `--metrics.port` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from config.errors import UserError
+from run.records.metrics import Sample
+
+
+class PrometheusPage:
+    """Serves a gauge for each value that metrics.jsonl has, such as popxl_loss."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Begin to serve.
+
+        Raises:
+            UserError: prometheus_client is not installed, or the port cannot be had.
+        """
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise UserError(
+                "--metrics.port needs the package prometheus_client: pip install prometheus_client"
+            ) from None
+        self._row: dict[str, float] = {}
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(
+                f"metrics cannot be served at {host}:{port} ({reason}): give another "
+                "--metrics.port or --metrics.host"
+            ) from error
+
+    def collect(self) -> Iterable[Any]:
+        """What a reader gets, as prometheus_client asks for it."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, value in self._row.items():
+            yield GaugeMetricFamily(f"popxl_{name}", f"{name} of metrics.jsonl", value)
+
+    def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
+        """Show the values of a step; those that it lacks stay."""
+        self._row = {**self._row, **row}
+
+    def close(self, failed: bool = False) -> None:
+        """End serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,206 @@
+"""Runs in an object store: what is put there comes back, whole or not at all."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, load_checkpoint
+from checkpoints import remote as remote_module
+from checkpoints.remote import RemoteRun, fetched, local_save, restore
+from files.run_folder import RunFolder
+from tests.run.saved import flip_in
+
+
+def tensors_of(step: int) -> dict[str, np.ndarray]:
+    return {"a": np.arange(1000, dtype=np.float32) * step, "empty": np.zeros((0, 3), np.int8)}
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    """A run of steps 10, 20 and 30, of which 20 is the best, with its records."""
+    folder = RunFolder(tmp_path / "run")
+    save(folder.path, 10, 20, 30)
+    save(folder.best, 20)
+    folder.tokenizer.mkdir()
+    (folder.tokenizer / "tokenizer.json").write_text("{}")
+    folder.metrics.write_text('{"step": 30}\n')
+    return folder
+
+
+def save(folder: Path, *steps: int) -> None:
+    with CheckpointStore(folder) as store:
+        for step in steps:
+            store.save(step, tensors_of(step), {"step": step}, wait=True)
+
+
+def put(run: RunFolder, address: str, to_keep: int = 4) -> RemoteRun:
+    found = RemoteRun(address)
+    for path in sorted(run.path.glob("0*")):
+        found.put(path, to_keep)
+    return found
+
+
+def check(folder: str | Path, step: int) -> None:
+    found = load_checkpoint(folder)
+    assert found.step == step
+    for name, array in tensors_of(step).items():
+        np.testing.assert_array_equal(found.tensors[name], array)
+        assert found.tensors[name].dtype == array.dtype
+
+
+def test_a_run_comes_back(run, address, tmp_path):
+    there = put(run, address)
+    assert [step.step for step in there.steps()] == [30, 20, 10]
+    found = there.fetch(tmp_path / "new")
+    assert found == tmp_path / "new" / "000002-step-30"
+    check(tmp_path / "new", 30)
+    new = RunFolder(tmp_path / "new")
+    check(new.best, 20)
+    assert new.metrics.read_bytes() == run.metrics.read_bytes()
+    assert (new.tokenizer / "tokenizer.json").read_text() == "{}"
+    assert there.fetch(tmp_path / "other", newer_than=2) is None
+    assert not (tmp_path / "other").exists()
+
+
+def test_older_steps_go(run, address):
+    there = put(run, address, to_keep=2)
+    assert [step.step for step in there.steps()] == [30, 20]
+    there.remove()
+    assert there.steps() == there._folders() == there._records() == []
+    assert there.fetch(run.path / "new") is None
+
+
+class Breaking:
+    """A store that fails when something is put under a name."""
+
+    def __init__(self, store: object, name: str) -> None:
+        self._store, self._name = store, name
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def open(self, path: str, *args: object) -> object:
+        if path.endswith(self._name):
+            raise ConnectionError("the store is gone")
+        return self._store.open(path, *args)
+
+
+@pytest.mark.parametrize("name", ["tensors-00001.safetensors", "manifest.json"])
+def test_a_step_that_is_copied_half_is_none(run, address, tmp_path, monkeypatch, name):
+    first, second, _ = sorted(run.path.glob("0*"))
+    there = RemoteRun(address)
+    there.put(first, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(there, "_store", Breaking(there._store, name))
+        with pytest.raises(CheckpointError, match=r"cannot copy to or from .*the store is gone"):
+            there.put(second, 4)
+    assert [step.step for step in there.steps()] == [10]
+    assert there.fetch(tmp_path / "new") is not None
+    check(tmp_path / "new", 10)
+    there.put(second, 4)
+    assert [step.step for step in there.steps()] == [20, 10]
+
+
+def test_a_step_that_goes_on_disk_while_it_is_copied(run, address, tmp_path, monkeypatch):
+    """Its files are open."""
+    (first, *_), there = sorted(run.path.glob("0*")), RemoteRun(address)
+    remove = there._remove
+
+    def gone(step: Path) -> None:
+        if first.is_dir():
+            remote_module.shutil.rmtree(first)
+        remove(step)
+
+    monkeypatch.setattr(there, "_remove", gone)
+    there.put(first, 4)
+    there.fetch(tmp_path / "new")
+    check(tmp_path / "new", 10)
+
+
+@pytest.mark.parametrize("file", ["tensors-00001.safetensors", "manifest.json"])
+def test_a_damaged_step_is_left_out(run, address, tmp_path, file):
+    newest = run.path / "000002-step-30"
+    there = put(run, address)
+    flip_in(newest / file)
+    with (
+        (newest / file).open("rb") as damaged,
+        there._store.open(str(there._root / newest.name / file), "wb") as copy,
+    ):
+        copy.write(damaged.read())
+    with pytest.warns(CheckpointWarning, match=r"step 30 in .* is damaged .* using one before"):
+        there.fetch(tmp_path / "new")
+    check(tmp_path / "new", 20)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        fetched(f"{address}/{newest.name}")
+
+
+def test_what_is_loaded_is_copied_once(run, address, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    there = put(run, address)
+    check(fetched(address), 30)
+    check(fetched(f"{address}/000001-step-20/"), 20)
+    check(fetched(address), 30)
+    copied: list[str] = []
+    fetch = type(there._store).get_file
+    monkeypatch.setattr(
+        type(there._store),
+        "get_file",
+        lambda self, *args, **more: (copied.append(args[0]), fetch(self, *args, **more))[1],
+    )
+    check(fetched(address), 30)
+    assert not [path for path in copied if path.endswith("safetensors")]
+    flip_in(Path(fetched(address)) / "tensors-00001.safetensors")  # so it is copied again
+    check(fetched(address), 30)
+    # A run that was begun anew has other steps under the same names.
+    there.remove()
+    again = RunFolder(tmp_path / "again")
+    with CheckpointStore(again.path) as store:
+        for step in (10, 20, 30):
+            store.save(step, {"a": np.full(3, step)}, {}, wait=True)
+    put(again, address)
+    assert load_checkpoint(fetched(address)).tensors["a"].tolist() == [30] * 3
+
+
+def test_a_mirror_that_is_ahead_is_taken(run, address, tmp_path):
+    put(run, address)
+    here = tmp_path / "here"
+    save(here, 10)
+    assert restore(str(here), address) == here / "000002-step-30"
+    check(here, 30)
+    save(here, 40)
+    assert restore(str(here), address) is None
+    check(here, 40)
+
+
+@pytest.mark.parametrize(
+    ("address", "match"),
+    [
+        ("nosuch://bucket/run", "cannot copy to or from nosuch://bucket/run: Protocol not known"),
+        ("memory://nothing/here", "no checkpoint in memory://nothing/here: give an address"),
+    ],
+)
+def test_places_that_have_nothing(address, match, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(CheckpointError, match=match):
+        fetched(address)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    def missing(*args: object, **more: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    for address, name in [("s3://b/run", "s3fs"), ("gs://b/run", "gcsfs")]:
+        with pytest.raises(CheckpointError, match=f"{address} needs the package {name}: pip inst"):
+            RemoteRun(address)
+
+
+def test_folders_are_no_addresses():
+    with warnings.catch_warnings():
+        assert fetched("runs/mine") == local_save("runs/mine") == "runs/mine"
+    assert local_save("s3://bucket/mine/") == "runs/bucket/mine"
