@@ -95,6 +95,15 @@ def test_apart_a_segment_has_the_time_of_its_work():
     assert max(shares) > 0.5
 
 
+def test_a_session_is_measured_once_at_a_time(ir):
+    store(ops.identity(popxl.variable(1.0)))
+    with popxl.Session(ir) as session, session.timing() as timing:
+        with pytest.raises(popart_exception, match="measured already"), session.timing():
+            pass
+        session.run()
+    assert timing.programs == 1
+
+
 def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):
     """So the last line is what a run that hangs waits for."""
     session, _ = program()
@@ -119,12 +128,3 @@ def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):
     for text in seen:
         assert " run " in text.splitlines()[-1]
     assert "waits for the devices" in capfd.readouterr().err.splitlines()[-1]
-
-
-def test_a_session_is_measured_once_at_a_time(ir):
-    store(ops.identity(popxl.variable(1.0)))
-    with popxl.Session(ir) as session, session.timing() as timing:
-        with pytest.raises(popart_exception, match="measured already"), session.timing():
-            pass
-        session.run()
-    assert timing.programs == 1
