@@ -273,8 +273,8 @@ def test_an_attribute_that_cannot_be_written_down_makes_a_program_uncacheable(va
 
 
 def _attribute_key(value) -> str:
-    text = fingerprint._Text("cpu").attribute(value)
-    assert text == fingerprint._Text("cpu").attribute(value)
+    text = fingerprint._Text("cpu", {}).attribute(value)
+    assert text == fingerprint._Text("cpu", {}).attribute(value)
     return text
 
 

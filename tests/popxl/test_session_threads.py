@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from popxl import ops
 from popxl._storage.disk import Scratch
 from popxl.errors import DiskError, popart_exception
 from tests.popxl.on_disk import ROWS, program
-from tests.popxl.programs import store
+from tests.popxl.programs import store, together
 
 
 @pytest.fixture
@@ -25,26 +24,6 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-def together(*tasks: Callable[[], None]) -> None:
-    """Do things at the same time, each in a thread; raises what one of them raises."""
-    start, failed = threading.Barrier(len(tasks)), list[BaseException]()
-
-    def do(task: Callable[[], None]) -> None:
-        try:
-            start.wait()
-            task()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=do, args=(task,)) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 # ---- values -------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._schedule.segment import Segment
+from popxl.errors import popart_exception
+from tests.popxl.programs import store
 
 LAYERS, RUNS = 3, 2
 
@@ -117,3 +119,12 @@ def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):
     for text in seen:
         assert " run " in text.splitlines()[-1]
     assert "waits for the devices" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_a_session_is_measured_once_at_a_time(ir):
+    store(ops.identity(popxl.variable(1.0)))
+    with popxl.Session(ir) as session, session.timing() as timing:
+        with pytest.raises(popart_exception, match="measured already"), session.timing():
+            pass
+        session.run()
+    assert timing.programs == 1

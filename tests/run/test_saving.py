@@ -167,6 +167,15 @@ def test_what_is_recorded_of_saves(background, tmp_path, monkeypatch):
     assert not found.finish(6)
 
 
+def test_the_last_step_in_the_mirror_is_recorded(tmp_path, monkeypatch, address):
+    found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(tmp_path / "run"), mirror=address)
+    found.save(5)
+    futures.wait([found._store._pending])
+    found.facts()
+    found._mirror.wait()
+    assert found.facts()["mirrored_step"] == 5
+
+
 def test_process_0_says_when_it_is_time(tmp_path, monkeypatch):
     """Clocks of hosts differ; a save that not all begin would wait for days."""
     clock = [0.0]

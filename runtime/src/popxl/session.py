@@ -29,6 +29,7 @@ from popxl._compile.cache import Stopwatch
 from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
 from popxl._devices.mesh import replica_mesh, replicated
+from popxl._ir.switches import STEPWISE, is_on
 from popxl._run import device_variables
 from popxl._run.exchange import of_all_processes
 from popxl._run.program import Program, State
@@ -188,6 +189,17 @@ class Session:
             raise ValueError("the session is not attached: use `with session:` around remote_bytes")
         return sum(entries.nbytes for entries in self._state.entries.values())
 
+    def code(self, segment: str, stage: Literal["stablehlo", "hlo"] = "hlo") -> str:
+        """A segment as XLA is given it (StableHLO) or has compiled it (HLO). Not of PopXL.
+
+        Args:
+            segment: its name in the schedule, such as "main.0".
+
+        Raises:
+            ValueError: there is no such segment.
+        """
+        return self._program.code(segment, stage)
+
     def plan(self) -> Plan:
         """What a run needs and does; see `popxl.plan.plan_of_program`."""
         return plan_of_program(self._program)
@@ -279,8 +291,13 @@ class Session:
             apart: wait for each step of the schedule before the next is asked for. Then what is
                 seen is each step's own time, while nothing overlaps; else it is the host's time
                 for asking and waiting, as the program runs.
+
+        Raises:
+            popart_exception: the session is measured already.
         """
-        timing = Timing(apart)
+        if self._program.timing is not None:
+            raise popart_exception("timing: the session is measured already: leave that one first")
+        timing = Timing(apart or is_on(STEPWISE))
         self._program.timing = timing
         try:
             yield timing
@@ -314,7 +331,7 @@ class Session:
 
     # ---- variables: host <-> device -------------------------------------------------------------
     def weights_from_host(self) -> None:
-        """Load the variables from the host to the devices.
+        """Load the variables from the host to the devices, in the place of what these hold.
 
         Raises:
             ValueError: the session is not attached.
@@ -348,14 +365,17 @@ class Session:
         self._values.check_complete(what)
         if self._state is None:
             raise popart_exception(
-                f"{what}: a run stopped in the middle, and took the program's state along: call "
-                "weights_from_host, which begins anew with the host's values"
+                f"{what}: a run or weights_from_host stopped in the middle, and took the program's "
+                "state along: call weights_from_host, which begins anew with the host's values"
             )
 
     def _upload(self, what: str) -> None:
         self._values.check_complete(what)
-        self._state = device_variables.upload(self._program, self._values, self._disk)
+        traffic = device_variables.disk_traffic(self._program, self._disk)
+        self._program.settle()
         self._values.stale.clear()
+        self._state = None  # before what takes its place; the folder stays open meanwhile
+        self._state = device_variables.upload(self._program, self._values, traffic)
 
     def _download(self, variables: Iterable[Variable]) -> None:
         """Update the host arrays of `variables` from the devices."""

@@ -1,4 +1,4 @@
-"""The checker of graphs: run after each transform in tests, and when POPXL_VERIFY is set."""
+"""The checker of graphs: run after each transform in tests, and by sessions with POPXL_VERIFY=1."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from popxl._analysis.functional import functionalise
 from popxl._analysis.infer import infer_specs
 from popxl._analysis.references import check_references
-from popxl._ir.log import is_set
 from popxl._ir.regions import Region, regions
 from popxl._ir.sharding import shard_elements
+from popxl._ir.switches import VERIFY, is_on
 from popxl.errors import popart_exception
 from popxl.replica_grouping import ReplicaGrouping
 
@@ -29,8 +29,8 @@ _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 def verify_if_asked(ir: Ir) -> None:
-    """Verify when the environment variable POPXL_VERIFY is set and not 0."""
-    if is_set("POPXL_VERIFY"):
+    """Verify if a person wants it."""
+    if is_on(VERIFY):
         verify_ir(ir)
 
 

@@ -1,10 +1,8 @@
-"""The runtime's log, and switches that look for faults. Warnings reach standard error also where no
-program has set logging up."""
+"""The runtime's log. Warnings reach standard error also where no program has set logging up."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 logger = logging.getLogger("popxl")
@@ -17,11 +15,6 @@ class _ToStandardError(logging.Handler):
         streams = [getattr(h, "stream", None) for h in logging.getLogger().handlers]
         if sys.stderr not in streams and sys.__stderr__ not in streams:
             print(f"{record.levelname}: popxl: {record.getMessage()}", file=sys.stderr)
-
-
-def is_set(switch: str) -> bool:
-    """Whether an environment variable is set, and not 0."""
-    return os.environ.get(switch, "0") not in ("", "0")
 
 
 logger.addHandler(_ToStandardError(logging.WARNING))

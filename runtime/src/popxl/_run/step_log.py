@@ -7,8 +7,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from popxl._schedule.schedule import step_text
-
 if TYPE_CHECKING:
     from popxl._schedule.walk import Steps
 
@@ -21,8 +19,7 @@ def logged(steps: Steps) -> Steps:
         print(f"popxl: {time.perf_counter() - start:.3f} s: {text}", file=sys.stderr, flush=True)
 
     for step, at in steps:
-        known = {slot: x for slot, x in enumerate(at.slots) if isinstance(x, (int, tuple))}
-        part = at.part_of(step)
-        write(f"{at.routine.title}: {step_text(step, known)}{f'  # {part}' if part else ''}")
+        part = f"  # {at.part_of(step)}" if at.part_of(step) else ""
+        write(f"{at.routine.title}: {at.text_of(step)}{part} ({step.location})")
         yield step, at
     write("all steps are dispatched: the host waits for the devices")

@@ -31,7 +31,7 @@ from popxl._schedule.schedule import (
 )
 from popxl._schedule.segment import COUNT
 from popxl._schedule.walk import Activation, compute, walk
-from popxl.errors import popart_exception
+from popxl.errors import locate, popart_exception
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import Fetched
@@ -107,8 +107,14 @@ class Walker:
     def run(self, main: Routine, inputs: list[Any]) -> list[Any]:
         """Run the program; returns the slots of its main routine. `inputs` is emptied."""
         activation, do = Activation(main, inputs), self._do
-        for step, at in self._observer(walk(activation, self._copy)):
-            do[type(step)](step, at)
+        step, at = None, activation
+        try:
+            for step, at in self._observer(walk(activation, self._copy)):
+                do[type(step)](step, at)
+        except BaseException as error:
+            if step is not None:
+                locate(error, f"{at.text_of(step)}, of {at.routine.title}", step.location)
+            raise
         return activation.slots
 
     # ---- steps ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl._analysis.functional import count_updates, functionalise
 from popxl._ir.regions import regions
-from popxl._schedule.assembly import Assembly
+from popxl._schedule.assembly import Assembly, labelled
 from popxl._schedule.donation import copy_borrowed_entries, donate
 from popxl._schedule.flatten import Flattener
 from popxl._schedule.index_arithmetic import host_rule, is_host_kind
@@ -205,8 +205,7 @@ class _Builder:
         buffer = node.attrs["buffer"]
         at = self._index(node, 1)
         slot = self._assembly.array(node.inputs[0])
-        store = Store(value=slot, buffer=buffer, at=at)
-        store.part = node.part
+        store = labelled(Store(value=slot, buffer=buffer, at=at), node)
         piece = self._assembly.open
         if slot in piece.results.values() or self._waits(buffer):
             piece.waiting.append(store)

@@ -33,10 +33,12 @@ class Step:
     Attributes:
         last: slots whose value nothing needs after this step, and that it does not give away.
         part: label of the part of the program it belongs to (see `popxl.plan.part`).
+        location: `file:line` of the user's code; of a run, that of its first op.
     """
 
     last: tuple[Slot, ...] = ()
     part: str = ""
+    location: str = ""
 
     def reads(self) -> Iterator[Slot]:
         """Slots whose values it takes."""

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from popxl._schedule.schedule import Branch, Compute, Loop, Routine, Run, Slot, Step, calls
+from popxl._schedule.schedule import (
+    Branch,
+    Compute,
+    Loop,
+    Routine,
+    Run,
+    Slot,
+    Step,
+    calls,
+    step_text,
+)
 
 
 class Activation:
@@ -56,6 +66,12 @@ class Activation:
             parts = [node.part for node in step.segment.nodes if node.part]
             return " + ".join(dict.fromkeys(parts)) or self.part
         return step.part or self.part
+
+    def text_of(self, step: Step) -> str:
+        """A step of the routine as text, with the numbers that the host knows."""
+        return step_text(
+            step, {i: x for i, x in enumerate(self.slots) if isinstance(x, int | tuple)}
+        )
 
 
 Steps = Iterator[tuple[Step, Activation]]

@@ -210,12 +210,14 @@ class Scratch:
             if self._users > 0 or self._closing:
                 return
             self._closing = True
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._locked)
-        with self._opening:
-            self._opened.pop((self.place, self._process), None)
-        self._closed.set()
+        try:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._locked)
+            with self._opening:
+                self._opened.pop((self.place, self._process), None)
+            self._closed.set()
 
     @property
     def is_own_thread(self) -> bool:

@@ -27,6 +27,7 @@ import numpy as np
 
 from popxl._devices import forks
 from popxl._devices.cpu import Recycled
+from popxl._ir.switches import STEPWISE, is_on
 from popxl._schedule.schedule import Load, Run, Store
 from popxl._storage.disk import Scratch, requests_of, slot_of
 
@@ -295,6 +296,9 @@ class EntryFile:
             self._waiting[index] = waiting
         traffic.taken(self, index)  # and nobody reads ahead what the file still has
         traffic.scratch.pool.submit(self._write, index, waiting)
+        if is_on(STEPWISE):
+            traffic.settle()
+            self._check()
 
     def forget(self, index: int) -> None:
         """Let an entry be one that was never stored."""
