@@ -214,7 +214,8 @@ class _Run:
             checkpoints.begin()
             runs = profiled_runs(options.profile, config, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
-            with Stalls(options.stall, self._disk_waits, lambda: stop.received) as stalls:
+            disk = self.model.session.disk_silence()
+            with Stalls(options.stall, disk, lambda: stop.received) as stalls:
                 last = self._loop(records, checkpoints, profile, stop, stalls)
             if options.save_hf is not None and not stop.requested:
                 step, weights = self._to_export(last)
@@ -229,9 +230,6 @@ class _Run:
         if config.checkpoint.save is not None:
             text += ": the same command continues it"
         return Interrupted(signal.Signals[stop.name], text)
-
-    def _disk_waits(self) -> float:
-        return self.model.session.disk_traffic.waiting
 
     def _to_export(self, last: int) -> tuple[int, Arrays]:
         """The best weights if they are kept, else the last ones, and their step."""

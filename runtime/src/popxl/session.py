@@ -61,11 +61,10 @@ _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are mad
 
 
 class DiskTraffic(NamedTuple):
-    """Bytes of entries on disk; seconds for which the oldest request has been under way."""
+    """Bytes of entries on disk."""
 
     read: int
     written: int
-    waiting: float = 0.0
 
 
 class Session:
@@ -521,8 +520,8 @@ class Session:
 
     @property
     def disk_traffic(self) -> DiskTraffic:
-        """Bytes of entries that went to files and came from there, since the session was entered,
-        and how long the disk has not answered. Not of PopXL.
+        """Bytes of entries that went to files and came from there, since the session was entered.
+        Not of PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -532,8 +531,19 @@ class Session:
         traffic = self._state.traffic
         if traffic is None:
             return DiskTraffic(0, 0)
-        scratch = traffic.scratch
-        return DiskTraffic(scratch.read, scratch.written, scratch.waiting)
+        return DiskTraffic(traffic.scratch.read, traffic.scratch.written)
+
+    def disk_silence(self) -> Callable[[], float]:
+        """A function that gives the seconds for which the disk has not answered; any thread may
+        call it while the program runs, until the session is left. Not of PopXL.
+
+        Raises:
+            ValueError: the session is not attached.
+        """
+        self._check_attached("disk_silence")
+        assert self._state is not None
+        scratch = None if self._state.traffic is None else self._state.traffic.scratch
+        return lambda: 0.0 if scratch is None else scratch.waiting
 
     # ---- context manager ------------------------------------------------------------------------
     def __enter__(self) -> Session:
